@@ -1,0 +1,1 @@
+"""Reading weights from any file without running what it holds."""

@@ -1,0 +1,70 @@
+"""Checkpoints that hold tensors and plain values only."""
+import numpy as np
+import torch
+from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer, print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+
+from beit_mm.registry import HOOKS
+
+FORMAT_VERSION = 1
+PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+
+
+@HOOKS.register_module()
+class PlainCheckpointHook(Hook):
+    """Writes the logged history as tensors and remembers where the visual tokens came from.
+
+    mmengine stores its history as pickled objects; torch >= 2.6 refuses to read them, so mmengine
+    0.10.7 cannot resume its own files, and later releases read them by executing the pickle. A file of
+    tensors and plain values needs neither.
+    """
+
+    priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Replaces the history's objects, and adds the format version and the tokenizer's origin."""
+        meta = checkpoint['meta']
+        meta['beit_mm_format'] = FORMAT_VERSION
+        if (origin := _tokenizer_origin(runner)) is not None:
+            meta['tokenizer'] = origin
+        hub = checkpoint['message_hub']
+        checkpoint['message_hub'] = dict(
+            log_scalars={key: _buffer_to_plain(b) for key, b in hub['log_scalars'].items()},
+            runtime_info={
+                key: value.item() if isinstance(value, np.generic) else value
+                for key, value in hub['runtime_info'].items() if isinstance(value, (*PLAIN, np.generic))
+            },
+            resumed_keys=dict(hub['resumed_keys']))
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Restores the history, and says so when the tokens are not those of the earlier run."""
+        meta = checkpoint.get('meta', {})
+        before, now = meta.get('tokenizer'), _tokenizer_origin(runner)
+        if before and now and before.get('sha256') != now.get('sha256'):
+            print_log(
+                f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
+                logger='current',
+                level='WARNING')
+        if 'beit_mm_format' in meta and 'message_hub' in checkpoint:
+            scalars = checkpoint['message_hub']['log_scalars']
+            for key, plain in scalars.items():
+                scalars[key] = _buffer_from_plain(plain)
+
+
+def _tokenizer_origin(runner: Runner) -> dict | None:
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    return getattr(getattr(model, 'target_generator', None), 'provenance', None)
+
+
+def _buffer_to_plain(buffer: HistoryBuffer) -> dict:
+    values, counts = buffer.data
+    return dict(
+        values=torch.from_numpy(np.asarray(values, dtype=np.float64)),
+        counts=torch.from_numpy(np.asarray(counts, dtype=np.float64)),
+        max_length=buffer.max_length)
+
+
+def _buffer_from_plain(plain: dict) -> HistoryBuffer:
+    return HistoryBuffer(plain['values'].numpy(), plain['counts'].numpy(), plain['max_length'])

@@ -1,0 +1,42 @@
+"""What a run states and checks before its first step."""
+from mmengine.dist import get_world_size
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+
+from beit_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class StartCheckHook(Hook):
+    """Prints the effective batch beside the recipe's own and checks that model and data fit.
+
+    Results that cannot be reproduced mostly come from another number of GPUs at the same learning
+    rate, so both numbers stand at the top of the log. The recipe's own batch is
+    `auto_scale_lr.base_batch_size` of the config.
+
+    Raises:
+        ValueError: a model with `check_data(transforms)` finds that the pipeline does not fit it.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Runs once, after everything is built."""
+        batch = runner.train_dataloader.batch_size
+        accumulation = runner.optim_wrapper._accumulative_counts
+        effective = get_world_size() * batch * accumulation
+        expected = runner.cfg.get('auto_scale_lr', {}).get('base_batch_size')
+        statement = (f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} '
+                     f'accumulated = {effective}; the recipe has {expected}.')
+        if expected in (None, effective):
+            print_log(statement, logger='current')
+        else:
+            print_log(
+                f'{statement} The learning rate belongs to the recipe\'s batch: change '
+                'train_dataloader.batch_size or optim_wrapper.accumulative_counts to meet it, or '
+                'scale the rate yourself (half the batch, half the rate).',
+                logger='current',
+                level='WARNING')
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if hasattr(model, 'check_data'):
+            model.check_data(runner.train_dataloader.dataset.pipeline.transforms)

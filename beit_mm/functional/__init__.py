@@ -1,0 +1,1 @@
+"""Pure functions on arrays and tensors: no nn.Module, no OpenMMLab import."""

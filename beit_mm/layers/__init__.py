@@ -1,0 +1,1 @@
+"""nn.Modules that need torch alone."""

@@ -1,0 +1,84 @@
+"""Loss curves from the numbers that a run logs, and the hook that keeps them drawn."""
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from beit_mm.registry import HOOKS
+
+# Panels of the picture: title -> logged numbers, of training and of validation.
+PANELS = {
+    'loss (nats)': ('loss', 'mim_loss', 'token_entropy', 'position_entropy'),
+    'accuracy': ('mim_acc', ),
+    'reconstruction': ('loss_recon', 'recon_mae_01'),
+    'codes in use': ('codes_used', 'perplexity'),
+    'learning rate': ('lr', ),
+    'images per second': ('images_per_second', ),
+}
+
+
+def read_scalars(path: Path) -> tuple[list[dict], list[dict]]:
+    """Rows of mmengine's scalars.json: those of training and those of validation."""
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [r for r in rows if 'lr' in r], [r for r in rows if 'lr' not in r]
+
+
+def draw_curves(scalars: Path, picture: Path) -> None:
+    """Draws a run's logged numbers over its steps.
+
+    Args:
+        scalars: mmengine's scalars.json (`<work_dir>/<time>/vis_data/scalars.json`).
+        picture: PNG file to write.
+    """
+    train, val = read_scalars(scalars)
+    panels = {title: [key for key in keys if any(key in r for r in train + val)]
+              for title, keys in PANELS.items()}
+    panels = {title: keys for title, keys in panels.items() if keys}
+    if not panels:
+        return
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout='constrained')
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, (title, keys) in zip(axes, panels.items(), strict=False):
+        for key in keys:
+            _plot(axis, train, key, f'{key}, training', '-')
+            _plot(axis, val, key, f'{key}, held-out', 'o--')
+        axis.set_title(title)
+        axis.set_xlabel('step')
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize='small')
+    for axis in axes[len(panels):]:
+        axis.set_axis_off()
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=100)
+
+
+def _plot(axis, rows: list[dict], key: str, label: str, style: str) -> None:
+    points = [(r['step'], r[key]) for r in rows if key in r]
+    if points:
+        axis.plot(*zip(*points, strict=True), style, label=label, markersize=3)
+
+
+@HOOKS.register_module()
+class CurveHook(Hook):
+    """Redraws `curves.png` of the work directory after every epoch and every validation."""
+
+    priority = 'VERY_LOW'  # after the numbers are written
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Draws what has been logged so far."""
+        self._draw(runner)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        """Draws what has been logged so far."""
+        self._draw(runner)
+
+    @master_only
+    def _draw(self, runner: Runner) -> None:
+        scalars = Path(runner.log_dir) / 'vis_data' / 'scalars.json'
+        if scalars.exists():
+            draw_curves(scalars, Path(runner.work_dir) / 'curves.png')

@@ -1,0 +1,29 @@
+"""BEiT-Base, 300 epochs on ImageNet-1K: the baseline of the paper's ablation tables.
+
+Command: tools/dist_train.sh configs/beit/pretrain_300e.py 16
+Batch:   16 GPUs x 128 = 2048 images, lr 1.5e-3. On 8 GPUs: --cfg-options train_dataloader.batch_size=256
+Steps:   1281167 // 2048 = 625 an epoch, 187,500 in all
+Time:    three eighths of pretrain_800e.py
+Result:  the paper, after fine-tuning: 82.86 top-1 on ImageNet-1K, 44.65 mIoU on ADE20K (SETR-PUP)
+Shorter: set max_epochs, end and T_max below to what you can afford; ../demo/ runs in minutes
+Differs: from the released code's default command in the architecture, see pretrain_800e.py
+"""
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048.py',
+    '../_base_/default_runtime.py',
+]
+
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=20)
+param_scheduler = [
+    # From 0 (mmengine refuses a factor of exactly 0) to the peak at the last step of epoch 10.
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(
+        type='CosineAnnealingLR',
+        eta_min=1e-5,
+        begin=10,
+        end=300,
+        T_max=290,
+        convert_to_iter_based=True),
+]

@@ -1,0 +1,91 @@
+"""A small BEiT pretrained on the tokens of configs/demo/dvae.py, in minutes on two CPU cores.
+
+Command: tools/run_demo.sh (all stages), or
+         python tools/train.py configs/demo/pretrain.py --cfg-options train_dataloader.dataset.data_root=photos
+Batch:   1 process x 64 images, lr 2e-3
+Expect:  mim_loss on held-out photos at least 12 % below token_entropy
+Differs: from ../beit/pretrain_800e.py in size: 64-pixel images in 8 x 8 patches, 25 of 64 patches masked
+"""
+_base_ = '../_base_/default_runtime.py'
+
+model = dict(
+    type='beit_mm.BEiTPretrainer',
+    data_preprocessor=dict(
+        type='beit_mm.TwoViewDataPreprocessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375]),
+    backbone=dict(
+        type='beit_mm.BEiTBackbone',
+        arch=dict(embed_dims=128, num_layers=6, num_heads=4),
+        img_size=64,
+        patch_size=8,
+        masked_input=True),
+    head=dict(type='beit_mm.BEiTMIMHead', embed_dims=128, vocab_size=512),
+    target_generator=dict(
+        type='beit_mm.DiscreteVAE',
+        arch='conv',
+        hidden=64,
+        vocab_size=512,
+        embed_dims=64,
+        num_levels=3,
+        loss='mse',
+        checkpoint='work_dirs/demo/dvae/iter_1000.pth'))
+
+train_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=64),
+    dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    persistent_workers=True,
+    drop_last=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(
+        type='beit_mm.UnlabeledImages',
+        data_root='work_dirs/demo/data/train',
+        on_error='skip',
+        pipeline=train_pipeline))
+val_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=False),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(
+        type='beit_mm.UnlabeledImages',
+        data_root='work_dirs/demo/data/val',
+        test_mode=True,
+        pipeline=val_pipeline))
+test_dataloader = val_dataloader
+val_evaluator = dict(type='beit_mm.MIMMetric')
+test_evaluator = val_evaluator
+
+optim_wrapper = dict(
+    type='beit_mm.AutocastOptimWrapper',
+    dtype='bfloat16',
+    constructor='beit_mm.BEiTOptimWrapperConstructor',
+    optimizer=dict(
+        type='AdamW', lr=2e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True),
+    clip_grad=dict(max_norm=3.0))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=2000, T_max=1900, eta_min=1e-5),
+]
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=2000, val_interval=1000)
+val_cfg = dict()
+test_cfg = dict()
+auto_scale_lr = dict(base_batch_size=64)
+default_hooks = dict(
+    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=1000, max_keep_ckpts=1))
+log_processor = dict(by_epoch=False)

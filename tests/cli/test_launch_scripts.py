@@ -1,0 +1,257 @@
+"""dist_*.sh and slurm_*.sh start the right command, or stop and say what to do.
+
+A made-up torch stands before the real one: it sees as many GPUs and cores as a test wants, and its
+torch.distributed.run and the made-up srun print what they were started with.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
+ECHO = f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps(dict(argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'))))
+"""
+TORCH = """
+import os
+os.sched_getaffinity = lambda pid: range({cores})
+class cuda:
+    device_count = staticmethod(lambda: {gpus})
+"""
+Start = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Runs a script on a machine with so many `gpus` and `cores`; keywords are its environment."""
+    torch = tmp_path / 'torch'
+    (torch / 'distributed').mkdir(parents=True)
+    (torch / 'distributed/__init__.py').touch()
+    (torch / 'distributed/run.py').write_text(ECHO)
+    (tmp_path / 'srun').write_text(ECHO)
+    (tmp_path / 'srun').chmod(0o755)
+    ours = (
+        'NNODES',
+        'NODE_RANK',
+        'MASTER_ADDR',
+        'PORT',
+        'GPUS',
+        'OMP_NUM_THREADS',
+        'DRY_RUN',
+        'SRUN_ARGS',
+    )
+
+    def run(script: str, *arguments: str, gpus: int = 0, cores: int = 4, **variables: str):
+        (torch / '__init__.py').write_text(TORCH.format(gpus=gpus, cores=cores))
+        env = {k: v for k, v in os.environ.items() if k not in ours}
+        env |= {
+            'PYTHON': sys.executable,
+            'PYTHONPATH': str(tmp_path),
+            'PATH': f'{tmp_path}:{env["PATH"]}',
+        }
+        return subprocess.run(
+            ['bash', str(TOOLS / script), *arguments],
+            env=env | variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def started(result: subprocess.CompletedProcess) -> dict:
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def torchrun(
+    gpus: int, nodes: int = 1, rank: int = 0, host: str = '127.0.0.1', port: int = 29500
+) -> list[str]:
+    return [
+        f'--nnodes={nodes}',
+        f'--node_rank={rank}',
+        f'--master_addr={host}',
+        f'--master_port={port}',
+        f'--nproc_per_node={gpus}',
+    ]
+
+
+def test_train_on_one_node(start):
+    result = start('dist_train.sh', 'c.py', '8', '--cfg-options', 'a=dict(b=1, c="x y")', gpus=8)
+    assert started(result)['argv'] == torchrun(8) + [
+        str(TOOLS / 'train.py'),
+        'c.py',
+        '--cfg-options',
+        'a=dict(b=1, c="x y")',
+        '--launcher',
+        'pytorch',
+    ]
+    assert result.stderr == ''
+
+
+def test_test_on_fewer_gpus_than_there_are(start):
+    result = start('dist_test.sh', 'c.py', 'k.pth', '2', '--tta', gpus=8)
+    assert started(result)['argv'] == torchrun(2) + [
+        str(TOOLS / 'test.py'),
+        'c.py',
+        'k.pth',
+        '--tta',
+        '--launcher',
+        'pytorch',
+    ]
+
+
+def test_several_nodes(start):
+    result = start(
+        'dist_train.sh',
+        'c.py',
+        '8',
+        gpus=8,
+        NNODES='2',
+        NODE_RANK='1',
+        MASTER_ADDR='10.0.0.1',
+        PORT='29511',
+    )
+    assert started(result)['argv'][:5] == torchrun(8, nodes=2, rank=1, host='10.0.0.1', port=29511)
+
+
+def test_dry_run_prints_the_command(start):
+    arguments = ('dist_train.sh', 'c.py', '2', '--cfg-options', 'a="x y"')
+    printed = shlex.split(start(*arguments, gpus=2, DRY_RUN='1').stdout)
+    assert printed[:3] == [sys.executable, '-m', 'torch.distributed.run']
+    assert printed[3:] == started(start(*arguments, gpus=2))['argv']
+
+
+@pytest.mark.parametrize(
+    'asked, visible, nodes', [(16, 8, 2), (16, 6, 4), (3, 2, 3), (2, 1, 2), (9, 8, 3)]
+)
+def test_too_few_gpus(start, asked, visible, nodes):
+    result = start('dist_train.sh', 'c.py', str(asked), '--amp', gpus=visible)
+    assert result.returncode == 1 and result.stdout == ''
+    assert f'{asked} GPUs asked for on this node, {visible} visible' in result.stderr
+    for rank in (0, 1):
+        # The printed line, typed on a node, starts a node's share.
+        line = re.search(
+            rf'NNODES={nodes} NODE_RANK={rank} MASTER_ADDR=<host> PORT=29500 (.+)', result.stderr
+        )[1]
+        script, *arguments = shlex.split(line)
+        again = start(
+            Path(script).name,
+            *arguments,
+            gpus=visible,
+            NNODES=str(nodes),
+            NODE_RANK=str(rank),
+            MASTER_ADDR='h',
+        )
+        argv = started(again)['argv']
+        assert argv[:5] == torchrun(asked // nodes, nodes=nodes, rank=rank, host='h')
+        assert argv[6:] == ['c.py', '--amp', '--launcher', 'pytorch']
+
+
+def test_too_few_gpus_on_each_of_two_nodes(start):
+    result = start(
+        'dist_test.sh', 'c.py', 'k.pth', '16', gpus=8, NNODES='2', MASTER_ADDR='10.0.0.1'
+    )
+    assert result.returncode == 1
+    assert 'NNODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.1 PORT=29500' in result.stderr
+    assert 'dist_test.sh c.py k.pth 8' in result.stderr
+
+
+@pytest.mark.parametrize('processes, threads', [(1, '4'), (2, '2'), (3, '1'), (4, '1')])
+def test_cpu(start, processes, threads):
+    result = start('dist_train.sh', 'c.py', str(processes), cores=4)
+    assert started(result)['argv'][:5] == torchrun(processes)
+    assert started(result)['threads'] == threads
+    assert 'No GPU is visible' in result.stderr and 'gloo' in result.stderr
+
+
+def test_cpu_keeps_the_threads_of_the_environment(start):
+    assert (
+        started(start('dist_train.sh', 'c.py', '1', cores=4, OMP_NUM_THREADS='3'))['threads'] == '3'
+    )
+
+
+def test_more_processes_than_cores(start):
+    result = start('dist_train.sh', 'c.py', '16', cores=2)
+    assert result.returncode == 1 and result.stdout == ''
+    assert '16 GPUs asked for on this node, none visible, and only 2 cores' in result.stderr
+    assert re.search(
+        r'NNODES=2 NODE_RANK=0 MASTER_ADDR=<host> PORT=29500 \S*dist_train.sh c.py 8\b',
+        result.stderr,
+    )
+
+
+@pytest.mark.parametrize('gpus', ['0', '-1', 'two', ''])
+def test_gpus_is_a_number(start, gpus):
+    result = start('dist_train.sh', 'c.py', gpus, gpus=8)
+    assert result.returncode == 2 and f"not '{gpus}'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    'script, arguments',
+    [
+        ('dist_train.sh', ['c.py']),
+        ('dist_test.sh', ['c.py', 'k.pth']),
+        ('slurm_train.sh', ['p', 'j']),
+        ('slurm_test.sh', ['p', 'j', 'c.py']),
+    ],
+)
+def test_missing_arguments(start, script, arguments):
+    result = start(script, *arguments, gpus=8)
+    assert (
+        result.returncode == 2 and result.stderr.startswith('Usage: ') and script in result.stderr
+    )
+
+
+def test_python_without_torch(start, tmp_path):
+    broken = tmp_path / 'no_torch'
+    broken.write_text('#!/bin/sh\nexit 1\n')
+    broken.chmod(0o755)
+    result = start('dist_train.sh', 'c.py', '1', PYTHON=str(broken))
+    assert result.returncode == 1 and 'cannot import torch' in result.stderr
+
+
+def test_slurm_train_on_two_nodes(start):
+    result = start(
+        'slurm_train.sh',
+        'part',
+        'job',
+        'c.py',
+        '--resume',
+        GPUS='16',
+        CPUS_PER_TASK='5',
+        SRUN_ARGS='--requeue --time=3',
+    )
+    assert started(result)['argv'] == [
+        '--partition=part',
+        '--job-name=job',
+        '--ntasks=16',
+        '--ntasks-per-node=8',
+        '--gres=gpu:8',
+        '--cpus-per-task=5',
+        '--kill-on-bad-exit=1',
+        '--requeue',
+        '--time=3',
+        sys.executable,
+        '-u',
+        str(TOOLS / 'train.py'),
+        'c.py',
+        '--resume',
+        '--launcher',
+        'slurm',
+    ]
+
+
+def test_slurm_test_on_part_of_a_node(start):
+    argv = started(start('slurm_test.sh', 'part', 'job', 'c.py', 'k.pth', GPUS='4'))['argv']
+    assert {'--ntasks=4', '--ntasks-per-node=4', '--gres=gpu:4'} <= set(argv)
+    assert argv[-5:] == [str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm']

@@ -1,0 +1,187 @@
+"""The backbone: sizes to the last digit, any image, what it computes and what it leaves out."""
+import copy
+
+import pytest
+import torch
+
+from beit_mm.functional.tokens import masked_positions, take_tokens
+from beit_mm.models import BEiTBackbone
+
+SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
+PLUS = dict(abs_pos_embed=False, layer_scale_init=0.1)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(('options', 'head', 'total'), [
+    (dict(arch='base'), 0, 85_789_440),
+    (dict(arch='base', masked_input=True), 8192 * 769, 92_089_856),
+    (dict(arch='base', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 769, 91_965_776),
+    (dict(arch='base', out_type='avg_featmap'), 769_000, 86_558_440),
+    (dict(arch='base', out_type='avg_featmap', img_size=384), 769_000, 86_850_280),
+    (dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', **PLUS), 769_000, 86_530_984),
+    (dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=384, **PLUS),
+     769_000, 86_744_104),
+    (dict(arch='base', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS),
+     0, 86_554_176),
+    (dict(arch='large'), 0, 303_277_056),
+    (dict(arch='large', masked_input=True), 8192 * 1025, 311_674_880),
+    (dict(arch='large', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 1025, 311_534_016),
+    (dict(arch='large', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=512, **PLUS),
+     1_025_000, 305_674_728),
+    (dict(arch='large', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS),
+     0, 305_520_128),
+])
+def test_parameter_counts_are_the_published_ones(options, head, total):
+    with torch.device('meta'):
+        assert count(BEiTBackbone(**options)) + head == total
+
+
+@pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
+@pytest.mark.parametrize('size', [(64, 64), (40, 96), (33, 47), (100, 8), (5, 5)])
+def test_any_image_size(bias, size):
+    model = BEiTBackbone(**SMALL, out_type='featmap', out_indices=(0, 2), rel_pos_bias=bias)
+    low, high = model(torch.randn(2, 3, *size))
+    grid = tuple(-(-side // 8) for side in size)
+    assert low.shape == high.shape == (2, 32, *grid)
+    high.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_padding_is_zeros_at_the_bottom_and_the_right():
+    model = BEiTBackbone(**SMALL).eval()
+    images = torch.randn(1, 3, 60, 61)
+    padded = torch.zeros(1, 3, 64, 64)
+    padded[:, :, :60, :61] = images
+    torch.testing.assert_close(model(images)[0], model(padded)[0])
+
+
+@pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
+def test_chosen_positions_equal_the_full_computation(bias):
+    model = BEiTBackbone(**SMALL, masked_input=True, rel_pos_bias=bias, layer_scale_init=0.1).double()
+    for name, parameter in model.named_parameters():
+        if 'table' in name:
+            torch.nn.init.normal_(parameter)
+    mask = torch.rand(3, 8, 8) < torch.tensor([0.2, 0.5, 0.0]).view(3, 1, 1)
+    positions = masked_positions(mask)
+    images = torch.randn(3, 3, 64, 64, dtype=torch.float64)
+    full = model(images, mask)[0]
+    expected = take_tokens(full, positions + 1)
+    weight = (positions >= 0).double().unsqueeze(-1) * torch.randn(expected.shape)
+    wanted = torch.autograd.grad((expected * weight).sum(), list(model.parameters()))
+    few = model(images, mask, positions)[0]
+    torch.testing.assert_close(few, expected)
+    got = torch.autograd.grad((few * weight).sum(), list(model.parameters()))
+    for one, two in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_what_is_masked_cannot_be_seen():
+    model = BEiTBackbone(**SMALL, masked_input=True).eval()
+    mask = torch.zeros(1, 8, 8, dtype=torch.bool)
+    mask[0, 2, 3] = True
+    images = torch.randn(1, 3, 64, 64)
+    changed = images.clone()
+    changed[:, :, 16:24, 24:32] += 5
+    assert torch.equal(model(images, mask)[0], model(changed, mask)[0])
+    assert not torch.equal(model(images)[0], model(changed)[0])
+
+
+def test_out_types_agree():
+    images = torch.randn(2, 3, 64, 64)
+    raw = BEiTBackbone(**SMALL, out_type='raw', out_indices=1).eval()  # an inner block: no norm
+    outputs = {}
+    for out_type in ('raw', 'cls_token', 'avg_featmap', 'featmap'):
+        model = BEiTBackbone(**SMALL, out_type=out_type, out_indices=1).eval()
+        model.load_state_dict(raw.state_dict(), strict=False)
+        outputs[out_type] = model(images)[0]
+    tokens = outputs['raw']
+    torch.testing.assert_close(outputs['cls_token'], tokens[:, 0])
+    torch.testing.assert_close(outputs['avg_featmap'], tokens[:, 1:].mean(1))
+    torch.testing.assert_close(outputs['featmap'].flatten(2).transpose(1, 2), tokens[:, 1:])
+
+
+def test_mean_pooling_is_normalised_after_the_mean():
+    model = BEiTBackbone(**SMALL, out_type='avg_featmap').eval()
+    features = model(torch.randn(4, 3, 64, 64))[0]
+    torch.testing.assert_close(features.mean(-1), torch.zeros(4), atol=1e-4, rtol=0)
+
+
+def test_recomputation_gives_the_same_gradients():
+    plain = BEiTBackbone(**SMALL, rel_pos_bias='shared').train()
+    frugal = copy.deepcopy(plain)
+    frugal.with_cp = True
+    images = torch.randn(2, 3, 64, 64)
+    for model in (plain, frugal):
+        model(images)[0].square().sum().backward()
+    for one, two in zip(plain.parameters(), frugal.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+def test_frozen_stages_stand_still_and_stay_in_evaluation_mode():
+    model = BEiTBackbone(**SMALL, frozen_stages=2, drop_path_rate=0.5, masked_input=True)
+    assert model.train() is model and model.eval() is model.train(False)
+    model.train()
+    assert not model.blocks[1].training and model.blocks[2].training
+    trained = {name.split('.')[0] + '.' + name.split('.')[1] if name.startswith('blocks') else name
+               for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {'blocks.2', 'norm.weight', 'norm.bias'}
+
+
+def test_evaluation_remembers_resampled_positions_until_the_weights_change():
+    model = BEiTBackbone(**SMALL, rel_pos_bias='shared').eval()
+    torch.nn.init.normal_(model.rel_pos_bias.relative_position_bias_table)
+    images = torch.randn(1, 3, 40, 72)
+    with torch.no_grad():
+        first = model.rel_pos_bias((5, 9))
+        assert model.rel_pos_bias((5, 9)) is first
+        before = model(images)[0]
+        model.rel_pos_bias.relative_position_bias_table.mul_(2)
+        model.pos_embed.mul_(2)
+        after = model(images)[0]
+        fresh = copy.deepcopy(model)(images)[0]
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, fresh)
+
+
+def test_initialisation_follows_the_released_rule():
+    model = BEiTBackbone('tiny', masked_input=True)
+    for parameter in (model.cls_token, model.mask_token, model.pos_embed, model.patch_embed.proj.weight):
+        assert parameter.abs().max() <= 0.02
+    # sigma 0.02 cut at one sigma leaves 0.5396 of it
+    assert model.blocks[0].attn.qkv.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
+    for depth, block in enumerate(model.blocks, start=1):
+        for linear in (block.attn.proj, block.mlp.fc2):
+            expected = 0.02 * 0.5396 / (2 * depth)**0.5
+            assert linear.weight.std().item() == pytest.approx(expected, rel=0.03)
+        assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
+
+
+def test_stochastic_depth_rises_linearly():
+    model = BEiTBackbone('tiny', drop_path_rate=0.11)
+    rates = [block.drop_path.p for block in model.blocks]
+    assert rates == pytest.approx([0.01 * i for i in range(12)])
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    (dict(arch='huge'), "arch is 'huge'"),
+    (dict(arch=dict(embed_dims=32, num_heads=4)), 'num_layers'),
+    (dict(arch=dict(embed_dims=30, num_layers=1, num_heads=4)), 'no multiple'),
+    (dict(out_type='pooled'), 'out_type'),
+    (dict(rel_pos_bias=True), 'rel_pos_bias'),
+    (dict(out_indices=12), 'block 12 does not exist'),
+    (dict(img_size=8), 'smaller than a patch'),
+])
+def test_wrong_settings_are_refused_when_built(options, message):
+    with pytest.raises(ValueError, match=message):
+        BEiTBackbone(**dict(dict(arch='tiny'), **options))
+
+
+def test_wrong_calls_are_explained():
+    images, mask = torch.randn(1, 3, 64, 64), torch.ones(1, 8, 8, dtype=torch.bool)
+    with pytest.raises(ValueError, match='masked_input=True'):
+        BEiTBackbone(**SMALL)(images, mask)
+    with pytest.raises(ValueError, match='last block'):
+        BEiTBackbone(**SMALL, out_indices=0)(images, positions=torch.zeros(1, 1, dtype=torch.int64))

@@ -1,0 +1,243 @@
+"""Tokenizers: images and tokens, DALL-E's weights and errors, the dVAE's training."""
+import math
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from safetensors.torch import save_file
+
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.engine.tokenizer_metric import TokenizerMetric
+from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
+
+SMALL_DALLE = dict(hidden=8, vocab_size=32)
+SMALL_VAE = dict(hidden=8, vocab_size=32, embed_dims=16)
+
+
+def tokenizers():
+    torch.manual_seed(0)
+    return [DALLETokenizer(random_weights=True, **SMALL_DALLE),
+            DiscreteVAE('conv', **SMALL_VAE).eval(),
+            DiscreteVAE('dalle', loss='laplace', **SMALL_VAE).eval()]
+
+
+# --- the contract --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('tokenizer', tokenizers(), ids=['dalle', 'conv', 'dvae-dalle'])
+def test_contract(tokenizer):
+    images = torch.rand(2, 3, 24, 40)
+    tokens = tokenizer.encode(images)
+    assert tokens.dtype == torch.int64 and tokens.shape == (2, *tokenizer.grid_size(24, 40))
+    assert tokens.min() >= 0 and tokens.max() < tokenizer.vocab_size
+    decoded = tokenizer.decode(tokens)
+    assert decoded.shape == images.shape and decoded.dtype == torch.float32
+    assert decoded.min() >= 0 and decoded.max() <= 1
+
+    positions = torch.tensor([[3, 0, 14, -1], [7, 7, -1, -1]])
+    expected = tokens.flatten(1).gather(1, positions.clamp(min=0)).masked_fill(positions < 0, -1)
+    assert torch.equal(tokenizer.encode_at(images, positions), expected)
+
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert torch.equal(tokenizer.encode(images), tokens)
+        assert torch.equal(tokenizer.decode(tokens), decoded)
+    with pytest.raises(ValueError, match='multiple of 8 pixels a side, got 20 x 24'):
+        tokenizer.encode(torch.rand(1, 3, 20, 24))
+
+
+# --- DALL-E --------------------------------------------------------------------------------------
+
+def test_random_weights_do_not_depend_on_the_seed_nor_change_it():
+    torch.manual_seed(1)
+    first = DALLETokenizer(random_weights=True, **SMALL_DALLE)
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.rand(1) == drawn
+    second = DALLETokenizer(random_weights=True, **SMALL_DALLE)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not any(p.requires_grad for p in first.parameters())
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_weights_from_files(tmp_path, suffix):
+    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
+    path = tmp_path / f'encoder{suffix}'
+    state = {name: p.contiguous() + 0.01 for name, p in source.encoder.state_dict().items()}
+    save_file(state, path) if suffix == '.safetensors' else torch.save({'state_dict': state}, path)
+    tokenizer = DALLETokenizer(str(path), **SMALL_DALLE)
+    assert all(torch.equal(tokenizer.encoder.state_dict()[name], p) for name, p in state.items())
+    assert tokenizer.provenance['path'] == str(path)
+    assert len(tokenizer.provenance['sha256']) == 64
+    with pytest.raises(RuntimeError, match='has no decoder'):
+        tokenizer.decode(torch.zeros(1, 2, 2, dtype=torch.int64))
+    with pytest.raises(CheckpointError, match='SHA-256'):
+        DALLETokenizer(str(path), sha256='0' * 64, **SMALL_DALLE)
+    with pytest.raises(ValueError, match=r'2 of another shape \(blocks.output.conv.w is \(32, 64'):
+        DALLETokenizer(str(path), hidden=8, vocab_size=64)
+
+
+def test_missing_file_says_where_and_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError) as caught:
+        DALLETokenizer(str(tmp_path / 'none.pth'))
+    first, second = str(caught.value).splitlines()
+    assert str(tmp_path / 'none.pth') in first
+    for word in ('https://', 'target_generator.checkpoint', 'random_weights'):
+        assert word in second
+
+
+def test_url_is_looked_up_in_the_folder_and_the_cache(tmp_path, monkeypatch):
+    """Without a network: a folder of weights, or torch's cache; the error names both."""
+    folder, cache = tmp_path / 'weights', tmp_path / 'hub'
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(folder))
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    url = 'http://127.0.0.1:1/dalle_encoder.pth'  # nobody listens there
+    with (pytest.warns(UserWarning, match='download of'),
+          pytest.raises(FileNotFoundError) as caught):
+        DALLETokenizer(url)
+    for place in (folder, cache / 'checkpoints', url):
+        assert str(place) in str(caught.value)
+
+    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
+    for place in (cache / 'checkpoints', folder):
+        place.mkdir(parents=True, exist_ok=True)
+        torch.save(source.encoder.state_dict(), place / 'dalle_encoder.pth')
+        tokenizer = DALLETokenizer(url, **SMALL_DALLE)
+        assert tokenizer.provenance['path'] == str(place / 'dalle_encoder.pth')
+    assert [p.name for p in folder.iterdir()] == ['dalle_encoder.pth']
+
+
+def test_download(tmp_path, monkeypatch):
+    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
+    torch.save(source.encoder.state_dict(), tmp_path / 'dalle_encoder.pth')
+    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'home'))
+    monkeypatch.setattr('urllib.request.urlopen', lambda url, timeout: Answer(
+        (tmp_path / 'dalle_encoder.pth').read_bytes()))
+    tokenizer = DALLETokenizer('https://host/dalle_encoder.pth', **SMALL_DALLE)
+    cached = tmp_path / 'home/hub/checkpoints'
+    assert tokenizer.provenance['path'] == str(cached / 'dalle_encoder.pth')
+    assert [p.name for p in cached.iterdir()] == ['dalle_encoder.pth']  # no partial file beside it
+
+
+class Answer:
+    """An HTTP answer, as `urlopen` gives it."""
+
+    def __init__(self, body):
+        import io
+        self.body = io.BytesIO(body)
+        self.read = self.body.read
+        self.headers = {'Content-Length': str(len(body))}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+
+def test_precision():
+    images = torch.rand(1, 3, 16, 16)
+    fp32 = DALLETokenizer(random_weights=True, precision='fp32', **SMALL_DALLE)
+    fp16 = DALLETokenizer(random_weights=True, precision='fp16', **SMALL_DALLE)
+    assert torch.equal(fp16.encode(images), fp32.encode(images))  # on a CPU, the original's rule
+    assert fp16.encoder.blocks.input.w.dtype == torch.float32
+    bf16 = DALLETokenizer(random_weights=True, precision='bf16', **SMALL_DALLE)
+    bf16.encode(images)
+    assert bf16.encoder.blocks.input.w.dtype == torch.bfloat16
+    assert bf16.encoder.blocks.output.conv.w.dtype == torch.float32
+    assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
+    with pytest.raises(ValueError, match="got 'int8'"):
+        DALLETokenizer(random_weights=True, precision='int8')
+
+
+# --- the discrete VAE ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('loss', ['laplace', 'mse', 'smooth_l1'])
+@pytest.mark.parametrize('arch', ['dalle', 'conv'])
+def test_losses_reach_every_parameter(arch, loss):
+    torch.manual_seed(0)
+    model = MODELS.build(dict(
+        type='beit_mm.DiscreteVAE', arch=arch, loss=loss, kl_steps=1, **SMALL_VAE)).train()
+    model.steps += 1
+    losses = model(dict(images=torch.rand(2, 3, 16, 16)), mode='loss')
+    assert set(losses) == {'loss_recon', 'loss_kl', 'temperature', 'codes_used', 'perplexity'}
+    (losses['loss_recon'] + losses['loss_kl']).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert 1 <= losses['perplexity'] <= losses['codes_used'] + 1e-4
+
+
+def test_kl_is_that_of_torch_per_pixel_value():
+    model = DiscreteVAE('conv', kl_weight=6.6, kl_steps=1, **SMALL_VAE).eval()
+    model.steps += 1
+    images = torch.rand(2, 3, 16, 24)
+    logits = model.encoder(model.to_input(images))
+    q = torch.distributions.Categorical(logits=logits.permute(0, 2, 3, 1))
+    uniform = torch.distributions.Categorical(logits=torch.zeros(32))
+    kl = torch.distributions.kl_divergence(q, uniform)
+    found = model(dict(images=images), mode='loss')['loss_kl']
+    torch.testing.assert_close(found, 6.6 / 192 * kl.mean())  # 8 x 8 x 3 = 192 values a token
+
+
+def test_schedules_follow_the_saved_step():
+    model = DiscreteVAE('conv', temperature=(1.0, 0.2), temperature_steps=4, **SMALL_VAE)
+    images = dict(images=torch.rand(1, 3, 8, 8))
+    temperatures = [model(images, mode='loss')['temperature'].item() for _ in range(6)]
+    expected = [0.2 + 0.4 * (1 + math.cos(math.pi * min(step / 4, 1))) for step in range(6)]
+    assert temperatures == pytest.approx(expected)
+    resumed = DiscreteVAE('conv', temperature=(1.0, 0.2), temperature_steps=40, **SMALL_VAE)
+    resumed.load_state_dict(model.state_dict())
+    assert resumed.steps == 6
+    resumed.eval()(images, mode='loss')
+    assert resumed.steps == 6  # evaluation does not move them
+
+
+def test_trains_becomes_a_tokenizer_and_is_measured(tmp_path):
+    """Two flat colours: after a few steps each has a code of its own and is decoded."""
+    torch.manual_seed(0)
+    model = DiscreteVAE(
+        'conv', temperature=(1.0, 0.1), temperature_steps=150, kl_weight=0, **SMALL_VAE)
+    images = torch.tensor([[0.1, 0.2, 0.3], [0.9, 0.7, 0.8]])[:, :, None, None].expand(2, 3, 16, 16)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(150):
+        losses = model(dict(images=images), mode='loss')
+        optimizer.zero_grad()
+        losses['loss_recon'].backward()
+        optimizer.step()
+    torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'run.pth')
+    tokenizer = DiscreteVAE('conv', checkpoint=str(tmp_path / 'run.pth'), **SMALL_VAE)
+    assert torch.equal(tokenizer.encode(images), model.encode(images))
+    assert tokenizer.provenance['path'] == str(tmp_path / 'run.pth')
+
+    metric = TokenizerMetric()
+    metric.process({}, tokenizer(dict(images=images), mode='predict'))
+    result = metric.evaluate(size=2)
+    assert result['tokenizer/recon_mae_01'] < 0.1
+    assert result['tokenizer/recon_mae_pm1'] == pytest.approx(2 * result['tokenizer/recon_mae_01'])
+    assert result['tokenizer/codes_used'] >= 2
+    assert 1 < result['tokenizer/perplexity'] <= result['tokenizer/codes_used'] + 1e-6
+
+
+def test_metric_counts_over_the_whole_set():
+    metric = TokenizerMetric()
+    grids = [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
+    metric.process({}, [dict(recon_mae_01=torch.tensor(0.1 * i), tokens=torch.tensor(grid))
+                        for i, grid in enumerate(grids, start=1)])
+    result = metric.evaluate(size=2)
+    assert result['tokenizer/recon_mae_01'] == pytest.approx(0.15)
+    assert result['tokenizer/codes_used'] == 4
+    assert result['tokenizer/perplexity'] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(('kwargs', 'said'), [
+    (dict(arch='vit'), "'dalle' or 'conv', got 'vit'"),
+    (dict(loss='l1'), "got 'l1'"),
+    (dict(arch='dalle', num_levels=4), 'num_levels=4'),
+])
+def test_impossible_settings(kwargs, said):
+    with pytest.raises(ValueError, match=said):
+        DiscreteVAE(**{**SMALL_VAE, **kwargs})
+
+
+def test_missing_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match='configs/dvae'):
+        DiscreteVAE('conv', checkpoint=str(tmp_path / 'none.pth'), **SMALL_VAE)

@@ -1,0 +1,203 @@
+"""Wheel, sdist and editable install carry what mim looks for, and leave the source tree clean."""
+
+import email
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from modelindex.load_model_index import load
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_COPIED = shutil.ignore_patterns(
+    '.git',
+    '.venv*',
+    '.mim',
+    'build',
+    'dist',
+    'work_dirs',
+    'data',
+    '*.egg-info',
+    '__pycache__',
+    '.*_cache',
+)
+BUILD = 'from setuptools import build_meta; build_meta.build_{}("dist")'
+FAMILIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation', 'mim')
+
+
+def python(*arguments: str, cwd: Path) -> None:
+    subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, check=True, capture_output=True, text=True
+    )
+
+
+def build_wheel(source: Path, target: Path) -> Path:
+    python(
+        '-m',
+        'pip',
+        'wheel',
+        '-q',
+        '--no-deps',
+        '--no-build-isolation',
+        '-w',
+        str(target),
+        str(source),
+        cwd=target.parent,
+    )
+    return next(target.glob('*.whl'))
+
+
+def mim_files(folder: Path) -> set[str]:
+    """The files that have to be in .mim, by their path in the source tree."""
+    found = {'model-index.yml'}
+    for name in ('configs', 'tools'):
+        found |= {
+            p.relative_to(folder).as_posix()
+            for p in (folder / name).rglob('*')
+            if p.is_file() and '__pycache__' not in p.parts
+        }
+    return found
+
+
+def files_in_wheel(wheel: Path) -> set[str]:
+    prefix = 'beit_mm/.mim/'
+    return {
+        n.removeprefix(prefix) for n in zipfile.ZipFile(wheel).namelist() if n.startswith(prefix)
+    }
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A committed copy of this repository, with one config and one tool whose names are known."""
+    copy = tmp_path / 'source'
+    shutil.copytree(ROOT, copy, ignore=NOT_COPIED)
+    for name in ('configs/some_folder/some_config.py', 'tools/some_tool.py'):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text('answer = 42\n')
+    git = ['git', '-c', 'user.name=test', '-c', 'user.email=test@localhost']
+    for arguments in (['init', '-q'], ['add', '-A'], ['commit', '-q', '-m', 'source']):
+        subprocess.run(git + arguments, cwd=copy, check=True)
+    return copy
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('wheel')
+    shutil.copytree(ROOT, folder / 'source', ignore=NOT_COPIED)
+    (folder / 'dist').mkdir()
+    return build_wheel(folder / 'source', folder / 'dist')
+
+
+def test_wheel_holds_what_mim_looks_for(source, tmp_path):
+    (tmp_path / 'dist').mkdir()
+    files = files_in_wheel(build_wheel(source, tmp_path / 'dist'))
+    assert {'configs/some_folder/some_config.py', 'tools/some_tool.py', 'model-index.yml'} <= files
+    assert files == mim_files(source)
+
+
+def test_wheel_forgets_a_deleted_config(source, tmp_path):
+    for name in ('first', 'second'):
+        (tmp_path / name).mkdir()
+    build_wheel(source, tmp_path / 'first')
+    (source / 'configs/some_folder/some_config.py').unlink()
+    assert 'configs/some_folder/some_config.py' not in files_in_wheel(
+        build_wheel(source, tmp_path / 'second')
+    )
+
+
+def test_install_from_sdist(source, tmp_path):
+    python('-c', BUILD.format('editable'), cwd=source)  # its links must not be packed
+    python('-c', BUILD.format('sdist'), cwd=source)
+    (tmp_path / 'dist').mkdir()
+    archive = next((source / 'dist').glob('*.tar.gz'))
+    with tarfile.open(archive) as tar:
+        names = {n.split('/', 1)[-1] for n in tar.getnames()}
+    assert {
+        'LICENSE',
+        'model-index.yml',
+        'requirements/onedl.txt',
+        'tests/test_packaging.py',
+    } <= names
+    assert not any(n.startswith('beit_mm/.mim') for n in names)
+    assert files_in_wheel(build_wheel(archive, tmp_path / 'dist')) == mim_files(source)
+
+
+@pytest.mark.parametrize('links', [True, False], ids=['links', 'no links here'])
+def test_editable_install(source, links):
+    forbid = (
+        ''
+        if links
+        else (
+            'import pathlib\n'
+            'def refuse(*_, **__): raise OSError("no symbolic links")\n'
+            'pathlib.Path.symlink_to = refuse\n'
+        )
+    )
+    for _ in range(2):  # the second one finds what the first one left
+        python('-c', forbid + BUILD.format('editable'), cwd=source)
+    mim = source / 'beit_mm/.mim'
+    assert mim_files(mim) == mim_files(source)
+    (source / 'tools/some_tool.py').write_text('answer = 43\n')
+    assert ((mim / 'tools/some_tool.py').read_text() == 'answer = 43\n') == links
+    status = subprocess.run(
+        ['git', 'status', '--porcelain'], cwd=source, capture_output=True, text=True
+    )
+    assert status.stdout.split() == ['M', 'tools/some_tool.py']
+
+
+def test_legacy_develop(source):
+    python(
+        '-c',
+        'import runpy, sys\n'
+        'from setuptools.command.develop import develop\n'
+        'develop.run = lambda self: None\n'
+        'sys.argv = ["setup.py", "develop"]\n'
+        'runpy.run_path("setup.py")',
+        cwd=source,
+    )
+    assert mim_files(source / 'beit_mm/.mim') == mim_files(source)
+
+
+def requirements(wheel: Path) -> list[Requirement]:
+    archive = zipfile.ZipFile(wheel)
+    name = next(n for n in archive.namelist() if n.endswith('.dist-info/METADATA'))
+    return [
+        Requirement(r)
+        for r in email.message_from_bytes(archive.read(name)).get_all('Requires-Dist')
+    ]
+
+
+def test_base_requirements_name_neither_family(wheel):
+    base = {r.name for r in requirements(wheel) if r.marker is None}
+    assert 'torch' in base
+    assert not {n for n in base if n.removeprefix('onedl-').removeprefix('open') in FAMILIES}
+
+
+@pytest.mark.parametrize('name', ['onedl', 'openmmlab', 'dev'])
+def test_pins_lie_in_the_ranges(wheel, name):
+    lines = (ROOT / f'requirements/{name}.txt').read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith('#')]
+    pins = {canonicalize_name(r.name): str(r.specifier).removeprefix('==') for r in pins}
+    checked = set()
+    for requirement in requirements(wheel):
+        if requirement.marker is None or requirement.marker.evaluate({'extra': name}):
+            assert requirement.specifier or requirement.name == 'regex', requirement
+            version = pins.get(canonicalize_name(requirement.name))
+            if version is not None:
+                assert requirement.specifier.contains(version), requirement
+                checked.add(canonicalize_name(requirement.name))
+    # What only makes a build or a test possible is pinned and not required.
+    assert set(pins) - checked <= {'setuptools', 'attrs'}
+
+
+def test_model_index_is_valid():
+    index = load(str(ROOT / 'model-index.yml'))
+    index.check(silent=False)
+    assert [c.name for c in index.collections] == ['BEiT']
+    for model in index.models or ():
+        assert (ROOT / model.config).is_file(), f'{model.name}: {model.config} is missing'

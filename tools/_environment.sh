@@ -1,0 +1,73 @@
+# Sourced by run_tests.sh and run_demo.sh: the Python environment of a stack, made when there is none.
+#   prepare_environment STACK [test]
+# STACK is onedl (.venv) or openmmlab (.venv-openmmlab); `test` adds requirements/dev*.txt. Afterwards `python`
+# is the environment's. A stamp in it makes every later call instant until setup.py or requirements/ change.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { echo "== $*"; }
+
+find_python() {
+  local candidate
+  for candidate in python3.12 python3.11 python3.10 python3; do
+    if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "No Python >= 3.10 with venv found (Debian, Ubuntu: apt install python3-venv)." >&2
+  return 1
+}
+
+# Twice quiet: errors only.
+pip_install() { python -m pip install -qq --disable-pip-version-check "$@"; }
+
+# mmseg of the OpenMMLab releases imports mmcv's compiled ops; nothing here runs them, so they are built
+# without CUDA, which needs no nvcc.
+install_mmcv_with_ops() {
+  python -c 'from importlib.metadata import version; assert version("mmcv") == "2.1.0"' 2>/dev/null && return
+  say "torch, and mmcv built with its ops (6 to 17 minutes)"
+  pip_install -c requirements/openmmlab.txt torch torchvision setuptools wheel ninja psutil packaging
+  CUDA_VISIBLE_DEVICES='' MMCV_WITH_OPS=1 \
+    pip_install --no-build-isolation -c requirements/openmmlab.txt mmcv
+}
+
+prepare_environment() {
+  local stack=$1 purpose=${2:-run} folder
+  case $stack in
+    onedl) folder=.venv ;;
+    openmmlab) folder=.venv-openmmlab ;;
+    *) echo "Unknown stack '$stack': use onedl or openmmlab." >&2; return 2 ;;
+  esac
+  cd "$root"
+  local stamp=$folder/.beit_mm-$purpose fingerprint
+  fingerprint=$({ echo "$root"; cat setup.py requirements/*.txt; } | cksum)
+  export PATH=$root/$folder/bin:$PATH
+  if [[ $(cat "$stamp" 2>/dev/null) == "$fingerprint" ]]; then
+    say "environment $folder is up to date"
+    return
+  fi
+
+  if ! "$folder/bin/python" -m pip --version >/dev/null 2>&1; then
+    local base
+    base=$(find_python)
+    say "new environment $folder with $("$base" --version)"
+    "$base" -m venv --clear "$folder"
+  fi
+  [[ $stack == openmmlab ]] && install_mmcv_with_ops
+  say "requirements/$stack.txt (the first time about 2 minutes and 5 GB, mostly torch)"
+  pip_install -r "requirements/$stack.txt"
+  say "beit_mm, editable"
+  pip_install --no-build-isolation -e ".[$stack]"
+  if [[ $purpose == test ]]; then
+    say "requirements/dev.txt"
+    pip_install -r requirements/dev.txt
+    pip_install --no-deps -r requirements/dev_no_deps.txt
+  fi
+  if ! python -c 'import cv2' 2>/dev/null; then
+    say "this machine lacks libGL: headless OpenCV instead"
+    python -m pip uninstall -qq --yes opencv-python
+    pip_install opencv-python-headless
+  fi
+  echo "$fingerprint" >"$stamp"
+}

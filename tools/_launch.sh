@@ -1,0 +1,76 @@
+# Sourced by dist_*.sh and slurm_*.sh: which Python, how many GPUs, and how a command is started.
+# DRY_RUN=1 prints the command instead of running it; PYTHON names the interpreter.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+
+usage() { echo "Usage: $0 $*" >&2; exit 2; }
+
+run() {
+  if [[ -n ${DRY_RUN:-} ]]; then
+    printf '%q ' "$@"
+    echo
+  else
+    exec "$@"
+  fi
+}
+
+# Prints how many GPUs torch sees and how many cores this process may use.
+count_devices() {
+  "$1" -c 'import os, torch
+cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
+print(torch.cuda.device_count(), len(cores))' 2>/dev/null
+}
+
+# too_many LIMIT FOUND: stops, and prints the command that spreads the GPUs over nodes of at most LIMIT
+# (0: unknown). Reads gpus, config and extra, which the calling script has set.
+too_many() {
+  local limit=$1 nodes=$((${NNODES:-1} + 1)) total=$((gpus * ${NNODES:-1})) rank
+  while ((total % nodes || (limit && total / nodes > limit))); do ((nodes += 1)); done
+  echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node." >&2
+  echo "For $total GPUs on $nodes nodes run on each of them, with NODE_RANK 0 to $((nodes - 1)):" >&2
+  for rank in 0 1; do
+    echo "  NNODES=$nodes NODE_RANK=$rank MASTER_ADDR=${MASTER_ADDR:-<host>} PORT=${PORT:-29500}" \
+      "$(printf '%q ' "$0" "${config[@]}" "$((total / nodes))" "${extra[@]}")" >&2
+  done
+  exit 1
+}
+
+# launch SCRIPT: SCRIPT of this folder, with the arguments config and extra, in gpus processes of this node.
+launch() {
+  local devices visible cores
+  [[ $gpus =~ ^[1-9][0-9]*$ ]] || { echo "$0: GPUS is a number from 1, not '$gpus'." >&2; exit 2; }
+  if [[ -n ${PYTHON:-} ]]; then
+    devices=$(count_devices "$PYTHON") || devices=
+  else  # the active environment, else the one that run_demo.sh and run_tests.sh make
+    for PYTHON in python "$root/.venv/bin/python"; do
+      devices=$(count_devices "$PYTHON") && break
+    done
+  fi
+  [[ -n $devices ]] || { echo "$0: $PYTHON cannot import torch: see tools/doctor.py." >&2; exit 1; }
+  read -r visible cores <<<"$devices"
+
+  if ((visible == 0 && gpus <= cores)); then
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / gpus))}
+    echo "No GPU is visible: $gpus process(es) on the CPU with gloo, threads of each: $OMP_NUM_THREADS." >&2
+  elif ((visible == 0)); then
+    too_many 0 "none visible, and only $cores cores for processes on the CPU"
+  elif ((gpus > visible)); then
+    too_many "$visible" "$visible visible"
+  fi
+  run "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
+    --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" --nproc_per_node="$gpus" \
+    "$root/tools/$1" "${config[@]}" "${extra[@]}" --launcher pytorch
+}
+
+# slurm SCRIPT PARTITION JOB ARGUMENTS...: SCRIPT under srun in GPUS tasks, one GPU each.
+slurm() {
+  local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node
+  shift 3
+  per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
+  # SRUN_ARGS is split into words on purpose.
+  # shellcheck disable=SC2086
+  run srun --partition="$partition" --job-name="$job" --ntasks="$gpus" --ntasks-per-node="$per_node" \
+    --gres="gpu:$per_node" --cpus-per-task="${CPUS_PER_TASK:-8}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
+    "${PYTHON:-python}" -u "$root/tools/$script" "$@" --launcher slurm
+}
