@@ -99,7 +99,7 @@ def _rebuild_tensor(storage: Storage, offset: int, size: tuple, stride: tuple,
 def _method_of_record(owner: Any, name: str) -> type[Record]:
     """`getattr` as mmengine's history buffers use it: to name their own methods."""
     if owner is not Record:
-        raise UnsafeCheckpointError(f'it asks for the attribute {name!r} of {owner!r}')
+        raise UnsafeCheckpointError(f'it asks for the attribute {name!r} of {owner!r:.80}')
     return Record
 
 
@@ -183,6 +183,8 @@ def _read_zip(archive: zipfile.ZipFile) -> Any:
     pickles = [name for name in archive.namelist() if name.split('/')[1:] == ['data.pkl']]
     if len(pickles) != 1 or any(name.endswith('/constants.pkl') for name in archive.namelist()):
         raise CheckpointError('is a zip archive or a TorchScript program, not a file of torch.save')
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+        raise CheckpointError('is compressed, which torch.save never does')  # a few bytes could fill memory
     content = InertUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
     folder = pickles[0].split('/')[0]
 

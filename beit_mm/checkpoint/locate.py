@@ -33,10 +33,10 @@ def locate_weights(source: str, advice: str) -> Path:
         cached = Path(torch.hub.get_dir(), 'checkpoints', name)
         folder = os.environ.get(WEIGHTS_VARIABLE)
         places = ([Path(folder, name)] if folder else []) + [cached]
-        if not any(place.is_file() for place in places):
-            if int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0:
-                _download(source, cached)
-            dist.barrier()
+        first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
+        if first_of_node and not any(place.is_file() for place in places):
+            _download(source, cached)
+        dist.barrier()  # always: whether a file is there differs between nodes and moments
     for place in places:
         if place.is_file():
             return place

@@ -75,7 +75,8 @@ def box(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
         planks = np.abs(np.sin(np.pi * 4 * b)) < 0.2
         shade[here] = (0.75 + 0.25 * (face > 0.07) - 0.4 * planks * (face > 0.07))[here]
     grain = 0.12 * fractal_noise(*u.shape, 1, rng)
-    return inside, normal, (shade + grain)[..., None] * hsv(rng.uniform(0.05, 0.12), 0.55, 0.8)
+    color = (shade + grain)[..., None] * hsv(rng.uniform(0.05, 0.12), 0.55, 0.8)
+    return inside + 0.03, normal, color  # 0.03: no gaps where faces meet
 
 
 def can(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
@@ -144,7 +145,8 @@ def tree(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
         x, y = rng.uniform(-0.45, 0.45), rng.uniform(-0.6, 0.0)
         crown = np.maximum(crown, rng.uniform(0.32, 0.45) - np.hypot(u - x, v - y))
     crown = crown + 0.05 * leaves
-    trunk = np.minimum(0.1 + 0.04 * v - np.abs(u + 0.03 * np.sin(4 * v)), 1 - np.abs(v))
+    trunk = np.minimum(0.1 + 0.04 * v - np.abs(u + 0.03 * np.sin(4 * v)),
+                       np.minimum(v + 0.2, 1 - v))
     hue = rng.choice([0.28, 0.33, 0.25, 0.1, 0.05])
     green = mix(0.45 + 0.35 * leaves, hsv(hue, 0.8, 0.2), hsv(hue - 0.05, 0.75, 0.75))
     bark = mix(0.5 + 0.4 * np.sin(60 * u + 2 * leaves), hsv(0.07, 0.6, 0.2), hsv(0.08, 0.4, 0.5))

@@ -1,4 +1,6 @@
 """Checkpoints that hold tensors and plain values only."""
+import logging
+
 import numpy as np
 import torch
 from mmengine.hooks import Hook
@@ -46,7 +48,7 @@ class PlainCheckpointHook(Hook):
             print_log(
                 f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
                 logger='current',
-                level='WARNING')
+                level=logging.WARNING)
         if 'beit_mm_format' in meta and 'message_hub' in checkpoint:
             scalars = checkpoint['message_hub']['log_scalars']
             for key, plain in scalars.items():

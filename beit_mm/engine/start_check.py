@@ -1,4 +1,6 @@
 """What a run states and checks before its first step."""
+import logging
+
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
@@ -36,7 +38,7 @@ class StartCheckHook(Hook):
                 'train_dataloader.batch_size or optim_wrapper.accumulative_counts to meet it, or '
                 'scale the rate yourself (half the batch, half the rate).',
                 logger='current',
-                level='WARNING')
+                level=logging.WARNING)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if hasattr(model, 'check_data'):
             model.check_data(runner.train_dataloader.dataset.pipeline.transforms)

@@ -15,7 +15,6 @@ class ThroughputHook(Hook):
     It is smoothed like every logged number, over the logging window.
     """
 
-    priority = 'VERY_LOW'  # the step ends after all other hooks
     last = 0.0
 
     def before_train_epoch(self, runner: Runner) -> None:

@@ -1,4 +1,5 @@
 """Photos that could not be read during training: counted, listed, and too many stop the run."""
+import logging
 from pathlib import Path
 
 from mmengine.dist import get_rank
@@ -45,7 +46,7 @@ class UnreadablePhotosHook(Hook):
         with listing.open('a') as file:
             file.write(f'{path}\n')
         print_log(f'{path} cannot be read, another photo stands in ({len(self.found)} so far).',
-                  logger='current', level='WARNING')
+                  logger='current', level=logging.WARNING)
         limit = max(self.max_rate * len(dataset), ALWAYS_TOLERATED)
         if len(self.found) > limit:
             raise RuntimeError(

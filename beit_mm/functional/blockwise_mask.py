@@ -113,9 +113,11 @@ class BlockwiseMaskGenerator:
         return mask
 
     def _top_up(self, mask: int) -> int:
-        free = [i for i in range(self.height * self.width) if not mask >> i & 1]
-        for i in random.sample(free, int(self.num_masked) - mask.bit_count()):
-            mask |= 1 << i
+        missing = int(self.num_masked) - mask.bit_count()
+        if missing:
+            free = [i for i in range(self.height * self.width) if not mask >> i & 1]
+            for i in random.sample(free, missing):
+                mask |= 1 << i
         return mask
 
     def _draw_paper(self) -> int:

@@ -1,11 +1,11 @@
 """Brightness, contrast and saturation jitter of a batch with given parameters, on any device.
 
-Each of the three blends the image with something plainer: black, a uniform gray, its own gray
-version. The uniform gray is the mean of the *whole photo*, so that jitter after the crop does what
-jitter before the crop would do.
+Each of the three blends the image with something plainer: black, a uniform gray, its own gray version.
+The uniform gray is the mean of the *whole photo* at that moment, so that jitter after the crop does
+what jitter before the crop would do.
 
-Parameters, 7 numbers: brightness, contrast and saturation factor, gray mean of the whole photo
-(0-255), and the order of the operations (three numbers, 0 brightness, 1 contrast, 2 saturation).
+Parameters, 7 numbers: brightness, contrast and saturation factor, gray level for contrast (0-255), and
+the order of the operations (three numbers, 0 brightness, 1 contrast, 2 saturation).
 """
 import torch
 
@@ -23,13 +23,10 @@ def jitter_images(images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
     Returns:
         float (B, 3, H, W), 0-255, clamped after each operation.
 
-    Differs from Pillow (and from datasets.color_jitter, on the CPU) in: fractions of levels are
-    kept, which makes it 1 level brighter on average.
+    Differs from Pillow (and from datasets.color_jitter, on the CPU) in: fractions of levels are kept,
+    which makes it 1 level brighter on average.
     """
-    factors, gray, order = params[:, :3], params[:, 3], params[:, 4:].long()
-    brightened = order.eq(BRIGHTNESS).int().argmax(1) < order.eq(CONTRAST).int().argmax(1)
-    level = torch.where(brightened, gray * factors[:, BRIGHTNESS], gray)
-    level = level.add(0.5).floor().clamp(max=255).view(-1, 1, 1, 1)
+    factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     luma = images.new_tensor(LUMA).view(1, 3, 1, 1)
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)

@@ -24,12 +24,12 @@ model = dict(
     target_generator=dict(
         type='beit_mm.DiscreteVAE',
         arch='conv',
-        hidden=64,
+        hidden=48,
         vocab_size=512,
         embed_dims=64,
         num_levels=3,
-        loss='mse',
-        checkpoint='work_dirs/demo/dvae/iter_1000.pth'))
+        bottleneck_blocks=2,
+        checkpoint='work_dirs/demo/dvae/iter_1500.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadPhoto'),

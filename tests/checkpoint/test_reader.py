@@ -230,6 +230,18 @@ def test_cut_short(tmp_path, kind, part):
         read_checkpoint(path)
 
 
+def test_zip_archives_of_others(tmp_path):
+    path = tmp_path / 'w.pth'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('readme.txt', 'hello')
+    with pytest.raises(CheckpointError, match='not a file of torch.save'):
+        read_checkpoint(path)
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('w/data.pkl', pickle.dumps('0' * 10**6))
+    with pytest.raises(CheckpointError, match='is compressed'):
+        read_checkpoint(path)
+
+
 def test_not_a_dict(tmp_path):
     torch.save([torch.ones(2)], tmp_path / 'w.pth')
     with pytest.raises(CheckpointError, match='holds a list'):

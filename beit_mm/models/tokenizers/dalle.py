@@ -58,7 +58,7 @@ class DALLETokenizer(CodebookTokenizer, nn.Module):
         self.provenance = dict(type='DALLETokenizer', precision=precision)
         if random_weights:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SMOKE_SEED)
+                torch.default_generator.manual_seed(SMOKE_SEED)
                 self.encoder = DALLEEncoder(hidden, vocab_size)
                 self.decoder = DALLEDecoder(hidden, vocab_size)
             self.provenance.update(path='random weights', sha256='')

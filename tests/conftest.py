@@ -1,0 +1,51 @@
+"""Fixtures that tests share: small photos, and a small pretraining on them."""
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, narrow_model
+from mmengine.config import Config
+from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def _reproducible() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope='session')
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of twelve JPEGs of smooth colours, 48 x 64 pixels."""
+    folder = tmp_path_factory.mktemp('photos')
+    rng = np.random.default_rng(0)
+    for index in range(12):
+        small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
+        small.resize((64, 48), Image.Resampling.BICUBIC).save(folder / f'{index:02}.jpg')
+    return folder
+
+
+@pytest.fixture
+def pretrain_config(photos: Path, tmp_path: Path) -> Config:
+    """The demo's pretraining config shrunk to a narrow model, twelve photos, three steps an epoch."""
+    cfg = Config.fromfile(ROOT / 'configs/demo/pretrain.py')
+    cfg.model = narrow_model()
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.batch_size = 4
+        loader.num_workers = 0
+        loader.persistent_workers = False
+        loader.dataset.data_root = str(photos)
+        for transform in loader.dataset.pipeline:
+            if 'size' in transform:
+                transform.update(size=32, second_size=32)
+            if 'grid' in transform:
+                transform.update(grid=(4, 4), num_masked=6, min_block=2)
+    cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2, val_interval=1)
+    cfg.param_scheduler = []
+    cfg.auto_scale_lr = dict(base_batch_size=4)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    cfg.default_hooks.logger.interval = 1
+    cfg.log_processor = dict(by_epoch=True)
+    cfg.work_dir = str(tmp_path / 'work')
+    cfg.launcher = 'none'
+    return cfg

@@ -1,0 +1,128 @@
+"""Odd images, made here, are read right or refused with their path."""
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beit_mm.datasets.photo_reading import UnreadableImageError, read_photo
+
+
+def save(path, image, **kwargs):
+    image.save(path, **kwargs)
+    return str(path)
+
+
+@pytest.fixture
+def scene():
+    """A smooth picture without symmetry, 40x30."""
+    y, x = np.mgrid[:30, :40]
+    return Image.fromarray(np.stack([x * 6, y * 8, 128 + x - y], -1).astype(np.uint8))
+
+
+def test_plain_jpeg_has_pillows_pixels(tmp_path, scene):
+    path = save(tmp_path / 'a.jpg', scene, quality=90)
+    photo = read_photo(path)
+    assert photo.dtype == np.uint8 and photo.shape == (30, 40, 3) and photo.flags.c_contiguous
+    assert np.abs(photo.astype(int) - np.asarray(Image.open(path))).max() <= 1
+
+
+@pytest.mark.parametrize('tag', range(1, 9))
+def test_exif_orientation(tmp_path, scene, tag):
+    # the camera stores the pixels turned; a viewer must see the scene
+    turned = {1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+              4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
+              6: Image.Transpose.ROTATE_90, 7: Image.Transpose.TRANSVERSE,
+              8: Image.Transpose.ROTATE_270}[tag]
+    stored = scene if turned is None else scene.transpose(turned)
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    photo = read_photo(save(tmp_path / 'a.jpg', stored, exif=exif, quality=95))
+    assert photo.shape == (30, 40, 3)
+    assert np.abs(photo.astype(int) - np.asarray(scene)).mean() < 3
+
+
+def test_broken_exif_does_not_matter(tmp_path, scene):
+    path = save(tmp_path / 'a.jpg', scene, exif=b'Exif\0\0garbage')
+    assert read_photo(path).shape == (30, 40, 3)
+
+
+@pytest.mark.parametrize('mode', ['CMYK', 'L', '1', 'P', 'YCbCr', 'RGBA', 'LA'])
+def test_modes_become_rgb(tmp_path, scene, mode):
+    kind = 'jpg' if mode in ('CMYK', 'YCbCr') else 'png'
+    photo = read_photo(save(tmp_path / f'a.{kind}', scene.convert(mode)))
+    expected = scene.convert(dict(LA='L').get(mode, mode)).convert('RGB')
+    assert photo.shape == (30, 40, 3)
+    loss = 6 if kind == 'jpg' else 0
+    assert np.abs(photo.astype(int) - np.asarray(expected)).mean() <= loss
+
+
+def test_sixteen_bit_is_scaled_not_clipped(tmp_path):
+    values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    photo = read_photo(save(tmp_path / 'a.png', Image.fromarray(values)))
+    assert np.abs(photo[..., 0].astype(float) - values / 257).max() < 0.51
+
+
+@pytest.mark.parametrize('kind', ['float', 'int32'])
+def test_deep_images_use_their_own_range(tmp_path, kind):
+    values = np.linspace(-1e6, 1e6, 256).reshape(16, 16)
+    image = Image.fromarray(values.astype(np.float32 if kind == 'float' else np.int32))
+    photo = read_photo(save(tmp_path / 'a.tiff', image))
+    assert np.abs(photo[..., 1].ravel().astype(int) - np.arange(256)).max() <= 1
+
+
+def test_transparency_lies_on_white(tmp_path, scene):
+    alpha = Image.new('L', scene.size, 0)
+    alpha.paste(255, (0, 0, 20, 30))
+    rgba = scene.copy()
+    rgba.putalpha(alpha)
+    photo = read_photo(save(tmp_path / 'rgba.png', rgba))
+    assert (photo[:, 20:] == 255).all()
+    assert (photo[:, :20] == np.asarray(scene)[:, :20]).all()
+
+    palette = Image.new('P', (4, 4), 1)
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((0, 0), 0)
+    photo = read_photo(save(tmp_path / 'p.png', palette, transparency=0))
+    assert photo[0, 0].tolist() == [255, 255, 255] and photo[3, 3].tolist() == [40, 50, 60]
+
+    deep = Image.fromarray(np.array([[1000, 40000]], np.uint16))
+    photo = read_photo(save(tmp_path / 'deep.png', deep, transparency=1000))
+    assert photo[0, 0, 0] == 255 and photo[0, 1, 0] == round(40000 / 257)
+
+
+def test_first_frame_of_an_animation(tmp_path):
+    red, blue = Image.new('RGB', (8, 8), 'red'), Image.new('RGB', (8, 8), 'blue')
+    for name in ('a.gif', 'a.webp', 'a.png'):
+        photo = read_photo(save(tmp_path / name, red, save_all=True, append_images=[blue, red]))
+        assert photo[4, 4, 0] > 240 and photo[4, 4, 2] < 20, name
+
+
+def test_one_pixel(tmp_path):
+    assert read_photo(save(tmp_path / 'a.png', Image.new('RGB', (1, 1), 'lime'))).tolist() == [
+        [[0, 255, 0]]]
+
+
+def broken(kind, scene):
+    data = io.BytesIO()
+    scene.resize((200, 200)).save(data, 'PNG' if kind == 'cut.png' else 'JPEG')
+    data = data.getvalue()
+    return {'cut.jpg': data[:len(data) // 2], 'cut.png': data[:len(data) // 2], 'empty.jpg': b'',
+            'page.jpg': b'<html>not found</html>', 'head.jpg': data[:3]}[kind]
+
+
+@pytest.mark.parametrize('kind', ['cut.jpg', 'cut.png', 'empty.jpg', 'page.jpg', 'head.jpg'])
+def test_broken_files_are_named(tmp_path, scene, kind):
+    path = tmp_path / kind
+    path.write_bytes(broken(kind, scene))
+    with pytest.raises(UnreadableImageError, match=kind) as error:
+        read_photo(str(path))
+    assert '\n' not in str(error.value) and 'object at' not in str(error.value)
+
+
+def test_missing_file_and_bomb_are_named(tmp_path, monkeypatch, scene):
+    with pytest.raises(UnreadableImageError, match='gone.jpg'):
+        read_photo(str(tmp_path / 'gone.jpg'))
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)
+    with pytest.raises(UnreadableImageError, match='bomb.png.*DecompressionBomb'):
+        read_photo(save(tmp_path / 'bomb.png', scene))

@@ -1,0 +1,125 @@
+"""Two views: the crop's law, what both share, and Pillow's pixels."""
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import RandomResizedCrop
+
+from beit_mm.datasets.demo_scenes import paint_scene
+from beit_mm.datasets.resizing import resize_bicubic, resize_lanczos
+from beit_mm.datasets.two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
+
+
+@pytest.fixture(scope='module')
+def photo():
+    return paint_scene(0, 240, np.random.default_rng(3))[0]
+
+
+def pillow(image, size, resample):
+    return np.asarray(Image.fromarray(image).resize(size[::-1], resample)).astype(int)
+
+
+def exact(image, size, lobes, kernel):
+    """Rows, rounded, then columns, rounded, in double precision with full matrices."""
+    def matrix(length, new):
+        scale = length / new
+        stretch = max(scale, 1)
+        x = (np.arange(length) + 0.5 - (np.arange(new)[:, None] + 0.5) * scale) / stretch
+        weights = kernel(x) * (np.abs(x) < lobes)
+        return weights / weights.sum(1, keepdims=True)
+
+    def levels(x):
+        return np.clip(np.floor(x + 0.5), 0, 255)
+
+    image = levels(np.einsum('jw,hwc->hjc', matrix(image.shape[1], size[1]), image.astype(float)))
+    return levels(np.einsum('ih,hjc->ijc', matrix(image.shape[0], size[0]), image))
+
+
+def cubic(x):
+    x = np.abs(x)
+    return np.where(x < 1, 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2)
+
+
+def lanczos(x):
+    return np.sinc(x) * np.sinc(x / 3)
+
+
+@pytest.mark.parametrize('box', [(240, 300), (60, 50), (200, 90), (230, 200), (1, 1), (3, 200)])
+@pytest.mark.parametrize(('resize', 'resample', 'size', 'lobes', 'kernel'), [
+    (resize_bicubic, Image.Resampling.BICUBIC, (224, 224), 2, cubic),
+    (resize_lanczos, Image.Resampling.LANCZOS, (112, 112), 3, lanczos),
+    (resize_lanczos, Image.Resampling.LANCZOS, (40, 72), 3, lanczos),
+])
+def test_resizing_is_pillows(photo, box, resize, resample, size, lobes, kernel):
+    crop = np.ascontiguousarray(photo[:box[0], :box[1]])
+    mine = resize(crop, size).astype(int)
+    assert mine.shape == (*size, 3)
+    difference = np.abs(mine - exact(crop, size, lobes, kernel))
+    assert difference.max() <= 2 and difference.mean() < 0.02
+    # Pillow may filter columns first, and clips there: single pixels beside edges
+    difference = np.abs(mine - pillow(crop, size, resample))
+    assert difference.mean() < 0.3 and (difference > 2).mean() < 0.002
+
+
+def ramp(height=100, width=120):
+    """Red tells the column, green the row."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x * 2, y * 2, 0 * x], -1).astype(np.uint8)
+
+
+def test_views_share_box_and_flip():
+    crop = TwoViewRandomResizedCrop(size=64, second_size=32)
+    random.seed(0)
+    flips = 0
+    for _ in range(40):
+        views = crop.transform(dict(img=ramp()))
+        large, small = views['images'].astype(float), views['targets'].astype(float)
+        half = large.reshape(32, 2, 32, 2, 3).mean((1, 3))
+        assert np.abs(half - small)[2:-2, 2:-2].max() < 3
+        flips += large[0, 0, 0] > large[0, -1, 0]
+    assert 10 < flips < 30
+
+
+def test_flip_mirrors_the_view(photo):
+    random.seed(1)
+    plain = TwoViewRandomResizedCrop(flip_prob=0).transform(dict(img=photo))
+    random.seed(1)
+    mirrored = TwoViewRandomResizedCrop(flip_prob=1).transform(dict(img=photo))
+    for view in ('images', 'targets'):
+        assert np.array_equal(plain[view], mirrored[view][:, ::-1])
+
+
+@pytest.mark.parametrize('shape', [(100, 150), (100, 420), (300, 60), (1, 1), (1, 50)])
+def test_box_law_is_torchvisions(shape):
+    scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
+    random.seed(0)
+    torch.manual_seed(0)
+    image = torch.empty(3, *shape)
+    mine = np.array([draw_box(*shape, scale, ratio) for _ in range(4000)])
+    theirs = np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(4000)])
+    assert (mine >= 0).all() and (mine[:, :2] + mine[:, 2:] <= shape).all()
+    # means and deviations agree within four standard errors
+    error = 4 * theirs.std(0) * np.sqrt(2 / 4000) + 1e-9
+    assert (np.abs(mine.mean(0) - theirs.mean(0)) <= error).all()
+    assert (np.abs(mine.std(0) - theirs.std(0)) <= 1.5 * error).all()
+
+
+def test_center_crop():
+    assert center_box(100, 160, 1, 1) == (0, 30, 100, 100)
+    assert center_box(161, 100, 1, 1) == (30, 0, 100, 100)
+    views = TwoViewCenterCrop(size=50, second_size=25).transform(dict(img=ramp(100, 120)))
+    assert views['images'].shape == (50, 50, 3) and views['targets'].shape == (25, 25, 3)
+    assert abs(int(views['images'][25, 25, 0]) - 120) <= 3  # the middle stays the middle
+    wide = TwoViewCenterCrop(size=(30, 60), second_size=None).transform(dict(img=ramp(100, 100)))
+    assert wide['images'].shape == (30, 60, 3) and 'targets' not in wide
+    assert wide['images'][..., 1].min() > 45  # top quarter left out
+
+
+@pytest.mark.parametrize('wrong', [
+    dict(size=0), dict(second_size=(8, 0)), dict(scale=(0, 1)), dict(scale=(0.5, 1.5)),
+    dict(scale=(0.9, 0.1)), dict(ratio=(0, 1)), dict(flip_prob=1.1)])
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace('second_', '')):
+        TwoViewRandomResizedCrop(**wrong)

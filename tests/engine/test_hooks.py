@@ -1,0 +1,101 @@
+"""The hooks of a pretraining run, in a run."""
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_runner
+from PIL import Image
+
+
+def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
+    runner = make_runner(pretrain_config)
+    runner.train()
+    work = Path(pretrain_config.work_dir)
+    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+    train, val = [r for r in rows if 'loss' in r], [r for r in rows if 'mim_loss' in r]
+    assert len(train) == 6 and len(val) == 2  # 12 photos / 4 an image batch, two epochs
+    assert all(r['images_per_second'] > 0 and 0 <= r['mim_acc'] <= 1 for r in train)
+    assert 0 < val[0]['position_entropy'] <= val[0]['token_entropy']
+    with Image.open(work / 'pictures/iter_6.png') as picture:
+        assert picture.size == (4 + 4 * 164, 16 + 4 + 4 * 164)  # four columns, four images
+    with Image.open(work / 'curves.png') as curves:
+        assert curves.width >= 500
+    assert list(Path(runner.log_dir).glob('vis_data/events.out.tfevents*'))
+
+
+def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):
+    pretrain_config.auto_scale_lr.base_batch_size = 2048
+    pretrain_config.train_cfg.max_epochs = 1
+    pretrain_config.optim_wrapper.accumulative_counts = 2
+    _, text = _train_log(pretrain_config)
+    line = next(line for line in text.splitlines() if 'Effective batch' in line)
+    assert 'WARNING' in line and '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in line
+
+
+def test_second_view_of_the_wrong_size_is_refused_before_the_first_step(pretrain_config):
+    for transform in pretrain_config.train_dataloader.dataset.pipeline:
+        if 'second_size' in transform:
+            transform.second_size = 16
+    runner = make_runner(pretrain_config)
+    with pytest.raises(ValueError, match='set second_size to 32 x 32'):
+        runner.train()
+    assert runner.iter == 0
+
+
+def test_unreadable_photos_are_listed_and_too_many_stop_the_run(pretrain_config, photos, tmp_path):
+    folder = tmp_path / 'some_broken'
+    folder.mkdir()
+    for index in range(40):
+        good = (photos / f'{index % 12:02}.jpg').read_bytes()
+        (folder / f'{index:02}.jpg').write_bytes(good if index % 3 else good[:100])
+    pretrain_config.train_dataloader.dataset.data_root = str(folder)
+    runner = make_runner(pretrain_config)
+    with pytest.raises(RuntimeError, match='11 of 40 photos cannot be read, at most 10'):
+        runner.train()
+    listed = (Path(pretrain_config.work_dir) / 'unreadable_photos_rank0.txt').read_text().split()
+    assert len(listed) == len(set(listed)) == 11
+    assert all(int(Path(path).stem) % 3 == 0 for path in listed)
+
+
+def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
+    whole = make_runner(pretrain_config)
+    whole.train()
+    work = Path(pretrain_config.work_dir)
+    first = torch.load(work / 'epoch_1.pth', weights_only=True)
+    assert first['meta']['beit_mm_format'] == 1
+    assert first['meta']['tokenizer'] == dict(whole.model.target_generator.provenance)
+    assert not [k for k in first['state_dict'] if k.startswith('target_generator')]
+
+    pretrain_config.load_from = str(work / 'epoch_1.pth')
+    pretrain_config.resume = True
+    pretrain_config.work_dir = str(work.parent / 'resumed')
+    resumed = make_runner(pretrain_config)
+    resumed.train()
+    assert resumed.iter == whole.iter == 6
+    history = resumed.message_hub.get_scalar('train/loss').data[0]
+    assert len(history) == 6  # three steps of the first run, three of the second
+    assert history[0] == pytest.approx(whole.message_hub.get_scalar('train/loss').data[0][0])
+    ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
+    for name in theirs:  # no stochastic depth here, so the second epoch is the same
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
+    pretrain_config.train_cfg.max_epochs = 1
+    make_runner(pretrain_config).train()
+    path = Path(pretrain_config.work_dir) / 'epoch_1.pth'
+    content = torch.load(path, weights_only=True)
+    content['meta']['tokenizer'] = dict(type='DALLETokenizer', path='other.pth', sha256='0' * 64)
+    torch.save(content, path)
+    pretrain_config.load_from, pretrain_config.resume = str(path), True
+    pretrain_config.train_cfg.max_epochs = 2
+    _, text = _train_log(pretrain_config)
+    assert 'was trained on the visual tokens of' in text and 'other.pth' in text
+
+
+def _train_log(cfg) -> tuple[object, str]:
+    """Trains, and returns the runner and its log file."""
+    runner = make_runner(cfg)
+    runner.train()
+    return runner, next(Path(runner.log_dir).glob('*.log')).read_text()

@@ -1,0 +1,31 @@
+"""The pretraining metric, against sums and entropies written out."""
+import math
+
+import numpy as np
+import pytest
+
+from beit_mm.engine.mim_metric import MIMMetric, entropy
+
+
+def test_entropy_of_known_frequencies():
+    assert entropy(np.array([3] * 7)) == 0
+    assert entropy(np.arange(8)) == pytest.approx(math.log(8))
+    assert entropy(np.array([0, 0, 0, 1])) == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+
+
+def test_means_run_over_patches_not_images():
+    metric = MIMMetric()
+    metric.process({}, [dict(loss=10.0, correct=1.0, count=4.0, tokens=np.array([0, 1]))])
+    metric.process({}, [dict(loss=2.0, correct=1.0, count=1.0, tokens=np.array([0, 2]))])
+    result = metric.evaluate(2)
+    assert result['mim_loss'] == pytest.approx(12 / 5)
+    assert result['mim_acc'] == pytest.approx(2 / 5)
+    assert result['token_entropy'] == pytest.approx(-(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25)))
+    # the first position always holds token 0, the second is a fair coin
+    assert result['position_entropy'] == pytest.approx((0 + math.log(2)) / 2)
+
+
+def test_pixel_regression_has_a_loss_alone():
+    metric = MIMMetric()
+    metric.process({}, [dict(loss=3.0, count=2.0)])
+    assert metric.evaluate(1) == dict(mim_loss=1.5)

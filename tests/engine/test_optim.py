@@ -1,0 +1,78 @@
+"""Parameter groups against the released rule, and precision on a CPU."""
+import pytest
+import torch
+from helpers import narrow_model
+
+from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor, decay_groups
+from beit_mm.engine.optim_wrapper import AutocastOptimWrapper, _usable
+from beit_mm.registry import MODELS
+
+ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)
+
+
+def released_rule(name: str, parameter: torch.Tensor) -> bool:
+    """Does the released code decay it? Its names have no `backbone.` in front."""
+    name = name.removeprefix('backbone.').removeprefix('head.')
+    return not (parameter.dim() == 1 or name.endswith('.bias') or name in ('pos_embed', 'cls_token'))
+
+
+@pytest.mark.parametrize('variant', [
+    dict(), dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
+    dict(rel_pos_bias='per_layer')])
+def test_groups_follow_the_released_rule(variant):
+    backbone = dict(narrow_model()['backbone'], **variant)
+    model = MODELS.build(narrow_model(backbone=backbone))
+    decayed, plain = decay_groups(model)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert set(decayed['names']) == {n for n, p in trained.items() if released_rule(n, p)}
+    assert set(plain['names']) == {n for n, p in trained.items() if not released_rule(n, p)}
+    assert plain['weight_decay'] == 0 and 'weight_decay' not in decayed
+    assert 'backbone.mask_token' in decayed['names'] and 'backbone.cls_token' in plain['names']
+
+
+def test_constructor_builds_two_groups_and_refuses_other_rules():
+    model = MODELS.build(narrow_model())
+    wrapper = BEiTOptimWrapperConstructor(dict(type='OptimWrapper', optimizer=ADAMW))(model)
+    assert [g['weight_decay'] for g in wrapper.optimizer.param_groups] == [0.05, 0.0]
+    with pytest.raises(ValueError, match='paramwise_cfg'):
+        BEiTOptimWrapperConstructor(dict(optimizer=ADAMW), dict(norm_decay_mult=0))
+
+
+def make_wrapper(dtype: str, **kwargs) -> tuple[torch.nn.Linear, AutocastOptimWrapper]:
+    model = torch.nn.Linear(4, 4)
+    return model, AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), 1.0), **kwargs)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
+def test_forward_runs_in_the_type_that_the_device_has(dtype):
+    model, wrapper = make_wrapper(dtype)
+    expected = getattr(torch, _usable(dtype, wrapper.device_type))
+    with wrapper.optim_context(model):
+        assert model(torch.randn(2, 4)).dtype == expected
+
+
+def test_a_cpu_never_computes_in_float16():
+    assert _usable('float16', 'cpu') == 'float32'
+    assert _usable('float16', 'cuda') == 'float16' and _usable('bfloat16', 'cuda') == 'bfloat16'
+
+
+def test_step_clips_the_true_gradient():
+    model, wrapper = make_wrapper('float32', clip_grad=dict(max_norm=0.5))
+    before = model.weight.detach().clone()
+    wrapper.update_params(100 * model(torch.ones(1, 4)).sum())
+    moved = torch.cat([(model.weight - before).flatten(), torch.zeros(0)]).norm()
+    assert 0 < moved <= 0.5 + 1e-6
+
+
+def test_state_survives_a_change_of_precision():
+    _, half = make_wrapper('float16')
+    _, full = make_wrapper('float32')
+    state = half.state_dict()
+    full.load_state_dict(state)
+    half.load_state_dict(full.state_dict())
+    assert 'loss_scaler' in state  # the caller's dict is left as it was
+
+
+def test_unknown_precision():
+    with pytest.raises(ValueError, match="dtype is 'half'"):
+        make_wrapper('half')

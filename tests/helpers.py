@@ -1,0 +1,36 @@
+"""A narrow model and a runner, for tests that call them with changes of their own."""
+from pathlib import Path
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+ROOT = Path(__file__).parents[1]
+
+
+def narrow_model(**changes: object) -> dict:
+    """Config of a pretrainer with 16 patches of 8 pixels and a vocabulary of 32 random tokens."""
+    return dict(
+        dict(
+            type='beit_mm.BEiTPretrainer',
+            data_preprocessor=dict(
+                type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+            backbone=dict(
+                type='beit_mm.BEiTBackbone',
+                arch=dict(embed_dims=32, num_layers=2, num_heads=4),
+                img_size=32,
+                patch_size=8,
+                masked_input=True),
+            head=dict(type='beit_mm.BEiTMIMHead', embed_dims=32, vocab_size=32),
+            target_generator=dict(
+                type='beit_mm.DALLETokenizer', random_weights=True, precision='fp32', hidden=8,
+                vocab_size=32)), **changes)
+
+
+def make_runner(cfg: Config) -> Runner:
+    """A runner; mmengine wants a name of its own for each in one process."""
+    cfg.experiment_name = f'{Path(cfg.work_dir).parent.name}_{make_runner.count}'
+    make_runner.count += 1
+    return Runner.from_cfg(cfg)
+
+
+make_runner.count = 0

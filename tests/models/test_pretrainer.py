@@ -1,0 +1,200 @@
+"""The pretrainer: its loss against the plain formula, its ablations, and what it keeps out of the way."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import narrow_model
+
+from beit_mm.engine.optim_constructor import decay_groups
+from beit_mm.functional.tokens import masked_positions
+from beit_mm.registry import MODELS
+
+
+def make_inputs(batch: int = 3, mask: torch.Tensor | None = None) -> dict:
+    """Random views for the narrow model; by default images with 5, 2 and 0 masked patches."""
+    if mask is None:
+        mask = torch.zeros(batch, 16, dtype=torch.bool)
+        for row, count in enumerate([5, 2, 0]):
+            mask[row, torch.randperm(16)[:count]] = True
+        mask = mask.view(batch, 4, 4)
+    return dict(
+        images=torch.randn(batch, 3, 32, 32), targets=torch.rand(batch, 3, 32, 32), mask=mask,
+        positions=masked_positions(mask))
+
+
+def plain_loss(model, inputs: dict) -> torch.Tensor:
+    """The paper's loss written out: all tokens, all hidden states, one boolean gather."""
+    tokens = model.target_generator.encode(inputs['targets']).flatten(1)
+    hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
+    where = inputs['mask'].flatten(1)
+    return F.cross_entropy(model.head(hidden[where]), tokens[where])
+
+
+def test_loss_and_gradients_equal_the_plain_formula():
+    model, inputs = MODELS.build(narrow_model()), make_inputs()
+    losses = model(inputs, mode='loss')
+    expected = plain_loss(model, inputs)
+    torch.testing.assert_close(losses['loss'], expected)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    got = torch.autograd.grad(losses['loss'], trained)
+    wanted = torch.autograd.grad(expected, trained)
+    for one, two in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
+
+
+def test_accuracy_counts_the_masked_patches():
+    model, inputs = MODELS.build(narrow_model()), make_inputs()
+    tokens = model.target_generator.encode(inputs['targets'])
+    common = tokens[inputs['mask']].mode().values
+    with torch.no_grad():
+        model.head.lm_head.bias[common] = 100.0  # the model now always says this token
+    expected = (tokens[inputs['mask']] == common).float().mean()
+    assert 0 < expected < 1 or len(tokens[inputs['mask']].unique()) == 1
+    torch.testing.assert_close(model(inputs, mode='loss')['mim_acc'], expected)
+
+
+def test_first_loss_is_the_logarithm_of_the_vocabulary():
+    cfg = narrow_model(
+        backbone=dict(type='beit_mm.BEiTBackbone', arch='tiny', masked_input=True),
+        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=192),
+        target_generator=dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=16))
+    mask = torch.rand(2, 14, 14) < 0.4
+    inputs = dict(images=torch.randn(2, 3, 224, 224), targets=torch.rand(2, 3, 112, 112), mask=mask,
+                  positions=masked_positions(mask))
+    loss = MODELS.build(cfg)(inputs, mode='loss')['loss'].item()
+    assert 9.0 <= loss <= 9.15
+    assert math.log(8192) == pytest.approx(9.0109, abs=1e-4)
+
+
+def test_no_masked_patch_gives_zero_and_finite_gradients():
+    model = MODELS.build(narrow_model())
+    inputs = make_inputs(mask=torch.zeros(3, 4, 4, dtype=torch.bool))
+    loss = model(inputs, mode='loss')['loss']
+    loss.backward()
+    assert loss == 0
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_recover_all_counts_every_patch():
+    model, inputs = MODELS.build(narrow_model(recover='all')), make_inputs()
+    tokens = model.target_generator.encode(inputs['targets']).flatten()
+    hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
+    expected = F.cross_entropy(model.head(hidden).flatten(0, 1), tokens)
+    torch.testing.assert_close(model(inputs, mode='loss')['loss'], expected)
+
+
+def test_no_masking():
+    backbone = dict(narrow_model()['backbone'], masked_input=False)
+    model = MODELS.build(narrow_model(recover='all', backbone=backbone))
+    inputs = dict(make_inputs(), mask=None, positions=None)
+    tokens = model.target_generator.encode(inputs['targets']).flatten()
+    expected = F.cross_entropy(model.head(model.backbone(inputs['images'])[0][:, 1:]).flatten(0, 1), tokens)
+    torch.testing.assert_close(model(inputs, mode='loss')['loss'], expected)
+
+
+def test_pixel_regression():
+    head = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)
+    model = MODELS.build(narrow_model(target_generator=None, head=head))
+    inputs = make_inputs()
+    hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
+    errors = []
+    for image, row, column in inputs['mask'].nonzero().tolist():
+        patch = inputs['images'][image, :, 8 * row:8 * row + 8, 8 * column:8 * column + 8]
+        predicted = model.head(hidden[image, 4 * row + column]).view(3, 8, 8)
+        errors.append((predicted - patch).square().mean())
+    losses = model(inputs, mode='loss')
+    assert set(losses) == {'loss'}
+    torch.testing.assert_close(losses['loss'], torch.stack(errors).mean())
+
+
+def test_a_tokenizer_without_encode_at_gives_the_same_loss():
+
+    @MODELS.register_module(name='PlainTokenizer', force=True)
+    class PlainTokenizer(torch.nn.Module):
+        """The least that DESIGN's interface asks for."""
+        vocab_size = 32
+
+        def grid_size(self, height, width):
+            return height // 8, width // 8
+
+        def encode(self, images):
+            return (F.avg_pool2d(images, 8).sum(1) * 10).long().clamp(0, 31)
+
+    model = MODELS.build(narrow_model(target_generator=dict(type='PlainTokenizer')))
+    inputs = make_inputs()
+    torch.testing.assert_close(model(inputs, mode='loss')['loss'], plain_loss(model, inputs))
+
+
+def test_tokenizer_stays_out_of_training_and_checkpoints():
+    model = MODELS.build(narrow_model()).train()
+    assert not model.target_generator.training and model.backbone.training
+    assert not any(p.requires_grad for p in model.target_generator.parameters())
+    state = model.state_dict()
+    assert not [key for key in state if key.startswith('target_generator')]
+    assert {k.split('.')[0] for k in state} == {'backbone', 'head'}
+    model.load_state_dict(state, strict=True)
+    grouped = {name for group in decay_groups(model) for name in group['names']}
+    assert grouped == set(state)
+
+
+def test_tokens_do_not_change_under_autocast():
+    model, inputs = MODELS.build(narrow_model()), make_inputs()
+    outside = model.target_generator.encode_at(inputs['targets'], inputs['positions'])
+    with torch.autocast('cpu', torch.bfloat16):
+        inside = model._targets(inputs, inputs['positions'])
+    assert torch.equal(outside, inside)
+
+
+def test_overfits_one_batch():
+    model = MODELS.build(narrow_model())
+    mask = torch.rand(4, 4, 4) < 0.5
+    inputs = make_inputs(4, mask)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    first = model(inputs, mode='loss')['loss'].item()
+    for _ in range(150):
+        optimizer.zero_grad()
+        losses = model(inputs, mode='loss')
+        losses['loss'].backward()
+        optimizer.step()
+    assert first == pytest.approx(math.log(32), abs=0.1)
+    assert losses['loss'] < 0.1 and losses['mim_acc'] == 1
+
+
+def test_prediction_sums_up_to_the_loss():
+    model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
+    results = model(inputs, mode='predict')
+    losses = model(inputs, mode='loss')
+    count = sum(r['count'] for r in results)
+    assert [r['count'] for r in results] == [5, 2, 0]
+    assert sum(r['loss'] for r in results) / count == pytest.approx(losses['loss'].item(), rel=1e-5)
+    assert sum(r['correct'] for r in results) / count == pytest.approx(losses['mim_acc'].item())
+    tokens = model.target_generator.encode(inputs['targets']).flatten(1)
+    assert torch.equal(torch.stack([r['tokens'] for r in results]), tokens)
+
+
+def test_pictures_show_what_was_hidden():
+    model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
+    inputs['images'] = inputs['images'].clamp(-1, 1)
+    columns = model.pictures(inputs)
+    assert list(columns) == ['image', 'masked', 'tokens, decoded', 'prediction, decoded']
+    hidden = inputs['mask'].repeat_interleave(8, 1).repeat_interleave(8, 2).unsqueeze(1).expand(-1, 3, -1, -1)
+    assert (columns['masked'][hidden] == 0.5).all()
+    assert torch.equal(columns['masked'][~hidden], columns['image'][~hidden])
+    torch.testing.assert_close(columns['image'], (inputs['images'] + 1) / 2)
+    # the image without masked patches shows the tokenizer's own tokens
+    assert torch.equal(columns['prediction, decoded'][2], columns['tokens, decoded'][2])
+    model.target_generator.decoder = None
+    assert list(model.pictures(inputs)) == ['image', 'masked']
+
+
+def test_wrong_combinations_are_refused():
+    with pytest.raises(ValueError, match='the head predicts 32 visual tokens, the tokenizer has 64'):
+        MODELS.build(narrow_model(target_generator=dict(
+            type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)))
+    with pytest.raises(ValueError, match="recover is 'some'"):
+        MODELS.build(narrow_model(recover='some'))
+    model = MODELS.build(narrow_model())
+    for size in (16, 36):
+        with pytest.raises(ValueError, match='set second_size to 32 x 32'):
+            model(dict(make_inputs(), targets=torch.rand(3, 3, size, size)), mode='loss')

@@ -1,0 +1,153 @@
+"""Times the pretraining pipeline on one core: mask generators, each stage, the whole beside
+mmpretrain's BEiT pipeline, interleaved in one run.
+
+    python tools/benchmarks/pipeline.py                 # photos painted here: 500x375, about 110 kB
+    python tools/benchmarks/pipeline.py --data DIR      # your own
+
+Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
+ratio is taken between neighbouring rounds and hardly does.
+"""
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from mmengine.dataset import default_collate
+from PIL import Image
+
+from beit_mm.datasets.demo_scenes import OBJECTS, paint_scene
+from beit_mm.functional.blockwise_mask import BlockwiseMaskGenerator, random_mask
+from beit_mm.functional.sample_seed import SampleKey, seed_generators
+from beit_mm.registry import DATASETS
+
+MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
+THEIRS = [
+    dict(type='LoadImageFromFile'),
+    dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4, hue=0.0),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='RandomResizedCropAndInterpolationWithTwoPic', size=224, second_size=112,
+         interpolation='bicubic', second_interpolation='lanczos', scale=(0.08, 1.0)),
+    dict(type='BEiTMaskGenerator', input_size=(14, 14), num_masking_patches=75,
+         max_num_patches=None, min_num_patches=16),
+    dict(type='PackInputs'),
+]
+
+
+def our_pipeline(device: str) -> list[dict]:
+    return [dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.TwoViewRandomResizedCrop'),
+            dict(type='beit_mm.TwoViewColorJitter', device=device), MASK,
+            dict(type='beit_mm.PackViews')]
+
+
+def make_photos(folder: str, count: int) -> None:
+    """Painted photos of ImageNet's usual size; the JPEG quality is searched for about 110 kB."""
+    for index in range(count):
+        photo, _ = paint_scene(index % len(OBJECTS), 375, np.random.default_rng(index))
+        image = Image.fromarray(photo).resize((500, 375))
+        path = Path(folder, f'{index:04d}.jpg')
+        for quality in range(98, 60, -2):
+            image.save(path, quality=quality)
+            if path.stat().st_size < 115_000:
+                break
+
+
+def microseconds(function: Callable[[], object], calls: int = 3000) -> float:
+    """Median over 7 rounds of the CPU time of a call."""
+    rounds = []
+    for _ in range(7):
+        start = time.process_time()
+        for _ in range(calls):
+            function()
+        rounds.append((time.process_time() - start) / calls * 1e6)
+    return statistics.median(rounds)
+
+
+def time_masks() -> None:
+    random.seed(0)
+    print(f'{"mask":34s} {"us":>7s}')
+    for variant, number in (('released', 75), ('exact', 75), ('paper', 78.4)):
+        generate = BlockwiseMaskGenerator((14, 14), number, variant=variant)
+        print(f'{"blockwise, " + variant:34s} {microseconds(generate):7.1f}')
+    print(f'{"random":34s} {microseconds(lambda: random_mask((14, 14), 75)):7.1f}')
+    print(f'{"seeding a sample":34s} '
+          f'{microseconds(lambda: seed_generators(SampleKey(0, 1, 2))):7.1f}')
+
+
+def time_stages(dataset, rounds: int, title: str) -> None:
+    stages: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for index in range(len(dataset)):
+            results = dataset.get_data_info(index)
+            for transform in dataset.pipeline.transforms:
+                start = time.process_time()
+                results = transform(results)
+                stages.setdefault(type(transform).__name__, []).append(time.process_time() - start)
+    print(f'\n{title + ", stage":50s} {"ms":>7s}')
+    for name, times in stages.items():
+        print(f'{name:50s} {statistics.median(times) * 1e3:7.3f}')
+
+
+def images_per_second(dataset, epoch: int) -> float:
+    """Of one round over the data set, collated in batches of 16."""
+    keyed = type(dataset).__name__ == 'UnlabeledImages'
+    start = time.process_time()
+    for first in range(0, len(dataset), 16):
+        default_collate([dataset[SampleKey(0, epoch, i) if keyed else i]
+                         for i in range(first, min(first + 16, len(dataset)))])
+    return len(dataset) / (time.process_time() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data', help='folder of photos instead of painted ones')
+    parser.add_argument('--photos', type=int, default=48, help='how many to use')
+    parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+
+    time_masks()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.data is None:
+            make_photos(folder, args.photos)
+        data = dict(data_root=args.data or folder, indices=args.photos)
+        datasets = {
+            'beit_mm, jitter on the CPU': DATASETS.build(
+                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('cpu'), **data)),
+            'beit_mm, jitter on the device': DATASETS.build(
+                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('model'), **data)),
+            'mmpretrain': build_theirs(data),
+        }
+        for epoch in range(10):  # fills the cache of resizing weights, as the first photos do
+            for name in list(datasets)[:2]:
+                images_per_second(datasets[name], epoch)
+        rates = {name: [] for name in datasets}
+        for epoch in range(args.rounds):
+            for name, dataset in datasets.items():
+                rates[name].append(images_per_second(dataset, 100 + epoch))
+        for name, dataset in datasets.items():
+            time_stages(dataset, 3, name)
+
+    print(f'\n{"whole pipeline, collated, one core":34s} {"images/s":>9s} {"ratio":>6s}')
+    for name, values in rates.items():
+        ratios = [a / b for a, b in zip(values, rates['mmpretrain'], strict=True)]
+        print(f'{name:34s} {statistics.median(values):9.0f} {statistics.median(ratios):6.2f}')
+    print(f'medians of {args.rounds} rounds over {len(dataset)} photos; torch {torch.__version__}')
+
+
+def build_theirs(data: dict):
+    """mmpretrain's BEiT pipeline, as its 300-epoch configuration has it."""
+    import mmpretrain.datasets  # noqa: F401  registers
+    from mmpretrain.registry import DATASETS as theirs
+    return theirs.build(dict(type='CustomDataset', with_label=False, pipeline=THEIRS, **data))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,142 @@
+"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, a test on held-out photos.
+
+    python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,test] [--work-dir work_dirs/demo]
+"""
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from beit_mm.datasets.demo_photos import make_demo_photos
+from beit_mm.datasets.photos import list_photos
+from beit_mm.visualization.curves import read_scalars
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ('data', 'dvae', 'pretrain', 'test')
+HELD_OUT = 0.1  # share of the user's photos kept for the test
+MIN_PHOTOS = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data', type=Path, help='folder of photos, searched to any depth '
+                        '(default: pictures that the package draws itself)')
+    parser.add_argument('--stages', default=','.join(STAGES), help='comma-separated, in this order: %(default)s')
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/demo'))
+    args = parser.parse_args()
+    stages = args.stages.split(',')
+    if unknown := set(stages) - set(STAGES):
+        parser.error(f'unknown stage {sorted(unknown)[0]!r}; choose from {",".join(STAGES)}')
+
+    demo = Demo(args.work_dir.resolve())
+    for number, stage in enumerate(stages, start=1):
+        print(f'\n== {number}/{len(stages)} {stage}', flush=True)
+        start = time.time()
+        demo.data(args.data) if stage == 'data' else getattr(demo, stage)()
+        print(f'== {stage}: {time.time() - start:.0f} s', flush=True)
+
+
+class Demo:
+    """The stages; each leaves its files in the work directory, so that the next finds them.
+
+    Args:
+        work_dir: `lists/` holds the photos' names, `dvae/` and `pretrain/` the runs.
+    """
+
+    def __init__(self, work_dir: Path):
+        self.work_dir = work_dir
+        self.lists = work_dir / 'lists'
+
+    def data(self, folder: Path | None) -> None:
+        """Lists the photos to learn from and those held out."""
+        if folder is None:
+            folder = self.work_dir / 'photos'
+            make_demo_photos(folder, num_train=1200, num_val=300, size=160, seed=0)
+            train, val = ([f'{split}/{path}' for path in list_photos(str(folder / split))]
+                          for split in ('train', 'val'))
+        else:
+            if not folder.is_dir():
+                sys.exit(f'--data: no folder {folder}')
+            folder = folder.resolve()
+            photos = list_photos(str(folder))
+            if len(photos) < MIN_PHOTOS:
+                sys.exit(f'--data: {len(photos)} photos in {folder}, at least {MIN_PHOTOS} are needed to learn from')
+            random.Random(0).shuffle(photos)
+            held_out = round(HELD_OUT * len(photos))
+            train, val = photos[held_out:], photos[:held_out]
+        self.lists.mkdir(parents=True, exist_ok=True)
+        (self.lists / 'folder.txt').write_text(f'{folder}\n')
+        for name, paths in (('train', train), ('val', val)):
+            (self.lists / f'{name}.txt').write_text('\n'.join(paths) + '\n')
+        print(f'{len(train)} photos of {folder} to learn from, {len(val)} held out')
+
+    def dvae(self) -> None:
+        """Trains the tokenizer."""
+        self._run('train.py', 'dvae')
+
+    def pretrain(self) -> None:
+        """Pretrains on its tokens."""
+        self._run('train.py', 'pretrain', tokenizer=self._checkpoint('dvae'))
+
+    def test(self) -> None:
+        """Evaluates both on the held-out photos and writes the summary."""
+        out = self.work_dir / 'metrics.json'
+        summary = {}
+        for name, options in (('dvae', {}), ('pretrain', dict(tokenizer=self._checkpoint('dvae')))):
+            self._run('test.py', name, str(self._checkpoint(name)), '--out', str(out), **options)
+            summary.update(json.loads(out.read_text()))
+        out.unlink()
+        numbers = dict(
+            recon_mae_01=summary['tokenizer/recon_mae_01'],
+            codes_used=summary['tokenizer/codes_used'],
+            val_mim_loss=summary['mim_loss'],
+            token_entropy=summary['token_entropy'],
+            position_entropy=summary['position_entropy'],
+            val_mim_acc=summary['mim_acc'],
+            images_per_second=self._images_per_second())
+        path = self.work_dir / 'summary.json'
+        path.write_text(json.dumps(numbers, indent=2) + '\n')
+        print(f'\n{json.dumps(numbers, indent=2)}')
+        gain = 1 - numbers['val_mim_loss'] / numbers['token_entropy']
+        print(f'\nHidden patches are predicted {gain:.0%} better than by how frequent each visual token is.')
+        print(f'Look at\n  {self.work_dir}/pretrain/pictures/test.png   what was hidden and what was predicted\n'
+              f'  {self.work_dir}/pretrain/curves.png          the loss over time\n'
+              f'  {self.work_dir}/dvae/pictures/test.png       what the visual tokens keep of a photo\n'
+              f'  {path}')
+
+    def _run(self, tool: str, name: str, *arguments: str, tokenizer: Path | None = None) -> None:
+        """A tool on configs/demo/<name>.py, with the listed photos."""
+        if not self.lists.is_dir():
+            sys.exit(f'{self.lists} is missing: run the stage data first')
+        folder = (self.lists / 'folder.txt').read_text().strip()
+        options = [f'{loader}_dataloader.dataset.{key}={value}'
+                   for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val'))
+                   for key, value in (('data_root', folder), ('ann_file', self.lists / f'{split}.txt'))]
+        if tokenizer is not None:
+            options.append(f'model.target_generator.checkpoint={tokenizer}')
+        command = [sys.executable, str(ROOT / 'tools' / tool), str(ROOT / f'configs/demo/{name}.py'), *arguments,
+                   '--work-dir', str(self.work_dir / name), '--cfg-options', *options]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit(f'the stage failed; its log is in {self.work_dir / name}')
+
+    def _checkpoint(self, name: str) -> Path:
+        """The newest checkpoint of a run."""
+        pointer = self.work_dir / name / 'last_checkpoint'
+        if not pointer.exists():
+            sys.exit(f'{pointer} is missing: run the stage {name} first')
+        return Path(pointer.read_text().strip())
+
+    def _images_per_second(self) -> float:
+        """Median over the newest pretraining run."""
+        scalars = max((self.work_dir / 'pretrain').glob('*/vis_data/scalars.json'),
+                      key=lambda path: 'images_per_second' in path.read_text() and path.stat().st_mtime)
+        train, _ = read_scalars(scalars)
+        return statistics.median(row['images_per_second'] for row in train if 'images_per_second' in row)
+
+
+if __name__ == '__main__':
+    main()
