@@ -170,3 +170,17 @@ def test_half_precision_is_one_option():
     cfg = load('beit/pretrain_800e.py')
     cfg.merge_from_dict({'optim_wrapper.dtype': 'float16'})
     assert cfg.optim_wrapper.dtype == 'float16' and cfg.optim_wrapper.type == 'beit_mm.AutocastOptimWrapper'
+
+
+def test_dalle_tokenizer_recipe_is_the_published_one():
+    """DALL-E paper, appendix A (FACTS section 4.1)."""
+    cfg = load('dvae/dalle_8k_in1k.py')
+    model, optimizer = cfg.model, cfg.optim_wrapper.optimizer
+    assert sum(p.numel() for p in build_on_meta(cfg).parameters()) == 53_786_240 + 43_829_766
+    assert (model.vocab_size, tuple(model.temperature), model.temperature_steps) == (8192, (1, 1 / 16), 150_000)
+    assert (model.kl_weight, model.kl_steps, model.loss) == (6.6, 5000, 'laplace')
+    assert (optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
+        1e-4, (0.9, 0.999), 1e-8, 1e-4)
+    assert cfg.param_scheduler[0].T_max == 1_200_000 and cfg.param_scheduler[0].eta_min == 1.25e-6
+    assert cfg.train_cfg.max_iters == 3_000_000 and cfg.auto_scale_lr.base_batch_size == 512
+    assert {'type': 'EMAHook', 'momentum': 0.001} in cfg.custom_hooks

@@ -34,7 +34,7 @@ val_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     pin_memory=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=False),
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
     collate_fn=dict(type='default_collate'),
     dataset=dict(
         type='beit_mm.UnlabeledImages',
