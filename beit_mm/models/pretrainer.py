@@ -27,7 +27,8 @@ class BEiTPretrainer(BaseModel):
         init_cfg: mmengine's.
 
     Raises:
-        ValueError: the head's vocabulary is not the tokenizer's, or `recover` is unknown.
+        ValueError: the head's vocabulary is not the tokenizer's, or `recover` is unknown; in training, views or
+            masks that do not fit.
 
     Source: microsoft/unilm `beit/engine_for_pretraining.py`.
     Differs from it in: the last block computes only the tokens that are predicted, and the tokenizer's
@@ -50,7 +51,7 @@ class BEiTPretrainer(BaseModel):
         self.target_generator = None
         if target_generator is not None:
             self.target_generator = MODELS.build(target_generator).requires_grad_(False).eval()
-            _check_vocabulary(self.head.vocab_size, self.target_generator.vocab_size)
+            _check_vocabulary(self.head, self.target_generator)
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
@@ -150,7 +151,11 @@ class BEiTPretrainer(BaseModel):
 
     def _predicted_positions(self, inputs: dict) -> Tensor | None:
         """int64 (B, K) patches to predict, -1 = padding; None for all."""
-        return None if self.recover == 'all' else inputs['positions']
+        if self.recover == 'all':
+            return None
+        if inputs['positions'] is None:
+            raise ValueError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
+        return inputs['positions']
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
@@ -169,6 +174,8 @@ class BEiTPretrainer(BaseModel):
         return targets if positions is None else take_tokens(targets, positions.clamp(min=0))
 
     def _check_second_view(self, inputs: dict) -> None:
+        if inputs['targets'] is None:
+            raise ValueError('the images have no second view for the tokenizer; set second_size in the pipeline')
         patch = self.backbone.patch_size
         grid = tuple(-(-side // patch) for side in inputs['images'].shape[2:])
         check_second_view(self.target_generator, tuple(inputs['targets'].shape[2:]), grid)
@@ -199,10 +206,11 @@ def _valid(positions: Tensor | None) -> Tensor | None:
     return None if positions is None else positions >= 0
 
 
-def _check_vocabulary(head: int, tokenizer: int) -> None:
-    if head != tokenizer:
-        raise ValueError(f'the head predicts {head} visual tokens, the tokenizer has {tokenizer}; '
-                         f'set model.head.vocab_size={tokenizer}')
+def _check_vocabulary(head: nn.Module, tokenizer: nn.Module) -> None:
+    predicted = getattr(head, 'vocab_size', None)
+    if predicted != tokenizer.vocab_size:
+        raise ValueError(f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
+                         f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}')
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:

@@ -189,12 +189,18 @@ def test_pictures_show_what_was_hidden():
 
 
 def test_wrong_combinations_are_refused():
-    with pytest.raises(ValueError, match='the head predicts 32 visual tokens, the tokenizer has 64'):
+    with pytest.raises(ValueError, match='BEiTMIMHead predicts 32 visual tokens, the tokenizer has 64'):
         MODELS.build(narrow_model(target_generator=dict(
             type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)))
     with pytest.raises(ValueError, match="recover is 'some'"):
         MODELS.build(narrow_model(recover='some'))
+    with pytest.raises(ValueError, match='PixelRegressionHead predicts None visual tokens'):
+        MODELS.build(narrow_model(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)))
     model = MODELS.build(narrow_model())
+    with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
+        model(dict(make_inputs(), mask=None, positions=None), mode='loss')
+    with pytest.raises(ValueError, match='set second_size in the pipeline'):
+        model(dict(make_inputs(), targets=None), mode='loss')
     for size in (16, 36):
         with pytest.raises(ValueError, match='set second_size to 32 x 32'):
             model(dict(make_inputs(), targets=torch.rand(3, 3, size, size)), mode='loss')
