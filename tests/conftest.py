@@ -45,7 +45,7 @@ def pretrain_config(photos: Path, tmp_path: Path) -> Config:
     cfg.auto_scale_lr = dict(base_batch_size=4)
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
     cfg.default_hooks.logger.interval = 1
-    cfg.log_processor = dict(by_epoch=True)
+    cfg.log_processor.by_epoch = True
     cfg.work_dir = str(tmp_path / 'work')
     cfg.launcher = 'none'
     return cfg

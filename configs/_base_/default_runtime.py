@@ -3,7 +3,7 @@ default_scope = 'mmpretrain'
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
-    logger=dict(type='LoggerHook', interval=50),
+    logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'))
@@ -20,7 +20,14 @@ visualizer = dict(
     type='Visualizer',
     vis_backends=[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')])
 log_level = 'INFO'
-log_processor = dict(window_size=50)
+log_processor = dict(
+    window_size=50,
+    custom_cfg=[
+        dict(data_src='mim_acc', method_name='mean', window_size=50),
+        dict(data_src='images_per_second', method_name='mean', window_size=50),
+        # mmengine smooths what is called a loss, over validations too.
+        dict(data_src='mim_loss', method_name='current'),
+    ])
 load_from = None
 resume = False
 randomness = dict(seed=0)

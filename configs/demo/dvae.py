@@ -27,7 +27,7 @@ model = dict(
 
 train_pipeline = [
     dict(type='beit_mm.LoadPhoto'),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=None, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=None, scale=(0.4, 1.0)),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [

@@ -33,7 +33,7 @@ model = dict(
 
 train_pipeline = [
     dict(type='beit_mm.LoadPhoto'),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),
@@ -80,12 +80,12 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=3.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3000, T_max=2900, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3500, T_max=3400, eta_min=1e-5),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=3000, val_interval=1000)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=3500, val_interval=500)
 val_cfg = dict()
 test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=32)
 default_hooks = dict(
-    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=3000, max_keep_ckpts=1))
+    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=3500, max_keep_ckpts=1))
 log_processor = dict(by_epoch=False)

@@ -24,6 +24,16 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
     assert list(Path(runner.log_dir).glob('vis_data/events.out.tfevents*'))
 
 
+def test_logged_validations_are_not_smoothed_together(pretrain_config):
+    runner = make_runner(pretrain_config)
+    runner.train()
+    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+    first, second = [row for row in rows if 'mim_loss' in row]
+    assert (first['step'], second['step']) == (3, 6)
+    assert first['mim_loss'] != second['mim_loss']
+    assert second['mim_loss'] == pytest.approx(runner.val_loop.run()['mim_loss'], rel=1e-6)
+
+
 def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):
     pretrain_config.auto_scale_lr.base_batch_size = 2048
     pretrain_config.train_cfg.max_epochs = 1

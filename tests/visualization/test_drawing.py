@@ -41,7 +41,7 @@ def test_curves_are_drawn_from_the_log(tmp_path):
     draw_curves(log, tmp_path / 'out' / 'curves.png')
     with Image.open(tmp_path / 'out' / 'curves.png') as picture:
         assert picture.size == (1500, 350)  # loss, accuracy and learning rate, side by side
-        assert len(set(picture.convert('RGB').crop((0, 0, 500, 350)).getdata())) > 50  # lines, not blank
+        assert len(picture.convert("RGB").crop((0, 0, 500, 350)).getcolors(175_000)) > 50  # lines, not blank
 
 
 def test_an_empty_log_draws_nothing(tmp_path):
