@@ -26,7 +26,7 @@ log_processor = dict(
         dict(data_src='mim_acc', method_name='mean', window_size=50),
         dict(data_src='images_per_second', method_name='mean', window_size=50),
         # mmengine smooths what is called a loss, over validations too.
-        dict(data_src='mim_loss', method_name='current'),
+        dict(data_src='mim_loss', method_name='mean', window_size=1),
     ])
 load_from = None
 resume = False
