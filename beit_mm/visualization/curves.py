@@ -11,7 +11,7 @@ from beit_mm.registry import HOOKS
 
 # Panels of the picture: title -> logged numbers, of training and of validation.
 PANELS = {
-    'loss (nats)': ('loss', 'mim_loss', 'token_entropy', 'position_entropy'),
+    'loss': ('loss', 'mim_loss', 'token_entropy', 'position_entropy'),
     'accuracy': ('mim_acc', ),
     'reconstruction': ('loss_recon', 'recon_mae_01'),
     'codes in use': ('codes_used', 'perplexity'),

@@ -121,7 +121,7 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
         def encode(self, images):
             return (F.avg_pool2d(images, 8).sum(1) * 10).long().clamp(0, 31)
 
-    model = MODELS.build(narrow_model(target_generator=dict(type='PlainTokenizer')))
+    model = MODELS.build(narrow_model(target_generator=dict(type='beit_mm.PlainTokenizer')))
     inputs = make_inputs()
     torch.testing.assert_close(model(inputs, mode='loss')['loss'], plain_loss(model, inputs))
 
