@@ -32,6 +32,9 @@ def main() -> None:
     if unknown := set(stages) - set(STAGES):
         parser.error(f'unknown stage {sorted(unknown)[0]!r}; choose from {",".join(STAGES)}')
 
+    if args.data and 'data' not in stages:
+        parser.error('--data is read by the stage data, which --stages leaves out')
+
     demo = Demo(args.work_dir.resolve())
     for number, stage in enumerate(stages, start=1):
         print(f'\n== {number}/{len(stages)} {stage}', flush=True)
@@ -44,7 +47,8 @@ class Demo:
     """The stages; each leaves its files in the work directory, so that the next finds them.
 
     Args:
-        work_dir: `lists/` holds the photos' names, `dvae/` and `pretrain/` the runs.
+        work_dir: `lists/` holds the photos' names, `dvae/` and `pretrain/` the runs. Tools run inside it on
+            relative paths, because `--cfg-options` drops the spaces of a value and splits it at commas.
     """
 
     def __init__(self, work_dir: Path):
@@ -53,8 +57,9 @@ class Demo:
 
     def data(self, folder: Path | None) -> None:
         """Lists the photos to learn from and those held out."""
+        self.lists.mkdir(parents=True, exist_ok=True)
         if folder is None:
-            folder = self.work_dir / 'photos'
+            link = folder = self.work_dir / 'drawn_photos'
             make_demo_photos(folder, num_train=1200, num_val=300, size=160, seed=0)
             train, val = ([f'{split}/{path}' for path in list_photos(str(folder / split))]
                           for split in ('train', 'val'))
@@ -62,14 +67,16 @@ class Demo:
             if not folder.is_dir():
                 sys.exit(f'--data: no folder {folder}')
             folder = folder.resolve()
+            link = self.work_dir / 'own_photos'
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder)
             photos = list_photos(str(folder))
             if len(photos) < MIN_PHOTOS:
                 sys.exit(f'--data: {len(photos)} photos in {folder}, at least {MIN_PHOTOS} are needed to learn from')
             random.Random(0).shuffle(photos)
             held_out = round(HELD_OUT * len(photos))
             train, val = photos[held_out:], photos[:held_out]
-        self.lists.mkdir(parents=True, exist_ok=True)
-        (self.lists / 'folder.txt').write_text(f'{folder}\n')
+        (self.lists / 'folder.txt').write_text(f'{link.name}\n')
         for name, paths in (('train', train), ('val', val)):
             (self.lists / f'{name}.txt').write_text('\n'.join(paths) + '\n')
         print(f'{len(train)} photos of {folder} to learn from, {len(val)} held out')
@@ -87,7 +94,7 @@ class Demo:
         out = self.work_dir / 'metrics.json'
         summary = {}
         for name, options in (('dvae', {}), ('pretrain', dict(tokenizer=self._checkpoint('dvae')))):
-            self._run('test.py', name, str(self._checkpoint(name)), '--out', str(out), **options)
+            self._run('test.py', name, str(self._checkpoint(name)), '--out', out.name, **options)
             summary.update(json.loads(out.read_text()))
         out.unlink()
         numbers = dict(
@@ -109,33 +116,31 @@ class Demo:
               f'  {path}')
 
     def _run(self, tool: str, name: str, *arguments: str, tokenizer: Path | None = None) -> None:
-        """A tool on configs/demo/<name>.py, with the listed photos."""
+        """A tool on configs/demo/<name>.py, with the listed photos; paths are relative to the work directory."""
         if not self.lists.is_dir():
             sys.exit(f'{self.lists} is missing: run the stage data first')
         folder = (self.lists / 'folder.txt').read_text().strip()
         options = [f'{loader}_dataloader.dataset.{key}={value}'
                    for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val'))
-                   for key, value in (('data_root', folder), ('ann_file', self.lists / f'{split}.txt'))]
+                   for key, value in (('data_root', '.'), ('data_prefix', folder), ('ann_file', f'lists/{split}.txt'))]
         if tokenizer is not None:
             options.append(f'model.target_generator.checkpoint={tokenizer}')
         command = [sys.executable, str(ROOT / 'tools' / tool), str(ROOT / f'configs/demo/{name}.py'), *arguments,
-                   '--work-dir', str(self.work_dir / name), '--cfg-options', *options]
-        if subprocess.run(command, check=False).returncode:
+                   '--work-dir', name, '--cfg-options', *options]
+        if subprocess.run(command, check=False, cwd=self.work_dir).returncode:
             sys.exit(f'the stage failed; its log is in {self.work_dir / name}')
 
     def _checkpoint(self, name: str) -> Path:
-        """The newest checkpoint of a run."""
+        """The newest checkpoint of a run, relative to the work directory."""
         pointer = self.work_dir / name / 'last_checkpoint'
         if not pointer.exists():
             sys.exit(f'{pointer} is missing: run the stage {name} first')
-        return Path(pointer.read_text().strip())
+        return Path(name, Path(pointer.read_text().strip()).name)
 
     def _images_per_second(self) -> float:
-        """Median over the newest pretraining run."""
-        scalars = max((self.work_dir / 'pretrain').glob('*/vis_data/scalars.json'),
-                      key=lambda path: 'images_per_second' in path.read_text() and path.stat().st_mtime)
-        train, _ = read_scalars(scalars)
-        return statistics.median(row['images_per_second'] for row in train if 'images_per_second' in row)
+        """Median over the pretraining."""
+        train, _ = read_scalars(self.work_dir / 'pretrain')
+        return statistics.median(row['images_per_second'] for row in train)
 
 
 if __name__ == '__main__':

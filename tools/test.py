@@ -17,8 +17,9 @@ def main() -> None:
     parser.add_argument('--out', metavar='FILE', help='also write the metrics to this JSON file')
     args = parser.parse_args()
     cfg = load_config(args)
-    cfg.load_from = args.checkpoint
-    metrics = Runner.from_cfg(cfg).test()
+    runner = Runner.from_cfg(cfg)
+    runner.load_checkpoint(args.checkpoint, strict=True)  # numbers of a half-loaded model would mislead
+    metrics = runner.test()
     if args.out and is_main_process():
         Path(args.out).write_text(json.dumps(metrics, indent=2) + '\n')
 

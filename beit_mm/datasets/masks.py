@@ -28,6 +28,7 @@ class BlockwiseMask(BaseTransform):
     def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16,
                  max_block: int | None = None, min_aspect: float = 0.3,
                  variant: str = 'released') -> None:
+        self.grid = tuple(grid)
         self.generate = BlockwiseMaskGenerator(
             grid, num_masked, min_block, max_block, min_aspect, variant)
 
@@ -53,7 +54,7 @@ class RandomMask(BaseTransform):
 
     def __init__(self, grid: tuple[int, int], num_masked: int) -> None:
         check_grid(grid, num_masked)
-        self.grid = grid
+        self.grid = tuple(grid)
         self.num_masked = num_masked
 
     def transform(self, results: dict) -> dict:

@@ -19,13 +19,14 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='how the processes are started (dist_train.sh passes pytorch)')
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
     return parser
 
 
 def load_config(args: argparse.Namespace) -> Config:
     """The config with the command line's overrides; starts a gloo group where there is no GPU."""
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if args.local_rank is not None:
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(args.config)
     if args.cfg_options:
         cfg.merge_from_dict(args.cfg_options)

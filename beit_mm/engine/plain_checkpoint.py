@@ -44,7 +44,7 @@ class PlainCheckpointHook(Hook):
         """Restores the history, and says so when the tokens are not those of the earlier run."""
         meta = checkpoint.get('meta', {})
         before, now = meta.get('tokenizer'), _tokenizer_origin(runner)
-        if before and now and before.get('sha256') != now.get('sha256'):
+        if before and now and _without_path(before) != _without_path(now):
             print_log(
                 f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
                 logger='current',
@@ -58,6 +58,10 @@ class PlainCheckpointHook(Hook):
 def _tokenizer_origin(runner: Runner) -> dict | None:
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     return getattr(getattr(model, 'target_generator', None), 'provenance', None)
+
+
+def _without_path(origin: dict) -> dict:
+    return {key: value for key, value in origin.items() if not key.endswith('path')}
 
 
 def _buffer_to_plain(buffer: HistoryBuffer) -> dict:

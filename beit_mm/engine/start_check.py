@@ -30,7 +30,7 @@ class StartCheckHook(Hook):
         expected = runner.cfg.get('auto_scale_lr', {}).get('base_batch_size')
         statement = (f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} '
                      f'accumulated = {effective}; the recipe has {expected}.')
-        if expected in (None, effective):
+        if expected in (None, effective) or runner.cfg.auto_scale_lr.get('enable'):
             print_log(statement, logger='current')
         else:
             print_log(
@@ -40,5 +40,10 @@ class StartCheckHook(Hook):
                 logger='current',
                 level=logging.WARNING)
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        if hasattr(model, 'check_data'):
-            model.check_data(runner.train_dataloader.dataset.pipeline.transforms)
+        pipeline = getattr(runner.train_dataloader.dataset, 'pipeline', None)  # a concatenation has none of its own
+        if hasattr(model, 'check_data') and pipeline is not None:
+            model.check_data(pipeline.transforms)
+        origin = getattr(getattr(model, 'target_generator', None), 'provenance', None)
+        if origin is not None:
+            level = logging.WARNING if origin.get('path') == 'random weights' else logging.INFO
+            print_log(f'Visual tokens: {origin}', logger='current', level=level)

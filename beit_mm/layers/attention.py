@@ -84,9 +84,7 @@ class Attention(nn.Module):
             (B, K, C), K = N without queries.
         """
         q, k, v = self._qkv(x, queries)
-        bias = self._bias(grid, shared_bias, queries)
-        if bias is not None:
-            bias = bias.to(q.dtype)
+        bias = self._bias(grid, shared_bias, queries, q.dtype)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.proj(x.transpose(1, 2).flatten(2))
 
@@ -94,7 +92,7 @@ class Attention(nn.Module):
         """Attention weights (B, heads, N, N) after the softmax; arguments as in forward."""
         q, k, _ = self._qkv(x, None)
         scores = q @ k.transpose(-2, -1) * q.shape[-1]**-0.5
-        bias = self._bias(grid, shared_bias, None)
+        bias = self._bias(grid, shared_bias, None, q.dtype)
         return (scores if bias is None else scores + bias).softmax(dim=-1)
 
     def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,11 +108,15 @@ class Attention(nn.Module):
             k, v = F.linear(x, kv_weight, kv_bias).chunk(2, dim=-1)
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
-    def _bias(self, grid: Grid, shared: Tensor | None, queries: Tensor | None) -> Tensor | None:
+    def _bias(self, grid: Grid, shared: Tensor | None, queries: Tensor | None,
+              dtype: torch.dtype) -> Tensor | None:
         """Bias (1 or B, heads, K, N) of the queries' rows."""
         bias = shared
         if self.relative_position_bias_table is not None:
             bias = self.read(self.relative_position_bias_table, grid)
-        if bias is None or queries is None:
+        if bias is None:
+            return None
+        bias = bias.to(dtype)  # before the rows are picked: (heads, B, K, N) is the largest tensor of a step
+        if queries is None:
             return bias
         return bias[0][:, queries].transpose(0, 1)  # heads, B, K, N -> B, heads, K, N

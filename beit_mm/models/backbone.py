@@ -1,5 +1,6 @@
 """The BEiT backbone: a vision Transformer that takes masked images of any size."""
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -40,7 +41,7 @@ class BEiTBackbone(BaseModule):
             made. Other sizes work at run time: the position parameters are resampled.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
-        out_indices: blocks whose output is returned, 0-based, negative from the end.
+        out_indices: blocks whose output is returned, first block first; 0-based, negative from the end.
         out_type: 'raw' for tokens (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap' for the mean of the
             patch tokens (B, C), 'featmap' for (B, C, h, w).
         masked_input: own a mask token, for pretraining.
@@ -88,6 +89,8 @@ class BEiTBackbone(BaseModule):
         self.grid = _patch_grid(img_size, patch_size)
         self.out_type = out_type
         self.out_indices = _block_indices(out_indices, depth)
+        if frozen_stages > depth:
+            raise ValueError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
 
@@ -98,7 +101,7 @@ class BEiTBackbone(BaseModule):
         if abs_pos_embed:
             num_tokens = 1 + self.grid[0] * self.grid[1]
             self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims))
-            self._read_pos_embed = DerivedTensor(self._resize_pos_embed)
+            self._read_pos_embed = DerivedTensor(partial(_resize_pos_embed, self.grid))
         self.rel_pos_bias = RelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
         self.blocks = nn.ModuleList(
             Block(dims,
@@ -187,9 +190,6 @@ class BEiTBackbone(BaseModule):
             x = x + self._read_pos_embed(self.pos_embed, grid)
         return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid)
 
-    def _resize_pos_embed(self, pos_embed: Tensor, grid: Grid) -> Tensor:
-        return resize_position_embedding(pos_embed, self.grid, grid)
-
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
         """A block's output (B, N, C) in the form that `out_type` asks for."""
         if last and self.norm is not None:
@@ -218,6 +218,10 @@ class BEiTBackbone(BaseModule):
                                       or self.out_indices != [self.num_layers - 1]):
             raise ValueError("positions need out_type='raw' and the last block as the only output, got "
                              f'out_type={self.out_type!r}, out_indices={self.out_indices}')
+
+
+def _resize_pos_embed(trained_grid: Grid, pos_embed: Tensor, grid: Grid) -> Tensor:
+    return resize_position_embedding(pos_embed, trained_grid, grid)
 
 
 def _architecture(arch: str | dict) -> dict:

@@ -16,15 +16,14 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     Args:
         mean, std: of the first view, RGB, 0-255.
-        non_blocking: copy from pinned memory without waiting.
 
     Source: microsoft/unilm `beit/datasets.py`.
     Differs from it in: views arrive as uint8 (a quarter of the bytes), colour jitter can be done here,
     and the second view stays in [0, 1]: each tokenizer maps pixels as it was trained.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], non_blocking: bool = True):
-        super().__init__(non_blocking)
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 

@@ -73,7 +73,6 @@ class PixelRegressionHead(BaseModule):
     Args:
         embed_dims: width of the hidden states.
         patch_size: side of a patch in pixels.
-        in_channels: channels of the image.
 
     Source: paper section 3.3 (no code was released).
     """
@@ -81,20 +80,19 @@ class PixelRegressionHead(BaseModule):
     def __init__(self,
                  embed_dims: int,
                  patch_size: int = 16,
-                 in_channels: int = 3,
                  init_cfg: dict | None = None):
         super().__init__(init_cfg)
         self.patch_size = patch_size
-        self.pixel_head = nn.Linear(embed_dims, in_channels * patch_size**2)
+        self.pixel_head = nn.Linear(embed_dims, 3 * patch_size**2)
         truncated_normal_(self.pixel_head.weight)
         nn.init.zeros_(self.pixel_head.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., embed_dims) to pixels (..., in_channels * patch_size**2)."""
+        """Hidden states (..., embed_dims) to RGB pixels (..., 3 * patch_size**2)."""
         return self.pixel_head(hidden)
 
     def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-        """Mean squared error; targets (B, K, in_channels * patch_size**2), valid as in BEiTMIMHead."""
+        """Mean squared error; targets (B, K, 3 * patch_size**2), valid as in BEiTMIMHead."""
         return dict(loss=_masked_mean(self._errors(hidden, targets), valid))
 
     def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:

@@ -134,13 +134,16 @@ class BEiTPretrainer(BaseModel):
         return columns
 
     def check_data(self, transforms: list) -> None:
-        """Raises ValueError when a pipeline's second view does not give one token a patch."""
+        """Raises ValueError when a pipeline's mask or second view does not fit the backbone's patches."""
+        views = next((t for t in transforms if hasattr(t, 'second_size')), None)
+        if views is None:
+            return
+        grid = self._patch_grid(views.size)
+        if views.second_size is not None and self.target_generator is not None:
+            check_second_view(self.target_generator, views.second_size, grid)
         for transform in transforms:
-            second_size = getattr(transform, 'second_size', None)
-            if second_size is not None and self.target_generator is not None:
-                patch = self.backbone.patch_size
-                grid = tuple(-(-side // patch) for side in transform.size)
-                check_second_view(self.target_generator, second_size, grid)
+            if hasattr(transform, 'grid'):
+                check_mask_grid(transform.grid, grid)
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
         """Sets the training mode of everything but the tokenizer."""
@@ -151,6 +154,8 @@ class BEiTPretrainer(BaseModel):
 
     def _predicted_positions(self, inputs: dict) -> Tensor | None:
         """int64 (B, K) patches to predict, -1 = padding; None for all."""
+        if inputs['mask'] is not None:
+            check_mask_grid(inputs['mask'].shape[1:], self._patch_grid(inputs['images'].shape[2:]))
         if self.recover == 'all':
             return None
         if inputs['positions'] is None:
@@ -176,9 +181,19 @@ class BEiTPretrainer(BaseModel):
     def _check_second_view(self, inputs: dict) -> None:
         if inputs['targets'] is None:
             raise ValueError('the images have no second view for the tokenizer; set second_size in the pipeline')
-        patch = self.backbone.patch_size
-        grid = tuple(-(-side // patch) for side in inputs['images'].shape[2:])
+        grid = self._patch_grid(inputs['images'].shape[2:])
         check_second_view(self.target_generator, tuple(inputs['targets'].shape[2:]), grid)
+
+    def _patch_grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Patch grid (h, w) of an image of size (height, width) pixels."""
+        return tuple(-(-side // self.backbone.patch_size) for side in size)
+
+
+def check_mask_grid(found: tuple[int, int], grid: tuple[int, int]) -> None:
+    """Raises ValueError unless a mask has one cell a patch."""
+    if tuple(found) != grid:
+        raise ValueError(f'the mask has {found[0]} x {found[1]} cells, the backbone {grid[0]} x {grid[1]} patches; '
+                         f'set the mask transform\'s grid to {grid}')
 
 
 def check_second_view(tokenizer: nn.Module, size: tuple[int, int], grid: tuple[int, int]) -> None:
@@ -220,4 +235,5 @@ def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metad
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:
     missing = incompatible_keys.missing_keys
-    missing[:] = [key for key in missing if not key.startswith(TOKENIZER_PREFIX)]
+    # Below any prefix: the model may be inside a wrapper.
+    missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']

@@ -20,20 +20,30 @@ PANELS = {
 }
 
 
-def read_scalars(path: Path) -> tuple[list[dict], list[dict]]:
-    """Rows of mmengine's scalars.json: those of training and those of validation."""
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+def read_scalars(work_dir: Path) -> tuple[list[dict], list[dict]]:
+    """What the runs of a work directory logged: rows of training and rows of validation, each with its `step`.
+
+    A resumed run goes on where an earlier one was, and a run started anew replaces it: of each file
+    (`<time>/vis_data/scalars.json`) only the steps before the next file's first count.
+    """
+    rows: list[dict] = []
+    for path in sorted(work_dir.glob('*/vis_data/scalars.json')):
+        later = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        # `tokenizer/recon_mae_01` and the like: metrics may carry a prefix
+        later = [{key.split('/')[-1]: value for key, value in row.items()} for row in later if 'step' in row]
+        if later:
+            rows = [row for row in rows if row['step'] < later[0]['step']] + later
     return [r for r in rows if 'lr' in r], [r for r in rows if 'lr' not in r]
 
 
-def draw_curves(scalars: Path, picture: Path) -> None:
-    """Draws a run's logged numbers over its steps.
+def draw_curves(work_dir: Path, picture: Path) -> None:
+    """Draws what the runs of a work directory logged over their steps.
 
     Args:
-        scalars: mmengine's scalars.json (`<work_dir>/<time>/vis_data/scalars.json`).
+        work_dir: of a run.
         picture: PNG file to write.
     """
-    train, val = read_scalars(scalars)
+    train, val = read_scalars(work_dir)
     panels = {title: [key for key in keys if any(key in r for r in train + val)]
               for title, keys in PANELS.items()}
     panels = {title: keys for title, keys in panels.items() if keys}
@@ -79,6 +89,4 @@ class CurveHook(Hook):
 
     @master_only
     def _draw(self, runner: Runner) -> None:
-        scalars = Path(runner.log_dir) / 'vis_data' / 'scalars.json'
-        if scalars.exists():
-            draw_curves(scalars, Path(runner.work_dir) / 'curves.png')
+        draw_curves(Path(runner.work_dir), Path(runner.work_dir) / 'curves.png')

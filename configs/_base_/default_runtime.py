@@ -23,7 +23,6 @@ log_level = 'INFO'
 log_processor = dict(
     window_size=50,
     custom_cfg=[
-        dict(data_src='images_per_second', method_name='mean', window_size=50),
         # mmengine smooths what is called a loss, over validations too.
         dict(data_src='mim_loss', method_name='mean', window_size=1),
     ])

@@ -7,7 +7,7 @@ Steps:   1281167 // 2048 = 625 an epoch, 187,500 in all
 Time:    less than beit/pretrain_300e.py, the tokenizer is a small part of DALL-E's
 Result:  the paper, after fine-tuning: 82.70 top-1 on ImageNet-1K
          (baseline beit/pretrain_300e.py: 82.86)
-Shorter: set max_epochs and the schedule as in beit/pretrain_300e.py
+Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100 param_scheduler.1.T_max=90
 Differs: from the baseline in the tokenizer, which must be trained first; the paper's own was not released
 """
 _base_ = '../beit/pretrain_300e.py'

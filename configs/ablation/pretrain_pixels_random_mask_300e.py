@@ -6,7 +6,7 @@ Steps:   1281167 // 2048 = 625 an epoch, 187,500 in all
 Time:    about two thirds of beit/pretrain_300e.py, there is no tokenizer
 Result:  the paper, after fine-tuning: 80.50 top-1 on ImageNet-1K, 37.09 mIoU on ADE20K (SETR-PUP)
          (baseline beit/pretrain_300e.py: 82.86 and 44.65)
-Shorter: set max_epochs and the schedule as in beit/pretrain_300e.py
+Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100 param_scheduler.1.T_max=90
 Differs: as pretrain_pixels_300e.py, with the mask of pretrain_random_mask_300e.py
 """
 _base_ = '../beit/pretrain_300e.py'

@@ -5,7 +5,7 @@ Batch:   16 GPUs x 128 = 2048 images, lr 1.5e-3. On 8 GPUs: --cfg-options train_
 Steps:   1281167 // 2048 = 625 an epoch, 187,500 in all
 Time:    three eighths of pretrain_800e.py
 Result:  the paper, after fine-tuning: 82.86 top-1 on ImageNet-1K, 44.65 mIoU on ADE20K (SETR-PUP)
-Shorter: set max_epochs, end and T_max below to what you can afford; ../demo/ runs in minutes
+Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100 param_scheduler.1.T_max=90
 Differs: from the released code's default command in the architecture, see pretrain_800e.py
 """
 _base_ = [

@@ -6,7 +6,7 @@ Steps:   1281167 // 2048 = 625 an epoch, 187,500 in all
 Time:    as beit/pretrain_300e.py
 Result:  the paper, after fine-tuning (architecture variants): 83.22 top-1 on ImageNet-1K, 45.70 mIoU on
          ADE20K (UperNet). A user's log of the released code ends at loss 6.30, accuracy 0.050.
-Shorter: set max_epochs, end and T_max below to what you can afford
+Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100 param_scheduler.1.T_max=90
 Differs: from the paper's main model (beit/) in the architecture; this is what the released code trains by
          default. The released code's README runs 800 epochs of it.
 """

@@ -7,8 +7,9 @@ Time:    about twice beit/pretrain_800e.py
 Result:  released, after fine-tuning on ImageNet-1K: 83.7 top-1 at 224; with intermediate fine-tuning on
          ImageNet-22K 85.2 at 224 and 86.8 at 384
 Shorter: pretrain_300e.py on ImageNet-1K
-Differs: nothing of the recipe is changed from the released command; images are normalised with mean
-         and std 0.5 there, so here too. With another batch the schedule below, in steps, must change.
+Differs: from the released command in bfloat16 instead of float16, and in jitter after the crop. Images are
+         normalised with mean and std 0.5 there, so here too. With another batch the schedule below, in steps,
+         must change.
 """
 _base_ = [
     '../_base_/models/mim_plus_base.py',

@@ -4,7 +4,7 @@ Command: tools/run_demo.sh (all stages), or
          python tools/train.py configs/demo/dvae.py --cfg-options train_dataloader.dataset.data_root=photos
 Batch:   1 process x 16 images, lr 3e-3
 Expect:  recon_mae_01 below 0.10 and well over 50 codes in use on photos
-Differs: from ../dvae/discrete_vae_8k_in1k.py in size and schedule
+Differs: from ../dvae/discrete_vae_8k_in1k.py in size, schedule and learning rate; the temperature ends at 0.25
 """
 _base_ = '../_base_/default_runtime.py'
 
@@ -17,7 +17,7 @@ model = dict(
     num_levels=3,
     bottleneck_blocks=2,
     loss='mse',
-    # As ../dvae/, on a schedule of 1,000 instead of 150,000 steps. The KL keeps the vocabulary alive: without
+    # The KL keeps the vocabulary alive: without
     # it a run this short ends with some 60 of 512 tokens in use, with it more than 400.
     temperature=(1.0, 0.25),
     temperature_steps=1000,

@@ -2,7 +2,7 @@
 
 Command: tools/dist_train.sh configs/dvae/discrete_vae_8k_in1k.py 8
 Batch:   8 GPUs x 64 = 512 images of 112 x 112 pixels, lr 1e-3
-Steps:   50,000 (20 epochs); temperature 1 to 1/16 and KL weight 0 to 0.5 over the run
+Steps:   50,000 (20 epochs); temperature 1 to 1/16 over the run, KL weight 0 to 0.5 over its first quarter
 Time:    not measured
 Result:  the paper's re-implemented dVAE: reconstruction error 0.0880 (resolution and range not stated), and
          82.70 top-1 after pretraining and fine-tuning, see ../ablation/pretrain_own_dvae_300e.py

@@ -52,7 +52,26 @@ def test_two_processes_share_the_photos_and_agree(photos, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
     assert re.search(r'2 processes x 2 images x 1 accumulated = 4; the recipe has 32', done.stdout)
-    assert re.search(r'Iter\(val\).*mim_loss: \d', done.stdout)
+    together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', done.stdout)[1]
+    # the weights that the two agreed on give the same number in one process
+    tested = run(sys.executable, str(ROOT / 'tools/test.py'), config, 'work_dirs/pretrain/iter_3.pth', '--out',
+                 'metrics.json', '--cfg-options', *OPTIONS, *photo_options(photos), cwd=tmp_path)
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    alone = json.loads((tmp_path / 'metrics.json').read_text())['mim_loss']
+    assert float(together) == pytest.approx(alone, abs=1e-3)
+    wrong = run(sys.executable, str(ROOT / 'tools/test.py'), config, 'work_dirs/pretrain/iter_3.pth', '--cfg-options',
+                *OPTIONS, *photo_options(photos), 'model.backbone.rel_pos_bias=shared', cwd=tmp_path)
+    assert wrong.returncode != 0 and 'rel_pos_bias' in wrong.stderr
+
+
+def test_mim_trains_from_the_config_alone(photos, tmp_path):
+    """Our tools are not in that process: everything must come from the registries."""
+    mim = Path(sys.executable).with_name('mim')
+    done = run(str(mim), 'train', 'mmpretrain', str(ROOT / 'configs/demo/pretrain.py'), '--gpus', '0', '--launcher',
+               'none', '--work-dir', 'run', '--cfg-options', *OPTIONS, *photo_options(photos), cwd=tmp_path,
+               PATH=f'{mim.parent}:{os.environ["PATH"]}')
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (tmp_path / 'run/iter_3.pth').exists() and (tmp_path / 'run/pictures/iter_3.png').exists()
 
 
 @pytest.mark.parametrize(('options', 'message'), [

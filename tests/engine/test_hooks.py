@@ -1,11 +1,16 @@
 """The hooks of a pretraining run, in a run."""
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import make_runner
 from PIL import Image
+
+from beit_mm.engine.throughput import ThroughputHook
+from beit_mm.visualization.curves import read_scalars
 
 
 def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
@@ -71,6 +76,9 @@ def test_unreadable_photos_are_listed_and_too_many_stop_the_run(pretrain_config,
 
 
 def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
+    pretrain_config.param_scheduler = [
+        dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=2),
+        dict(type='CosineAnnealingLR', by_epoch=False, begin=2, end=6, T_max=4, eta_min=1e-5)]
     whole = make_runner(pretrain_config)
     whole.train()
     work = Path(pretrain_config.work_dir)
@@ -86,11 +94,23 @@ def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
     resumed.train()
     assert resumed.iter == whole.iter == 6
     history = resumed.message_hub.get_scalar('train/loss').data[0]
+    assert resumed.optim_wrapper.get_lr() == whole.optim_wrapper.get_lr()
     assert len(history) == 6  # three steps of the first run, three of the second
     assert history[0] == pytest.approx(whole.message_hub.get_scalar('train/loss').data[0][0])
     ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
     for name in theirs:  # no stochastic depth here, so the second epoch is the same
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_curves_keep_what_came_before_a_resume(pretrain_config):
+    make_runner(pretrain_config).train()
+    pretrain_config.resume = True
+    pretrain_config.train_cfg.max_epochs = 4
+    time.sleep(1.1)  # a run's log folder is named after the second
+    make_runner(pretrain_config).train()
+    train, val = read_scalars(Path(pretrain_config.work_dir))
+    assert [row['step'] for row in train] == list(range(1, 13))
+    assert [row['step'] for row in val] == [3, 6, 9, 12]
 
 
 def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
@@ -104,6 +124,18 @@ def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
     pretrain_config.train_cfg.max_epochs = 2
     _, text = _train_log(pretrain_config)
     assert 'was trained on the visual tokens of' in text and 'other.pth' in text
+
+
+def test_throughput_is_images_over_seconds_not_a_mean_of_rates(monkeypatch):
+    clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
+    monkeypatch.setattr('beit_mm.engine.throughput.time.perf_counter', lambda: next(clock))
+    logged = {}
+    runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__))
+    hook = ThroughputHook()
+    hook.before_train_epoch(runner)
+    for _ in range(8):
+        hook.after_train_iter(runner, 0, dict(inputs=dict(images=torch.zeros(1))), {})
+    assert logged['train/images_per_second'] == pytest.approx(8 / 2.7)
 
 
 def _train_log(cfg) -> tuple[object, str]:

@@ -4,7 +4,7 @@ import torch
 from helpers import narrow_model
 
 from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor, decay_groups
-from beit_mm.engine.optim_wrapper import AutocastOptimWrapper, _usable
+from beit_mm.engine.optim_wrapper import MAX_STEPS_WITHOUT_GRADIENT, AutocastOptimWrapper, _usable
 from beit_mm.registry import MODELS
 
 ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)
@@ -62,6 +62,28 @@ def test_step_clips_the_true_gradient():
     wrapper.update_params(100 * model(torch.ones(1, 4)).sum())
     moved = torch.cat([(model.weight - before).flatten(), torch.zeros(0)]).norm()
     assert 0 < moved <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize('clip', [None, dict(max_norm=3.0)])
+def test_a_step_without_finite_gradient_is_left_out(clip):
+    model, wrapper = make_wrapper('bfloat16', clip_grad=clip)
+    before = model.weight.detach().clone()
+    wrapper.update_params(model(torch.full((1, 4), float('nan'))).sum())
+    assert torch.equal(model.weight, before) and model.weight.grad is None
+    wrapper.update_params(model(torch.ones(1, 4)).sum())
+    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
+
+
+def test_too_many_steps_without_finite_gradient_stop_the_run():
+    model, wrapper = make_wrapper('float32')
+    bad = torch.full((1, 4), float('inf'))
+    for _ in range(MAX_STEPS_WITHOUT_GRADIENT - 1):
+        wrapper.update_params((0 * model(bad)).sum())
+    wrapper.update_params(model(torch.ones(1, 4)).sum())  # one good step starts the count again
+    for _ in range(MAX_STEPS_WITHOUT_GRADIENT - 1):
+        wrapper.update_params((0 * model(bad)).sum())
+    with pytest.raises(FloatingPointError, match='not finite in 25 steps in a row'):
+        wrapper.update_params((0 * model(bad)).sum())
 
 
 def test_state_survives_a_change_of_precision():

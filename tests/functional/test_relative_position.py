@@ -63,6 +63,13 @@ def test_resizing_equals_fitpack(source, target):
     assert torch.equal(resized[-3:], table[-3:])
 
 
+def test_autocast_does_not_coarsen_the_spline():
+    table = torch.randn(num_relative_positions((14, 14)), 2)
+    with torch.autocast('cpu', torch.bfloat16):
+        inside = resize_bias_table(table, (14, 14), (24, 24))
+    assert torch.equal(inside, resize_bias_table(table, (14, 14), (24, 24)))
+
+
 def test_same_grid_is_returned_as_it_is():
     table = torch.randn(num_relative_positions((5, 5)), 2)
     assert resize_bias_table(table, (5, 5), (5, 5)) is table

@@ -146,6 +146,34 @@ def test_evaluation_remembers_resampled_positions_until_the_weights_change():
     torch.testing.assert_close(after, fresh)
 
 
+@pytest.mark.parametrize('change', ['fused_step', 'data_copy', 'load'])
+def test_nothing_stale_is_remembered_after_training(change):
+    """A fused optimizer, EMA (`.data.copy_`) and loading leave no trace in a parameter's version."""
+    model = BEiTBackbone(**SMALL, rel_pos_bias='shared')
+    table = model.rel_pos_bias.relative_position_bias_table
+    images = torch.randn(1, 3, 40, 72)
+    model.eval()
+    with torch.no_grad():
+        before = model(images)[0]
+    model.train()
+    if change == 'fused_step':
+        optimizer = torch.optim.AdamW([table, model.pos_embed], lr=0.5, fused=True)
+        model(images)[0].square().sum().backward()
+        optimizer.step()
+    elif change == 'data_copy':
+        table.data.copy_(torch.randn(table.shape))
+    else:
+        model.eval()  # loading alone must be enough
+        with torch.no_grad():
+            model(images)
+        model.load_state_dict({k: torch.randn(v.shape) for k, v in model.state_dict().items()})
+    model.eval()
+    with torch.no_grad():
+        after, fresh = model(images)[0], copy.deepcopy(model)(images)[0]
+    assert not torch.allclose(before, after)
+    assert torch.equal(after, fresh)
+
+
 def test_initialisation_follows_the_released_rule():
     model = BEiTBackbone('tiny', masked_input=True)
     for parameter in (model.cls_token, model.mask_token, model.pos_embed, model.patch_embed.proj.weight):
@@ -173,6 +201,7 @@ def test_stochastic_depth_rises_linearly():
     (dict(rel_pos_bias=True), 'rel_pos_bias'),
     (dict(out_indices=12), 'block 12 does not exist'),
     (dict(img_size=8), 'smaller than a patch'),
+    (dict(frozen_stages=13), 'the model has 12 blocks'),
 ])
 def test_wrong_settings_are_refused_when_built(options, message):
     with pytest.raises(ValueError, match=message):

@@ -134,6 +134,7 @@ def test_tokenizer_stays_out_of_training_and_checkpoints():
     assert not [key for key in state if key.startswith('target_generator')]
     assert {k.split('.')[0] for k in state} == {'backbone', 'head'}
     model.load_state_dict(state, strict=True)
+    torch.nn.ModuleDict(dict(module=model)).load_state_dict({f'module.{k}': v for k, v in state.items()}, strict=True)
     grouped = {name for group in decay_groups(model) for name in group['names']}
     assert grouped == set(state)
 
@@ -201,6 +202,10 @@ def test_wrong_combinations_are_refused():
         model(dict(make_inputs(), mask=None, positions=None), mode='loss')
     with pytest.raises(ValueError, match='set second_size in the pipeline'):
         model(dict(make_inputs(), targets=None), mode='loss')
+    for wrong in ((2, 8), (3, 3)):
+        mask = torch.ones(3, *wrong, dtype=torch.bool)
+        with pytest.raises(ValueError, match=r"set the mask transform's grid to \(4, 4\)"):
+            model(dict(make_inputs(), mask=mask, positions=masked_positions(mask)), mode='loss')
     for size in (16, 36):
         with pytest.raises(ValueError, match='set second_size to 32 x 32'):
             model(dict(make_inputs(), targets=torch.rand(3, 3, size, size)), mode='loss')

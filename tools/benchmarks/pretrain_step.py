@@ -4,8 +4,9 @@
     python tools/benchmarks/pretrain_step.py --batch 64 128 256 --rounds 20     # GPU
 
 Both train the same architecture (base, shared relative position bias, LayerScale 0.1) on the same random
-images and masks, in the same precision, interleaved step by step in one process, so that whatever else
-the machine does hits both alike. Only the ratios of the medians carry over to other machines.
+images and masks, in the same precision (the tokenizer too), interleaved step by step in one process, so
+that whatever else the machine does hits both alike. Only the ratios of the medians carry over to other
+machines.
 """
 import argparse
 import statistics
@@ -128,18 +129,20 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def interleave(runs: dict[str, Callable[[], None]], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Times of each contender, one call each a round, after two rounds of warm-up; and peak memory in GiB."""
+    """Times of each contender, one call each a round, after two rounds of warm-up; and the
+    memory in GiB that a call takes above what stands before it (weights and optimizer of both)."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     memory = dict.fromkeys(runs, 0.0)
     for round_ in range(rounds + 2):
         for name, run in runs.items():
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
+                standing = torch.cuda.memory_allocated()
             elapsed = seconds(run)
             if round_ >= 2:
                 times[name].append(elapsed)
             if torch.cuda.is_available():
-                memory[name] = torch.cuda.max_memory_allocated() / 2**30
+                memory[name] = (torch.cuda.max_memory_allocated() - standing) / 2**30
     return times, memory
 
 
@@ -173,6 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    torch.backends.cudnn.benchmark = True  # as the configs have it
     MMLogger.get_instance('benchmark', log_level='WARNING')  # mmpretrain lists every parameter it initialises
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {args.threads} threads'
     limit = measured_limit() if torch.cuda.is_available() else None

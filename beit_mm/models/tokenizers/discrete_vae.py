@@ -91,7 +91,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         self.kl_weight = kl_weight
         self.kl_steps = kl_steps
         self.register_buffer('steps', torch.zeros((), dtype=torch.int64))
-        self.provenance = dict(type='DiscreteVAE', arch=arch, precision='fp32')
+        self.provenance = dict(type='DiscreteVAE', arch=arch, precision='fp32', path='random weights', sha256='')
         if checkpoint is not None:
             state, file = read_weights(
                 checkpoint, sha256, advice='Train it with a config of configs/dvae and name the '
