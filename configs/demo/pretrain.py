@@ -4,8 +4,8 @@ Command: tools/run_demo.sh (all stages), or
          python tools/train.py configs/demo/pretrain.py --cfg-options train_dataloader.dataset.data_root=photos
 Batch:   1 process x 32 images, lr 2e-3
 Expect:  mim_loss on held-out photos at least 12 % below token_entropy
-Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches, 25 of 64 masked in blocks of 4 or more, a
-         second view of the same size), in crops of at least 40 % of a photo, and in having no
+Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches, 25 of 64 masked in blocks of 4 or
+         more, a second view of the same size), in crops of at least 40 % of a photo, and in having no
          stochastic depth
 """
 _base_ = '../_base_/default_runtime.py'
