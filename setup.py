@@ -66,15 +66,17 @@ setup(
     name='beit_mm',
     version=re.search(r"__version__ = '(.+)'", (ROOT / 'beit_mm/__init__.py').read_text())[1],
     description='BEiT (arXiv 2106.08254) as a plugin of MMPretrain and MMSegmentation',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=('beit_mm', 'beit_mm.*')),
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=[
-        'torch>=2.4,<2.12',
-        'torchvision>=0.19,<0.27',  # 0.(n + 15) belongs to torch 2.n
+        'torch>=2.6,<2.12',  # before, torch.load runs code of a file even with weights_only (CVE-2025-32434)
+        'torchvision>=0.21,<0.27',  # 0.(n + 15) belongs to torch 2.n
         'numpy>=1.24,<3',
-        'pillow>=9.5',
+        'pillow>=10.1',  # Image.has_transparency_data
         'scipy>=1.10,<2',
         'safetensors>=0.4,<1',
         'matplotlib>=3.7,<4',

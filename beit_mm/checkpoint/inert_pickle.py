@@ -1,4 +1,4 @@
-"""Reads pickles of whole modules, such as OpenAI's encoder.pkl, and runs nothing.
+"""Reads what torch.save wrote, tensors or whole modules such as OpenAI's encoder.pkl, and runs nothing.
 
 A pickle is a program: it names functions and the unpickler calls them. Here every name on a short
 list stands for something inert, any other name ends the reading, and no tensor exists while the
@@ -6,24 +6,30 @@ program runs:
 
 - foreign classes become `Record`, which ignores its arguments and keeps the state it is given
 - torch's rebuild functions become descriptions of tensors
-- OrderedDict becomes dict
+- OrderedDict and Counter become `PlainDict`, which ignores attributes such as `_metadata` of a state dict
 
 None of these objects has attributes that a pickle could set (slots, no `__dict__`) or a method it
 could replace, so that the opcode BUILD finds no lever either. Tensors are made afterwards, with
-their bounds checked against the bytes in the file.
+their bounds checked against the bytes in the file. Nor can a small file fill the memory: what it
+names often is made once, and numbers that would reserve memory are checked before they do.
+torch.load(weights_only=True) is not asked: its error messages print whole objects, gigabytes from
+lists nested ten levels deep.
 """
 import io
+import mmap
 import os
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from reprlib import repr as short_repr
+from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
 
 from beit_mm.checkpoint.errors import CheckpointError, UnsafeCheckpointError
+from beit_mm.checkpoint.records import Materialiser, PlainDict, Record, Storage, TensorView
 
 # Classes and functions that may be named and become inert: they carry no weights.
 INERT_MODULES = ('dall_e.', 'torch.nn.modules.')
@@ -38,40 +44,6 @@ INERT_NAMES = {
 DTYPES = dict(Double='float64', Float='float32', Half='float16', BFloat16='bfloat16', Long='int64',
               Int='int32', Short='int16', Char='int8', Byte='uint8', Bool='bool')
 LEGACY_MAGIC = 0x1950a86a20f9469cfc6c  # first object of files that torch wrote before 1.6
-
-
-class Record:
-    """An instance of a foreign class: its state, and nothing that can be called."""
-
-    __slots__ = ('state',)
-
-    def __new__(cls, *args: Any) -> 'Record':
-        record = super().__new__(cls)
-        record.state = {}
-        return record
-
-    def __init__(self, *args: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.state = state
-
-
-class Storage(NamedTuple):
-    """A run of numbers somewhere in the file."""
-    key: str
-    dtype: str
-    numel: int
-    offset: int = 0  # in elements; not 0 for views in legacy files
-
-
-class TensorView(NamedTuple):
-    """A tensor to be made from a storage."""
-    storage: Storage
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
 
 
 class Callee:
@@ -99,12 +71,13 @@ def _rebuild_tensor(storage: Storage, offset: int, size: tuple, stride: tuple,
 def _method_of_record(owner: Any, name: str) -> type[Record]:
     """`getattr` as mmengine's history buffers use it: to name their own methods."""
     if owner is not Record:
-        raise UnsafeCheckpointError(f'it asks for the attribute {name!r} of {owner!r:.80}')
+        raise UnsafeCheckpointError(f'it asks for the attribute {short_repr(name):.80} of {short_repr(owner):.80}')
     return Record
 
 
 CALLEES = {
-    'collections.OrderedDict': Callee(dict),
+    'collections.OrderedDict': Callee(PlainDict),
+    'collections.Counter': Callee(PlainDict),  # milestones of a schedule
     'builtins.set': Callee(set),
     'builtins.getattr': Callee(_method_of_record),
     'torch._utils._rebuild_tensor': Callee(_rebuild_tensor),
@@ -112,6 +85,7 @@ CALLEES = {
     'torch._utils._rebuild_parameter': Callee(lambda data, *_: data),
     'torch._utils._rebuild_parameter_with_state': Callee(lambda data, *_: data),
     **{f'torch.{name}Storage': dtype for name, dtype in DTYPES.items()},
+    **{f'torch.{dtype}': dtype for dtype in DTYPES.values()},
 }
 
 
@@ -121,7 +95,8 @@ class InertUnpickler(pickle.Unpickler):
     `storages` holds what the pickle referred to, by key.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | mmap.mmap) -> None:
+        _check_numbers(file)
         super().__init__(file)
         self.storages: dict[str, Storage] = {}
 
@@ -137,16 +112,32 @@ class InertUnpickler(pickle.Unpickler):
         match pid:
             case ('module', cls, *_):  # legacy files name a class together with its source code
                 return cls
-            case ('storage', str(dtype), key, _, int(numel)) if dtype in DTYPES.values():
-                return self._storage(Storage(str(key), dtype, numel))
-            case ('storage', str(dtype), key, _, int(numel), view) if dtype in DTYPES.values():
+            case ('storage', str(dtype), str(key), _, int(numel)) if dtype in DTYPES.values():
+                return self._storage(Storage(key, dtype, numel))
+            case ('storage', str(dtype), str(key), _, int(numel), view) if dtype in DTYPES.values():
                 offset = view[1] if view else 0
-                return self._storage(Storage(str(key), dtype, numel, offset))
-        raise UnsafeCheckpointError(f'it refers to a persistent object {pid!r:.80}')
+                return self._storage(Storage(key, dtype, numel, offset))
+        raise UnsafeCheckpointError(f'it refers to a persistent object {short_repr(pid):.80}')
 
     def _storage(self, storage: Storage) -> Storage:
         self.storages[storage.key] = storage
         return storage
+
+
+def _check_numbers(file: BinaryIO | mmap.mmap) -> None:
+    """Walks through the next pickle without running it, and goes back to its beginning.
+
+    `genops` itself refuses lengths beyond the end of the file.
+
+    Raises:
+        CheckpointError: A memo index above the number of opcodes: the unpickler would reserve 8
+            bytes for each index below it, which picklers use up one by one.
+    """
+    start = file.tell()
+    for count, (opcode, index, _) in enumerate(pickletools.genops(file)):
+        if opcode.name in ('PUT', 'BINPUT', 'LONG_BINPUT') and index > count:
+            raise CheckpointError(f'is damaged: it names its object number {index} after {count} opcodes')
+    file.seek(start)
 
 
 def read_inert(path: Path, zipped: bool) -> Any:
@@ -163,11 +154,12 @@ def read_inert(path: Path, zipped: bool) -> Any:
         CheckpointError: it ends too early or contradicts itself.
     """
     try:
-        with path.open('rb') as file:
-            if not zipped:
-                return _read_legacy(file)
-            with zipfile.ZipFile(file) as archive:
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
                 return _read_zip(archive)
+        # a file would reserve whatever length it is asked for, a mapped one what there is
+        with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _read_legacy(mapped)
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{path} is refused, nothing in it was run: {error}. Where you trust the file, save '
@@ -183,18 +175,22 @@ def _read_zip(archive: zipfile.ZipFile) -> Any:
     pickles = [name for name in archive.namelist() if name.split('/')[1:] == ['data.pkl']]
     if len(pickles) != 1 or any(name.endswith('/constants.pkl') for name in archive.namelist()):
         raise CheckpointError('is a zip archive or a TorchScript program, not a file of torch.save')
+    # a few bytes could fill the memory: compressed, or as the content of many entries
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-        raise CheckpointError('is compressed, which torch.save never does')  # a few bytes could fill memory
+        raise CheckpointError('is compressed, which torch.save never does')
+    size = os.fstat(archive.fp.fileno()).st_size
+    if (claimed := sum(entry.file_size for entry in archive.infolist())) > size:
+        raise CheckpointError(f'is damaged: its entries claim {claimed} bytes of the {size} it has')
     content = InertUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
     folder = pickles[0].split('/')[0]
 
     def read_bytes(storage: Storage) -> bytearray:
         return bytearray(archive.read(f'{folder}/data/{storage.key}'))
 
-    return _Materialiser(read_bytes)(content)
+    return Materialiser(read_bytes)(content)
 
 
-def _read_legacy(file: BinaryIO) -> Any:
+def _read_legacy(file: mmap.mmap) -> Any:
     if InertUnpickler(file).load() != LEGACY_MAGIC:
         raise CheckpointError('is a pickle that torch.save did not write')
     for _ in ('protocol version', 'sizes of numbers'):
@@ -203,55 +199,11 @@ def _read_legacy(file: BinaryIO) -> Any:
     content = unpickler.load()
     data = {}
     for key in InertUnpickler(file).load():  # the storages follow, without their types
+        if key not in unpickler.storages:
+            raise CheckpointError('is damaged: it holds numbers of no tensor')
         itemsize = getattr(torch, unpickler.storages[key].dtype).itemsize
         count = int.from_bytes(file.read(8), 'little') * itemsize
-        if count > os.fstat(file.fileno()).st_size:
+        if count > len(file) - file.tell():
             raise CheckpointError('is damaged or cut short')
         data[key] = bytearray(file.read(count))
-    return _Materialiser(lambda storage: data[storage.key])(content)
-
-
-class _Materialiser:
-    """Makes plain content of what the unpickler built; tensors go on sharing their storages."""
-
-    def __init__(self, read_bytes: Callable[[Storage], bytearray]) -> None:
-        self.read_bytes = read_bytes
-        self.storages: dict[str, Tensor] = {}
-
-    def __call__(self, content: Any) -> Any:
-        """Modules become state dicts, other records dicts, tensor views tensors."""
-        if isinstance(content, TensorView):
-            return self._tensor(content)
-        if isinstance(content, Record):
-            content = _state_dict(content) if '_parameters' in content.state else content.state
-        if isinstance(content, dict):
-            return {key: self(value) for key, value in content.items()}
-        if isinstance(content, (list, tuple, set)):
-            return [self(value) for value in content]
-        if content is None or isinstance(content, (str, bytes, int, float, complex)):
-            return content
-        return None  # a class or function by itself
-
-    def _tensor(self, view: TensorView) -> Tensor:
-        storage = view.storage
-        if storage.key not in self.storages:
-            data = self.read_bytes(storage)
-            dtype = getattr(torch, storage.dtype)
-            self.storages[storage.key] = (
-                torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype))
-        # as_strided checks the bounds, so numbers made up by the file cannot reach foreign memory
-        return self.storages[storage.key].as_strided(
-            view.size, view.stride, storage.offset + view.offset)
-
-
-def _state_dict(module: Record, prefix: str = '') -> dict[str, TensorView]:
-    """What `Module.state_dict()` would give."""
-    found = {}
-    transient = module.state.get('_non_persistent_buffers_set') or ()
-    for name, value in {**module.state['_parameters'], **module.state['_buffers']}.items():
-        if isinstance(value, TensorView) and name not in transient:
-            found[prefix + name] = value
-    for name, child in module.state['_modules'].items():
-        if isinstance(child, Record):
-            found.update(_state_dict(child, f'{prefix}{name}.'))
-    return found
+    return Materialiser(lambda storage: data[storage.key])(content)

@@ -27,9 +27,8 @@ def file_sha256(path: str | Path) -> str:
 def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
-    Tensors are on the CPU; those of zip and safetensors files are mapped from the file. What
-    torch's weights-only loading refuses is read by `inert_pickle`: a pickled module becomes its
-    state dict, other foreign objects dicts of their attributes.
+    Tensors are on the CPU; those of safetensors files are mapped from the file. A pickled module
+    becomes its state dict, other foreign objects dicts of their attributes.
 
     Args:
         path: the file.
@@ -48,7 +47,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     if sha256 is not None and (found := file_sha256(path)) != sha256.lower():
         raise CheckpointError(f'{path} has SHA-256 {found}, expected {sha256}: it is another file, '
                               'or was changed on its way here. Fetch it again.')
-    content = _read_safetensors(path) if kind == 'safetensors' else _read_torch(path, kind)
+    content = _read_safetensors(path) if kind == 'safetensors' else read_inert(path, zipped=kind == 'zip')
     if not isinstance(content, dict):
         raise CheckpointError(
             f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
@@ -92,10 +91,3 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
-
-
-def _read_torch(path: Path, kind: str) -> Any:
-    try:
-        return torch.load(path, map_location='cpu', weights_only=True, mmap=kind == 'zip')
-    except Exception:  # a module, or damaged, or unsafe: the inert reader tells them apart
-        return read_inert(path, zipped=kind == 'zip')

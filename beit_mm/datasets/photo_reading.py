@@ -1,5 +1,7 @@
 """From an image file of any kind to RGB pixels, and the transform that does it."""
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -58,7 +60,9 @@ def read_photo(path: str) -> np.ndarray:
     Raises:
         UnreadableImageError: The file cannot be read.
     """
-    try:
+    # Libraries at work on the bytes of strangers raise nearly everything, struct.error, SyntaxError,
+    # TypeError: whatever it is, it is the file's doing, and must not end a run that skips.
+    with unreadable(path, Exception):
         with open(path, 'rb') as file:
             data = file.read()
         image = Image.open(io.BytesIO(data))  # reads the header only; refuses decompression bombs
@@ -67,9 +71,20 @@ def read_photo(path: str) -> np.ndarray:
             # the same pixels as Pillow's, without its detour over four bytes a pixel
             data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             return decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+        image.load()  # decodes; some formats learn of their palette or transparency only here
+    # Our own code at work on decoded pixels: a mode that has no way to RGB, or too many pixels for
+    # the memory. Any other error is a mistake of ours, and skipping photos would hide it.
+    with unreadable(path, OSError, ValueError, MemoryError):
         image = to_rgb(image)
         return np.array(image if turn is None else image.transpose(turn))
-    except Exception as error:  # decoders raise nearly everything: struct.error, SyntaxError, ...
+
+
+@contextmanager
+def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns `errors` into UnreadableImageError with the path."""
+    try:
+        yield
+    except errors as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = 'unknown format' if unknown else f'{type(error).__name__}: {error}'
         raise UnreadableImageError(f'{path}: cannot be read as an image ({reason})') from error
@@ -85,7 +100,6 @@ def orientation(image: Image.Image) -> int:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """The first frame as an 8-bit RGB image, transparency laid on white."""
-    image.load()  # some formats learn of their palette or transparency only here
     if image.mode[0] in 'IF':
         return deep_gray_to_rgb(image)
     if not image.has_transparency_data:
@@ -95,12 +109,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
-    """Gray of 16 bits: 0 to 65535 becomes 0 to 255. Of 32 bits or float, which have no fixed white:
-    its own range does."""
+    """Gray of 16 bits: 0 to 65535 becomes 0 to 255. Of 32 bits, signed, or float, which have no
+    fixed white: its own range does.
+
+    Pillow gives 16 bits of PGM, and older Pillow those of PNG, in the mode of 32 bits, 'I'.
+    """
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
-    low, high = 0, 65535
-    if image.mode == 'F' or values.min() < low or values.max() > high:
-        low, high = values.min(), values.max()
+    sixteen_bits = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
+    low, high = (0, 65535) if sixteen_bits else (values.min(), values.max())
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
     if 'transparency' in image.info:
         gray[values == image.info['transparency']] = 255

@@ -6,7 +6,7 @@ Batch:   1 process x 16 images, lr 3e-3
 Expect:  recon_mae_01 below 0.10 and well over 50 codes in use on photos
 Differs: from ../dvae/discrete_vae_8k_in1k.py in size, schedule and learning rate; the temperature ends at 0.25
 """
-_base_ = '../_base_/default_runtime.py'
+_base_ = ['../_base_/datasets/demo_photos.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -35,29 +35,8 @@ val_pipeline = [
     dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(
-    batch_size=16,
-    num_workers=1,
-    persistent_workers=True,
-    drop_last=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages',
-        data_root='work_dirs/demo/data/train',
-        on_error='skip',
-        pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=64,
-    num_workers=1,
-    persistent_workers=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages',
-        data_root='work_dirs/demo/data/val',
-        test_mode=True,
-        pipeline=val_pipeline))
+train_dataloader = dict(batch_size=16, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(type='beit_mm.TokenizerMetric')
 test_evaluator = val_evaluator
@@ -72,8 +51,6 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=1000, T_max=950, eta_min=6e-5),
 ]
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=1000, val_interval=1000)
-val_cfg = dict()
-test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=16)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=1000, max_keep_ckpts=1))

@@ -8,7 +8,7 @@ Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches
          more, a second view of the same size), in crops of at least 40 % of a photo, and in having no
          stochastic depth
 """
-_base_ = '../_base_/default_runtime.py'
+_base_ = ['../_base_/datasets/demo_photos.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.BEiTPretrainer',
@@ -46,29 +46,8 @@ val_pipeline = [
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(
-    batch_size=32,
-    num_workers=1,
-    persistent_workers=True,
-    drop_last=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages',
-        data_root='work_dirs/demo/data/train',
-        on_error='skip',
-        pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=64,
-    num_workers=1,
-    persistent_workers=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages',
-        data_root='work_dirs/demo/data/val',
-        test_mode=True,
-        pipeline=val_pipeline))
+train_dataloader = dict(batch_size=32, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(type='beit_mm.MIMMetric')
 test_evaluator = val_evaluator
@@ -82,12 +61,10 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=3.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3500, T_max=3400, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3000, T_max=2900, eta_min=1e-5),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=3500, val_interval=500)
-val_cfg = dict()
-test_cfg = dict()
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=3000, val_interval=500)
 auto_scale_lr = dict(base_batch_size=32)
 default_hooks = dict(
-    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=3500, max_keep_ckpts=1))
+    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=3000, max_keep_ckpts=1))
 log_processor = dict(by_epoch=False)

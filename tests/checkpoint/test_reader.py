@@ -39,6 +39,30 @@ def test_state_dict(tmp_path, name, zipped):
     assert found['meta'] == {'epoch': 3}
 
 
+@pytest.mark.parametrize('zipped', [True, False])
+def test_state_dict_of_a_module(tmp_path, zipped):
+    """An OrderedDict with the attribute `_metadata`."""
+    weights = nn.BatchNorm2d(4).state_dict()
+    torch.save(weights, tmp_path / 'w.pth', _use_new_zipfile_serialization=zipped)
+    assert_same(read_checkpoint(tmp_path / 'w.pth'), weights)
+
+
+def test_optimizer_and_schedule(tmp_path):
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    run = {'model': module.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
+           'rng': torch.get_rng_state(), 'dtype': torch.float16}
+    torch.save(run, tmp_path / 'run.pth')
+    found = read_checkpoint(tmp_path / 'run.pth')
+    assert_same(found['model'], run['model'])
+    assert_same(found['optimizer']['state'][0], run['optimizer']['state'][0])
+    assert found['schedule']['milestones'] == {3: 1, 5: 1} and found['dtype'] == 'float16'
+    assert torch.equal(found['rng'], run['rng'])
+
+
 def test_safetensors_under_any_name(tmp_path):
     weights = {name: tensor.contiguous() for name, tensor in WEIGHTS.items()}
     save_file(weights, tmp_path / 'w.pth')

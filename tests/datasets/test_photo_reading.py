@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from beit_mm.datasets import photo_reading
 from beit_mm.datasets.photo_reading import UnreadableImageError, read_photo
 
 
@@ -71,6 +72,20 @@ def test_deep_images_use_their_own_range(tmp_path, kind):
     assert np.abs(photo[..., 1].ravel().astype(int) - np.arange(256)).max() <= 1
 
 
+@pytest.mark.parametrize('values', [np.arange(256), np.arange(256) * 257])
+def test_small_values_of_32_bits_use_their_own_range(tmp_path, values):
+    image = Image.fromarray(values.astype(np.int32).reshape(16, 16))
+    photo = read_photo(save(tmp_path / 'a.tiff', image))
+    assert (photo[..., 0].ravel() == np.arange(256)).all()
+
+
+@pytest.mark.parametrize('name', ['a.png', 'a.pgm', 'a.tiff'])
+def test_dark_sixteen_bit_images_stay_dark(tmp_path, name):
+    values = (np.arange(256) * 100).astype(np.uint16).reshape(16, 16)
+    photo = read_photo(save(tmp_path / name, Image.fromarray(values)))
+    assert np.abs(photo[..., 0].astype(float) - values / 257).max() < 0.51
+
+
 def test_transparency_lies_on_white(tmp_path, scene):
     alpha = Image.new('L', scene.size, 0)
     alpha.paste(255, (0, 0, 20, 30))
@@ -118,6 +133,34 @@ def test_broken_files_are_named(tmp_path, scene, kind):
     with pytest.raises(UnreadableImageError, match=kind) as error:
         read_photo(str(path))
     assert '\n' not in str(error.value) and 'object at' not in str(error.value)
+
+
+def test_whatever_a_decoder_raises_is_the_files_doing(tmp_path, monkeypatch, scene):
+    path = save(tmp_path / 'a.png', scene)
+    for error in (TypeError, AttributeError, SyntaxError, KeyError, AssertionError, MemoryError):
+        with monkeypatch.context() as patch, pytest.raises(UnreadableImageError, match='a.png'):
+            def load(image, error=error):
+                raise error('odd tag')
+            patch.setattr('PIL.PngImagePlugin.PngImageFile.load', load)
+            read_photo(path)
+
+
+def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
+    def convert(image, mode):
+        raise ValueError(f'conversion from {image.mode} to {mode} not supported')
+    path = save(tmp_path / 'a.png', scene)
+    monkeypatch.setattr('PIL.Image.Image.convert', convert)
+    with pytest.raises(UnreadableImageError, match='a.png.*conversion from RGB'):
+        read_photo(path)
+
+
+@pytest.mark.parametrize('mistake', [AttributeError, NameError, TypeError])
+def test_mistakes_of_ours_are_not_taken_for_broken_files(tmp_path, monkeypatch, scene, mistake):
+    def to_rgb(image):
+        raise mistake
+    monkeypatch.setattr(photo_reading, 'to_rgb', to_rgb)
+    with pytest.raises(mistake):
+        read_photo(save(tmp_path / 'a.png', scene))
 
 
 def test_missing_file_and_bomb_are_named(tmp_path, monkeypatch, scene):

@@ -65,6 +65,13 @@ def test_missing_and_empty_folders_are_named(photos):
         build(photos, on_error='ignore')
 
 
+def test_empty_folder_says_which_files_it_looked_for(photos):
+    (photos / 'empty').mkdir()
+    (photos / 'empty' / 'notes.txt').write_text('no photo')
+    with pytest.raises(FileNotFoundError, match=f"no photos in '{photos}/empty/?'.* .jpg .jpeg .* .png .*.tiff"):
+        build(photos, data_prefix='empty')
+
+
 def test_a_sample_is_what_the_contract_says(photos):
     batch = default_collate([build(photos, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
     shapes = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items()}

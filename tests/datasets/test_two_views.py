@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
 from beit_mm.datasets.demo_scenes import paint_scene
-from beit_mm.datasets.resizing import resize_bicubic, resize_lanczos
+from beit_mm.datasets.resizing import remembered_bands, resize_bicubic, resize_lanczos
 from beit_mm.datasets.two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
 
 
@@ -35,6 +35,15 @@ def exact(image, size, lobes, kernel):
 
     image = levels(np.einsum('jw,hwc->hjc', matrix(image.shape[1], size[1]), image.astype(float)))
     return levels(np.einsum('ih,hjc->ijc', matrix(image.shape[0], size[0]), image))
+
+
+def test_weights_of_large_photos_are_not_remembered():
+    """A pair of lengths takes 324 kB at 4000 pixels, times a thousand pairs, times every worker."""
+    remembered_bands.cache_clear()
+    for length in (1000, 4000):
+        resize_lanczos(np.zeros((length, 8, 3), np.uint8), (16, 8))
+    assert remembered_bands.cache_info().currsize == 2  # (8, 8) and (1000, 16)
+    assert sum(band.nbytes for *_, band in remembered_bands(1000, 112)) < 100_000
 
 
 def cubic(x):

@@ -1,0 +1,20 @@
+"""The photos of tools/run_demo.sh, one worker, no labels. The leaf sets the pipelines and the batch."""
+train_dataloader = dict(
+    num_workers=1,
+    persistent_workers=True,
+    drop_last=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(
+        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_photos/train', on_error='skip'))
+val_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(
+        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_photos/val', test_mode=True))
+test_dataloader = val_dataloader
+val_cfg = dict()
+test_cfg = dict()
