@@ -6,6 +6,8 @@ from mmengine.evaluator import BaseMetric
 
 from beit_mm.registry import METRICS
 
+from .mim_metric import entropy
+
 
 @METRICS.register_module()
 class TokenizerMetric(BaseMetric):
@@ -29,8 +31,7 @@ class TokenizerMetric(BaseMetric):
 
     def compute_metrics(self, results: list[tuple[float, np.ndarray]]) -> dict[str, float]:
         errors, tokens = zip(*results, strict=True)
-        _, counts = np.unique(np.concatenate(tokens), return_counts=True)
-        frequencies = counts / counts.sum()
+        tokens = np.concatenate(tokens)
         mae = float(np.mean(errors))
-        return dict(recon_mae_01=mae, recon_mae_pm1=2 * mae, codes_used=len(counts),
-                    perplexity=float(np.exp(-(frequencies * np.log(frequencies)).sum())))
+        return dict(recon_mae_01=mae, recon_mae_pm1=2 * mae, codes_used=len(np.unique(tokens)),
+                    perplexity=float(np.exp(entropy(tokens))))

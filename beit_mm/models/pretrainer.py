@@ -8,6 +8,8 @@ from torch import Tensor
 from beit_mm.functional.tokens import patchify, take_tokens
 from beit_mm.registry import MODELS
 
+from .fit import check_mask_grid, check_second_view, check_vocabulary
+
 TOKENIZER_PREFIX = 'target_generator.'
 
 
@@ -28,7 +30,7 @@ class BEiTPretrainer(BaseModel):
 
     Raises:
         ValueError: the head's vocabulary is not the tokenizer's, or `recover` is unknown; in training, views or
-            masks that do not fit.
+            masks that do not fit (see `fit`).
 
     Source: microsoft/unilm `beit/engine_for_pretraining.py`.
     Differs from it in: the last block computes only the tokens that are predicted, and the tokenizer's
@@ -51,7 +53,7 @@ class BEiTPretrainer(BaseModel):
         self.target_generator = None
         if target_generator is not None:
             self.target_generator = MODELS.build(target_generator).requires_grad_(False).eval()
-            _check_vocabulary(self.head, self.target_generator)
+            check_vocabulary(self.head, self.target_generator)
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
@@ -189,43 +191,8 @@ class BEiTPretrainer(BaseModel):
         return tuple(-(-side // self.backbone.patch_size) for side in size)
 
 
-def check_mask_grid(found: tuple[int, int], grid: tuple[int, int]) -> None:
-    """Raises ValueError unless a mask has one cell a patch."""
-    if tuple(found) != grid:
-        raise ValueError(f'the mask has {found[0]} x {found[1]} cells, the backbone {grid[0]} x {grid[1]} patches; '
-                         f'set the mask transform\'s grid to {grid}')
-
-
-def check_second_view(tokenizer: nn.Module, size: tuple[int, int], grid: tuple[int, int]) -> None:
-    """Raises ValueError unless a second view of `size` (h, w) pixels gives one token a patch."""
-    try:
-        found = tokenizer.grid_size(*size)
-    except ValueError as error:  # no whole number of tokens
-        found = error
-    if found != grid:
-        fitting = [factor for factor in range(1, 65)
-                   if _accepts(tokenizer, grid[0] * factor, grid[1] * factor, grid)]
-        right = f'; set second_size to {grid[0] * fitting[0]} x {grid[1] * fitting[0]}' if fitting else ''
-        raise ValueError(f'a second view of {size[0]} x {size[1]} pixels does not give one visual token for '
-                         f'each of the {grid[0]} x {grid[1]} patches of the backbone ({found}){right}')
-
-
-def _accepts(tokenizer: nn.Module, height: int, width: int, grid: tuple[int, int]) -> bool:
-    try:
-        return tokenizer.grid_size(height, width) == grid
-    except ValueError:
-        return False
-
-
 def _valid(positions: Tensor | None) -> Tensor | None:
     return None if positions is None else positions >= 0
-
-
-def _check_vocabulary(head: nn.Module, tokenizer: nn.Module) -> None:
-    predicted = getattr(head, 'vocab_size', None)
-    if predicted != tokenizer.vocab_size:
-        raise ValueError(f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
-                         f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}')
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
