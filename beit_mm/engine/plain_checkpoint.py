@@ -32,13 +32,13 @@ class PlainCheckpointHook(Hook):
         if (origin := _tokenizer_origin(runner)) is not None:
             meta['tokenizer'] = origin
         hub = checkpoint['message_hub']
+        scalars, info = hub['log_scalars'], hub['runtime_info']
+        info = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
+        info = {key: value for key, value in info.items() if _is_plain(value)}
         checkpoint['message_hub'] = dict(
-            log_scalars={key: _buffer_to_plain(b) for key, b in hub['log_scalars'].items()},
-            runtime_info={
-                key: value.item() if isinstance(value, np.generic) else value
-                for key, value in hub['runtime_info'].items() if isinstance(value, (*PLAIN, np.generic))
-            },
-            resumed_keys=dict(hub['resumed_keys']))
+            log_scalars={key: _buffer_to_plain(buffer) for key, buffer in scalars.items()},
+            runtime_info=info,
+            resumed_keys={key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Restores the history, and says so when the tokens are not those of the earlier run."""
@@ -58,6 +58,14 @@ class PlainCheckpointHook(Hook):
 def _tokenizer_origin(runner: Runner) -> dict | None:
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     return getattr(getattr(model, 'target_generator', None), 'provenance', None)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
 
 
 def _without_path(origin: dict) -> dict:

@@ -79,6 +79,7 @@ def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
     pretrain_config.param_scheduler = [
         dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=2),
         dict(type='CosineAnnealingLR', by_epoch=False, begin=2, end=6, T_max=4, eta_min=1e-5)]
+    pretrain_config.default_hooks.checkpoint.max_keep_ckpts = 3
     whole = make_runner(pretrain_config)
     whole.train()
     work = Path(pretrain_config.work_dir)
@@ -93,6 +94,8 @@ def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
     resumed = make_runner(pretrain_config)
     resumed.train()
     assert resumed.iter == whole.iter == 6
+    # mmengine's list of the checkpoints it may delete survives too
+    assert first['message_hub']['runtime_info']['keep_ckpt_ids'] == [1]
     history = resumed.message_hub.get_scalar('train/loss').data[0]
     assert resumed.optim_wrapper.get_lr() == whole.optim_wrapper.get_lr()
     assert len(history) == 6  # three steps of the first run, three of the second
