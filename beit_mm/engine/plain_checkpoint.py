@@ -29,7 +29,7 @@ class PlainCheckpointHook(Hook):
         """Replaces the history's objects, and adds the format version and the tokenizer's origin."""
         meta = checkpoint['meta']
         meta['beit_mm_format'] = FORMAT_VERSION
-        if (origin := _tokenizer_origin(runner)) is not None:
+        if (origin := tokenizer_origin(runner)) is not None:
             meta['tokenizer'] = origin
         hub = checkpoint['message_hub']
         scalars, info = hub['log_scalars'], hub['runtime_info']
@@ -43,7 +43,7 @@ class PlainCheckpointHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Restores the history, and says so when the tokens are not those of the earlier run."""
         meta = checkpoint.get('meta', {})
-        before, now = meta.get('tokenizer'), _tokenizer_origin(runner)
+        before, now = meta.get('tokenizer'), tokenizer_origin(runner)
         if before and now and _without_path(before) != _without_path(now):
             print_log(
                 f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
@@ -55,7 +55,8 @@ class PlainCheckpointHook(Hook):
                 scalars[key] = _buffer_from_plain(plain)
 
 
-def _tokenizer_origin(runner: Runner) -> dict | None:
+def tokenizer_origin(runner: Runner) -> dict | None:
+    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     return getattr(getattr(model, 'target_generator', None), 'provenance', None)
 

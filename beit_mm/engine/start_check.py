@@ -9,6 +9,8 @@ from mmengine.runner import Runner
 
 from beit_mm.registry import HOOKS
 
+from .plain_checkpoint import tokenizer_origin
+
 
 @HOOKS.register_module()
 class StartCheckHook(Hook):
@@ -43,7 +45,6 @@ class StartCheckHook(Hook):
         pipeline = getattr(runner.train_dataloader.dataset, 'pipeline', None)  # a concatenation has none of its own
         if hasattr(model, 'check_data') and pipeline is not None:
             model.check_data(pipeline.transforms)
-        origin = getattr(getattr(model, 'target_generator', None), 'provenance', None)
-        if origin is not None:
+        if (origin := tokenizer_origin(runner)) is not None:
             level = logging.WARNING if origin.get('path') == 'random weights' else logging.INFO
             print_log(f'Visual tokens: {origin}', logger='current', level=level)
