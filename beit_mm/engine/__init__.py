@@ -3,6 +3,7 @@ from .mim_metric import MIMMetric
 from .optim_constructor import BEiTOptimWrapperConstructor
 from .optim_wrapper import AutocastOptimWrapper
 from .plain_checkpoint import PlainCheckpointHook
+from .preprocessing import PreprocessingCheckHook
 from .start_check import StartCheckHook
 from .throughput import ThroughputHook
 from .tokenizer_metric import TokenizerMetric
@@ -10,5 +11,5 @@ from .unreadable_photos import UnreadablePhotosHook
 
 __all__ = [
     'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'MIMMetric', 'PlainCheckpointHook',
-    'StartCheckHook', 'ThroughputHook', 'TokenizerMetric', 'UnreadablePhotosHook'
+    'PreprocessingCheckHook', 'StartCheckHook', 'ThroughputHook', 'TokenizerMetric', 'UnreadablePhotosHook'
 ]

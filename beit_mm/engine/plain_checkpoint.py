@@ -8,15 +8,17 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
+from beit_mm.checkpoint.content import FORMAT_VERSION
 from beit_mm.registry import HOOKS
 
-FORMAT_VERSION = 1
+from .preprocessing import preprocessing_of_model
+
 PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
 
 @HOOKS.register_module()
 class PlainCheckpointHook(Hook):
-    """Writes the logged history as tensors and remembers where the visual tokens came from.
+    """Writes the logged history as tensors, and remembers preprocessing and where the visual tokens came from.
 
     mmengine stores its history as pickled objects; torch >= 2.6 refuses to read them, so mmengine
     0.10.7 cannot resume its own files, and later releases read them by executing the pickle. A file of
@@ -26,9 +28,11 @@ class PlainCheckpointHook(Hook):
     priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Replaces the history's objects, and adds the format version and the tokenizer's origin."""
+        """Replaces the history's objects, and adds what only the run knows of its weights."""
         meta = checkpoint['meta']
         meta['beit_mm_format'] = FORMAT_VERSION
+        meta['preprocessing'] = preprocessing_of_model(runner.model)
+        meta['architecture'] = architecture_of_model(runner.model)
         if (origin := tokenizer_origin(runner)) is not None:
             meta['tokenizer'] = origin
         hub = checkpoint['message_hub']
@@ -59,6 +63,14 @@ def tokenizer_origin(runner: Runner) -> dict | None:
     """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     return getattr(getattr(model, 'target_generator', None), 'provenance', None)
+
+
+def architecture_of_model(model: torch.nn.Module) -> dict:
+    """What the shapes of a backbone's weights do not show: `num_heads`, and the blocks `out_indices`."""
+    backbone = getattr(model.module if is_model_wrapper(model) else model, 'backbone', None)
+    if not hasattr(backbone, 'load_report'):  # of another library, or none at all
+        return {}
+    return dict(num_heads=backbone.blocks[0].attn.num_heads, out_indices=list(backbone.out_indices))
 
 
 def _is_plain(value: object) -> bool:

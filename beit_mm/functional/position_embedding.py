@@ -6,23 +6,25 @@ from torch import Tensor
 from .relative_position import Grid
 
 
-def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid) -> Tensor:
-    """Resamples a learned position embedding bicubically; the class token's row is kept.
+def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
+    """Resamples a learned position embedding; the class token's row is kept.
 
     Args:
         pos_embed: (1, 1 + h*w, channels) of the source grid.
         source, target: patch grids (h, w).
+        mode: 'bicubic', or 'bilinear' as the paper's ADE20K table says.
 
     Returns:
         (1, 1 + h'*w', channels) of the target grid.
 
-    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False).
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
+    hyper-parameters of ADE20K (bilinear).
     """
     if source == target:
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
     patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)
     # Interpolated in float32: bfloat16 weights would round the kernel itself.
-    patch_rows = F.interpolate(patch_rows.float(), target, mode='bicubic', align_corners=False)
+    patch_rows = F.interpolate(patch_rows.float(), target, mode=mode, align_corners=False)
     patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)
     return torch.cat([cls_row, patch_rows], dim=1)

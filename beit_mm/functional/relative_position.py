@@ -3,6 +3,7 @@
 A table has one row for each offset between two patches of an h x w grid, (2h-1)(2w-1) of them, and
 three more rows for the class token: cls -> patch, patch -> cls, cls -> cls.
 """
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +19,18 @@ def num_relative_positions(grid: Grid) -> int:
     """Rows of the bias table of an (h, w) patch grid: 732 for 14 x 14, 2212 for 24 x 24."""
     height, width = grid
     return (2 * height - 1) * (2 * width - 1) + NUM_CLS_ROWS
+
+
+def square_grid(num_rows: int) -> Grid:
+    """The square patch grid whose bias table has `num_rows` rows: 14 x 14 for 732.
+
+    Raises:
+        ValueError: there is none, as for the table of a rectangle.
+    """
+    side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
+    if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
+        raise ValueError(f'a bias table of {num_rows} rows belongs to no square patch grid')
+    return ((side + 1) // 2, ) * 2
 
 
 def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:

@@ -1,13 +1,18 @@
 """The BEiT backbone: a vision Transformer that takes masked images of any size."""
+import logging
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn as nn
+from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.fitting import fit_state_dict
+from beit_mm.checkpoint.report import LoadReport
 from beit_mm.functional.position_embedding import resize_position_embedding
 from beit_mm.functional.relative_position import Grid
 from beit_mm.layers.attention import RelativePositionBias
@@ -25,6 +30,7 @@ ARCHITECTURES = {
 }
 OUT_TYPES = ('raw', 'cls_token', 'avg_featmap', 'featmap')
 BIAS_KINDS = (None, 'shared', 'per_layer')
+INTERPOLATE_MODES = ('bicubic', 'bilinear')
 
 
 @MODELS.register_module()
@@ -51,10 +57,15 @@ class BEiTBackbone(BaseModule):
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 at the first.
         frozen_stages: -1 trains everything, 0 freezes the embeddings, n also the first n blocks.
         with_cp: recompute each block in the backward pass to save memory.
+        interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
         init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
+
+    Weights of any BEiT can be loaded, by name of the file or as a state dict, and are made to fit; `load_report` says
+    what became of each tensor.
 
     Raises:
         ValueError: an unknown name, an image smaller than a patch, or a block that does not exist.
+        CheckpointError: on loading, weights of another model; nothing is loaded then.
 
     Source: paper section 2.3 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     Differs from it in: one class for pretraining, classification and dense prediction; any image
@@ -77,11 +88,13 @@ class BEiTBackbone(BaseModule):
                  drop_path_rate: float = 0.0,
                  frozen_stages: int = -1,
                  with_cp: bool = False,
+                 interpolate_mode: str = 'bicubic',
                  init_cfg: dict | None = None):
         super().__init__(init_cfg)
         sizes = _architecture(arch)
         _check_choice('out_type', out_type, OUT_TYPES)
         _check_choice('rel_pos_bias', rel_pos_bias, BIAS_KINDS)
+        _check_choice('interpolate_mode', interpolate_mode, INTERPOLATE_MODES)
         dims, depth, heads = sizes['embed_dims'], sizes['num_layers'], sizes['num_heads']
         self.embed_dims = dims
         self.num_layers = depth
@@ -93,6 +106,8 @@ class BEiTBackbone(BaseModule):
             raise ValueError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
+        self.interpolate_mode = interpolate_mode
+        self.load_report: LoadReport | None = None
 
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
@@ -101,7 +116,7 @@ class BEiTBackbone(BaseModule):
         if abs_pos_embed:
             num_tokens = 1 + self.grid[0] * self.grid[1]
             self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims))
-            self._read_pos_embed = DerivedTensor(partial(_resize_pos_embed, self.grid))
+            self._read_pos_embed = DerivedTensor(partial(_resize_pos_embed, self.grid, interpolate_mode))
         self.rel_pos_bias = RelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
         self.blocks = nn.ModuleList(
             Block(dims,
@@ -117,6 +132,7 @@ class BEiTBackbone(BaseModule):
         init_transformer_(self)
         for parameter in self._frozen_parameters():
             parameter.requires_grad_(False)
+        self.register_load_state_dict_pre_hook(_fit_weights)
 
     def forward(self,
                 images: Tensor,
@@ -220,8 +236,23 @@ class BEiTBackbone(BaseModule):
                              f'out_type={self.out_type!r}, out_indices={self.out_indices}')
 
 
-def _resize_pos_embed(trained_grid: Grid, pos_embed: Tensor, grid: Grid) -> Tensor:
-    return resize_position_embedding(pos_embed, trained_grid, grid)
+def _fit_weights(backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, strict: bool,
+                 missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str]) -> None:
+    """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
+    foreign = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+    if not foreign:
+        raise CheckpointError(f'The checkpoint holds no weights of a BEiT: no tensor is named {prefix}*, nor as in any '
+                              'format that is known. Nothing was loaded.')
+    fitted, backbone.load_report = fit_state_dict(
+        foreign, backbone.state_dict(), backbone.grid, backbone.interpolate_mode)
+    state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
+    unexpected_keys += [prefix + name for name in backbone.load_report.surplus]
+    surprises = backbone.load_report.surplus or backbone.load_report.lacking
+    print_log(str(backbone.load_report), logger='current', level=logging.WARNING if surprises else logging.INFO)
+
+
+def _resize_pos_embed(trained_grid: Grid, mode: str, pos_embed: Tensor, grid: Grid) -> Tensor:
+    return resize_position_embedding(pos_embed, trained_grid, grid, mode)
 
 
 def _architecture(arch: str | dict) -> dict:

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import Tensor
 
+from beit_mm.checkpoint.formats import to_ours
+from beit_mm.checkpoint.keys import recognise
 from beit_mm.functional.tokens import patchify, take_tokens
 from beit_mm.registry import MODELS
 
@@ -55,6 +57,7 @@ class BEiTPretrainer(BaseModel):
             self.target_generator = MODELS.build(target_generator).requires_grad_(False).eval()
             check_vocabulary(self.head, self.target_generator)
         self.register_state_dict_post_hook(_drop_tokenizer)
+        self.register_load_state_dict_pre_hook(_translate)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
@@ -198,6 +201,17 @@ def _valid(positions: Tensor | None) -> Tensor | None:
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
     for key in [k for k in state_dict if k.startswith(prefix + TOKENIZER_PREFIX)]:
         del state_dict[key]
+
+
+def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
+    """Takes mmpretrain's names for backbone and head, and leaves the tokenizer in its files alone."""
+    names = [name for name in state_dict if name.startswith(prefix)]
+    weights = {name.removeprefix(prefix): state_dict[name] for name in names}
+    if recognise(weights) != 'mmpretrain/mmseg':
+        return
+    for name in names:
+        del state_dict[name]
+    state_dict.update((prefix + name, tensor) for name, tensor in to_ours(weights).weights.items())
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:

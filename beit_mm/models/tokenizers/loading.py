@@ -1,10 +1,9 @@
 """A tokenizer's weights: found, read safely, and loaded completely or not at all."""
 from torch import Tensor, nn
 
+from beit_mm.checkpoint.content import weights_of
 from beit_mm.checkpoint.locate import locate_weights
 from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
-
-WRAPPERS = ('state_dict', 'model', 'module', 'weights')  # under which files keep a state dict
 
 
 def read_weights(source: str, sha256: str | None,
@@ -20,11 +19,7 @@ def read_weights(source: str, sha256: str | None,
         Names to tensors, and dict(path, sha256).
     """
     path = locate_weights(source, advice)
-    content = read_checkpoint(path, sha256)
-    while inner := next((content[k] for k in WRAPPERS if isinstance(content.get(k), dict)), None):
-        content = inner
-    state = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-    return state, dict(path=str(path), sha256=sha256 or file_sha256(path))
+    return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:

@@ -1,0 +1,182 @@
+"""Weights made to fit a backbone of another task, image size, or number of channels."""
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from torch import Tensor
+
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.formats import SHARED_TABLE, TABLE, Weights, expand_shared_table, fold_layer_scale, to_ours
+from beit_mm.checkpoint.origin import origin_of
+from beit_mm.checkpoint.report import TASK_PARTS, LoadReport, listed
+from beit_mm.functional.position_embedding import resize_position_embedding
+from beit_mm.functional.relative_position import Grid, num_relative_positions, resize_bias_table, square_grid
+
+LEAST_COVERAGE = 0.95  # of the backbone's other tensors
+
+
+def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], grid: Grid,
+                   pos_embed_mode: str) -> tuple[Weights, LoadReport]:
+    """What a backbone can load of a state dict of any format, a whole model's or a backbone's.
+
+    Args:
+        state_dict: any names.
+        own: the backbone's state dict.
+        grid: patch grid (h, w) that the backbone is built for.
+        pos_embed_mode: 'bicubic' or 'bilinear'.
+
+    Returns:
+        The weights under the backbone's names and in its shapes, and what became of each.
+
+    Raises:
+        CheckpointError: not a BEiT, another architecture, or less than 95 % of the backbone; says what differs.
+    """
+    origin = origin_of(state_dict.values())
+    source = origin.path if origin else 'the state dict'
+    try:
+        translation = to_ours(state_dict)
+    except CheckpointError as error:
+        raise CheckpointError(f'{source} {error}. Nothing was loaded.') from None
+    weights = {name.removeprefix('backbone.'): tensor for name, tensor in translation.weights.items()
+               if name.startswith('backbone.')}
+    report = LoadReport(f'{source} ({translation.format})', origin.preprocessing if origin else {})
+    return fit_backbone(weights, own, grid, report, pos_embed_mode), report
+
+
+def fit_backbone(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport,
+                 pos_embed_mode: str) -> Weights:
+    """Weights that can be loaded into a backbone; all of it is known to fit before anything is loaded.
+
+    Args:
+        weights: of the backbone, under our names.
+        own: the backbone's state dict.
+        grid: patch grid (h, w) that the backbone is built for.
+        report: filled in; where its preprocessing has no size, the weights are of a square grid.
+        pos_embed_mode: 'bicubic' or 'bilinear'.
+
+    Returns:
+        The part of `weights` that the backbone has a place for.
+
+    Raises:
+        CheckpointError: another architecture, or less than 95 % of the backbone; says what differs.
+    """
+    weights = dict(weights)
+    if (size := report.preprocessing.get('size')) and (patch := _patch(weights)):
+        report.grid = tuple(-(-side // patch) for side in size)
+    if SHARED_TABLE not in own and f'blocks.0.attn.{TABLE}' in own and expand_shared_table(weights):
+        report.expanded = [name for name in weights if name.endswith(TABLE)]
+    if 'blocks.0.gamma_1' not in own:
+        report.folded = [name for name in weights if '.gamma_' in name]
+        fold_layer_scale(weights)
+    problems = _differences(weights, own)
+    if problems:
+        raise CheckpointError(f"{report.source} does not fit the backbone: {', '.join(problems)}. Nothing was loaded; "
+                              'build the backbone as the weights are, or take other weights.')
+    fitted = {}
+    for name, tensor in weights.items():
+        if name not in own:
+            report.left_out.append(name)
+        else:
+            fitted[name] = _fit(name, tensor, own[name], grid, report, pos_embed_mode)
+            changed = name in report.resized or name in report.expanded or name in report.adapted
+            if not changed:
+                report.matched.append(name)
+    report.missing = [name for name in own if name not in fitted]
+    _check_coverage(own, report)
+    return fitted
+
+
+def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadReport, pos_embed_mode: str) -> Tensor:
+    if name.endswith(TABLE):
+        source = _source_grid(len(tensor), grid, report, num_relative_positions, square_grid)
+        fitted = resize_bias_table(tensor, source, grid)
+    elif name == 'pos_embed':
+        source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], _square_of_tokens)
+        fitted = resize_position_embedding(tensor, source, grid, pos_embed_mode)
+    elif name == 'patch_embed.proj.weight' and tensor.shape[1] != target.shape[1]:
+        report.adapted.append(name)
+        return adapt_channels(tensor, target.shape[1])
+    else:
+        if tensor.shape != target.shape:
+            raise CheckpointError(f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has '
+                                  f'{tuple(target.shape)}. Nothing was loaded.')
+        return tensor
+    if source != grid:
+        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
+    return fitted
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """Patch embedding for images with another number of channels.
+
+    One channel gets the sum of all filters, so that a gray image gives what its RGB copy gave. More channels
+    take the filters in turn, scaled so that the sum over channels stays what it was.
+
+    Args:
+        weight: (dims, c, patch, patch).
+        channels: c of the result.
+    """
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    repeats = -(-channels // weight.shape[1])  # rounded up
+    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
+
+
+def _source_grid(length: int, grid: Grid, report: LoadReport, length_of: Callable[[Grid], int],
+                 square_of: Callable[[int], Grid]) -> Grid:
+    """Patch grid of a table or position embedding of so many rows."""
+    for candidate in (report.grid, grid):
+        if candidate is not None and length_of(candidate) == length:
+            return candidate
+    try:
+        return square_of(length)
+    except ValueError as error:
+        raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
+
+
+def _square_of_tokens(length: int) -> Grid:
+    side = round((length - 1)**0.5)
+    if side**2 != length - 1:
+        raise ValueError(f'a position embedding of {length} rows belongs to no square patch grid')
+    return side, side
+
+
+def _differences(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Of the architecture, in words."""
+    found = []
+    for what, measure in (('width', _width), ('blocks', _depth), ('patch size', _patch), ('heads', _heads),
+                          ('MLP width', _mlp_width)):
+        theirs, ours = measure(weights), measure(own)
+        if None not in (theirs, ours) and theirs != ours:
+            found.append(f'{what} {theirs}, the model has {ours}')
+    return found
+
+
+def _width(weights: Mapping[str, Tensor]) -> int | None:
+    return weights['cls_token'].shape[-1] if 'cls_token' in weights else None
+
+
+def _depth(weights: Mapping[str, Tensor]) -> int:
+    return next(i for i in count() if f'blocks.{i}.attn.qkv.weight' not in weights)
+
+
+def _patch(weights: Mapping[str, Tensor]) -> int | None:
+    return weights['patch_embed.proj.weight'].shape[-1] if 'patch_embed.proj.weight' in weights else None
+
+
+def _heads(weights: Mapping[str, Tensor]) -> int | None:
+    return next((tensor.shape[1] for name, tensor in weights.items() if name.endswith(TABLE)), None)
+
+
+def _mlp_width(weights: Mapping[str, Tensor]) -> int | None:
+    return len(weights['blocks.0.mlp.fc1.bias']) if 'blocks.0.mlp.fc1.bias' in weights else None
+
+
+def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
+    needed = sum(not name.startswith(TASK_PARTS) for name in own)
+    found = needed - len(report.lacking)
+    coverage = found / needed
+    if coverage < LEAST_COVERAGE:
+        raise CheckpointError(
+            f"{report.source} has {found} of the backbone's {needed} tensors ({coverage:.0%}, at least "
+            f'{LEAST_COVERAGE:.0%} are needed): {listed(report.lacking, "missing")}. Nothing was loaded; build the '
+            'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.')

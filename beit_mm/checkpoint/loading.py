@@ -1,0 +1,61 @@
+"""How mmengine reads checkpoint files once our models are there: safely, and BEiT files of any format."""
+import logging
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.runner.checkpoint import CheckpointLoader
+
+from beit_mm.checkpoint.content import check_version, meta_of, preprocessing_of, weights_of
+from beit_mm.checkpoint.formats import to_ours
+from beit_mm.checkpoint.keys import recognise
+from beit_mm.checkpoint.locate import locate_weights
+from beit_mm.checkpoint.origin import Origin, mark_origin
+from beit_mm.checkpoint.reader import read_checkpoint
+
+ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
+# Files with OpenMMLab's names are left as they are: its own classes in the same process may want them, and ours
+# translate what they are given.
+OPENMMLAB = ('beit_mm', 'mmpretrain/mmseg', None)
+
+
+def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
+    """Content of a checkpoint file in OpenMMLab's form: dict(state_dict=..., meta=..., ...).
+
+    Args:
+        filename: path or URL.
+        map_location: ignored. Tensors are mapped from the file, and models and optimizers copy them to where their
+            parameters are.
+
+    Raises:
+        FileNotFoundError: with the places looked at.
+        CheckpointError: no checkpoint, damaged, or written by a later version.
+        UnsafeCheckpointError: the file wants to run code.
+    """
+    path = locate_weights(filename, ADVICE)
+    content = read_checkpoint(path)
+    check_version(content, path)
+    weights = weights_of(content)
+    origin = Origin(str(path), preprocessing_of(content, path))
+    if recognise(weights) not in OPENMMLAB:
+        translation = to_ours(weights)
+        weights = translation.weights
+        content = dict(state_dict=weights, meta=dict(preprocessing=origin.preprocessing))
+        if translation.left_out:
+            print_log(f'{path} ({translation.format}) holds tensors that no model of ours has: {translation.left_out}',
+                      logger='current', level=logging.WARNING)
+    mark_origin(weights, origin)
+    if 'message_hub' in content and 'beit_mm_format' not in meta_of(content):
+        print_log(f'The log history in {path} consists of pickled objects and is left out.', logger='current',
+                  level=logging.WARNING)
+        content['message_hub'] = dict(log_scalars={}, runtime_info={}, resumed_keys={})
+    return content
+
+
+def install_loader() -> None:
+    """Makes `load_from_file` the way in which mmengine reads paths and URLs.
+
+    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
+    `mim` and the libraries' own scripts start processes in which nothing of ours runs but what the config names, so
+    this is done when our models are imported.
+    """
+    CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_file, force=True)

@@ -1,0 +1,233 @@
+"""Checkpoints of other code bases, through every way in which mmengine loads files."""
+import copy
+import logging
+
+import pytest
+import torch
+from helpers import narrow_model
+from mmengine.logging import MMLogger
+from mmengine.runner import load_checkpoint
+from safetensors.torch import save_file
+from timm.models.beit import Beit
+from torch import nn
+
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.models import BEiTBackbone
+from beit_mm.registry import MODELS
+
+BACKBONE = dict(
+    type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32, patch_size=8,
+    abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.uniform_(0.1, 1)
+    return model
+
+
+def timm_model(num_classes: int = 5, **changes) -> Beit:
+    return randomise(Beit(**dict(
+        dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=num_classes,
+             use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1), **changes)))
+
+
+def classifier(num_classes: int = 5, **changes) -> nn.Module:
+    return MODELS.build(dict(
+        dict(type='mmpretrain.ImageClassifier', backbone=dict(BACKBONE, out_type='avg_featmap'),
+             head=dict(type='mmpretrain.LinearClsHead', num_classes=num_classes, in_channels=32)), **changes))
+
+
+def segmentor(**changes) -> nn.Module:
+    norm = dict(type='BN')
+    return MODELS.build(dict(
+        dict(type='mmseg.EncoderDecoder', backbone=dict(BACKBONE, out_type='featmap', out_indices=[0, 0, 1, 1]),
+             neck=dict(type='mmseg.Feature2Pyramid', embed_dim=32, norm_cfg=norm),
+             decode_head=dict(type='mmseg.UPerHead', in_channels=[32] * 4, in_index=[0, 1, 2, 3], channels=8,
+                              num_classes=3, norm_cfg=norm),
+             test_cfg=dict(mode='whole')), **changes))
+
+
+@pytest.fixture
+def timm_file(tmp_path):
+    """A classifier of timm's in timm's own form, and its weights."""
+    weights = timm_model().state_dict()
+    path = tmp_path / 'timm.safetensors'
+    save_file(weights, path)
+    return path, weights
+
+
+def assert_loaded(backbone: BEiTBackbone, weights: dict, parts: int = 2) -> None:
+    own = backbone.state_dict()
+    shared = [name for name in own if name in weights]
+    assert len(shared) >= len(own) - parts
+    for name in shared:
+        assert torch.equal(own[name], weights[name]), name
+
+
+@pytest.mark.parametrize('build', [classifier, segmentor])
+def test_whole_models_load_a_bare_file(build, timm_file):
+    path, weights = timm_file
+    model = build()
+    load_checkpoint(model, str(path), map_location='cpu')
+    assert_loaded(model.backbone, weights)
+    assert str(path) in str(model.backbone.load_report)
+
+
+def test_the_head_comes_along_when_the_classes_agree(timm_file):
+    path, weights = timm_file
+    model = classifier()
+    load_checkpoint(model, str(path), strict=True)
+    assert torch.equal(model.head.fc.weight, weights['head.weight'])
+
+
+def test_a_head_of_other_classes_is_left_alone(timm_file):
+    path, weights = timm_file
+    model = classifier(num_classes=7)
+    before = model.head.fc.weight.clone()
+    load_checkpoint(model, str(path))
+    assert torch.equal(model.head.fc.weight, before)
+    assert_loaded(model.backbone, weights)
+
+
+@pytest.mark.parametrize('prefixed_file', [False, True], ids=['bare file', 'file with backbone.'])
+@pytest.mark.parametrize('prefix', [None, 'backbone.', 'backbone'])
+@pytest.mark.parametrize('build', [classifier, segmentor])
+def test_init_cfg_of_the_backbone(build, prefix, prefixed_file, timm_file):
+    path, weights = timm_file
+    if prefixed_file:
+        path = path.with_suffix('.pth')
+        torch.save(dict(state_dict={f'backbone.{name}': tensor for name, tensor in weights.items()}), path)
+    model = build()
+    init_cfg = dict(type='Pretrained', checkpoint=str(path))
+    model.backbone.init_cfg = init_cfg if prefix is None else dict(init_cfg, prefix=prefix)
+    model.init_weights()
+    assert_loaded(model.backbone, weights)
+
+
+def test_init_cfg_of_the_model(timm_file):
+    path, weights = timm_file
+    model = classifier(init_cfg=dict(type='Pretrained', checkpoint=str(path)))
+    model.init_weights()
+    assert_loaded(model.backbone, weights)
+    assert torch.equal(model.head.fc.weight, weights['head.weight'])
+
+
+def mmpretrain_pretraining_file(path) -> dict:
+    """What mmpretrain's own BEiT pretraining saves, its tokenizer included."""
+    from mmpretrain.models.selfsup.beit import BEiTPretrainViT
+    backbone = randomise(BEiTPretrainViT(
+        arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128), img_size=32, patch_size=8,
+        use_shared_rel_pos_bias=True, use_abs_pos_emb=False, layer_scale_init_value=0.1))
+    state_dict = {f'backbone.{name}': tensor for name, tensor in backbone.state_dict().items()}
+    state_dict |= {'head.cls_head.weight': torch.rand(32, 32), 'head.cls_head.bias': torch.rand(32),
+                   'target_generator.encoder.blocks.input.w': torch.rand(2, 2)}
+    torch.save(dict(state_dict=state_dict, meta={}), path)
+    return state_dict
+
+
+def test_a_pretraining_of_mmpretrain(tmp_path):
+    state_dict = mmpretrain_pretraining_file(tmp_path / 'mmpretrain.pth')
+    model = MODELS.build(narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', masked_input=True)))
+    tokenizer = copy.deepcopy(model.target_generator.state_dict())
+    load_checkpoint(model, str(tmp_path / 'mmpretrain.pth'), strict=True)
+    assert torch.equal(model.head.lm_head.weight, state_dict['head.cls_head.weight'])
+    assert torch.equal(model.backbone.blocks[1].mlp.fc2.weight, state_dict['backbone.layers.1.ffn.layers.1.weight'])
+    assert torch.equal(model.backbone.mask_token, state_dict['backbone.mask_token'])
+    for name, tensor in model.target_generator.state_dict().items():
+        assert torch.equal(tensor, tokenizer[name]), name
+
+
+def test_from_pretraining_to_a_classifier_the_shared_table_is_expanded(tmp_path):
+    state_dict = mmpretrain_pretraining_file(tmp_path / 'mmpretrain.pth')
+    model = classifier()
+    load_checkpoint(model, str(tmp_path / 'mmpretrain.pth'))
+    table = state_dict['backbone.rel_pos_bias.relative_position_bias_table']
+    for block in model.backbone.blocks:
+        assert torch.equal(block.attn.relative_position_bias_table, table)
+    report = model.backbone.load_report
+    assert len(report.expanded) == 2
+    assert report.left_out == ['mask_token', 'norm.weight', 'norm.bias']
+    assert report.missing == ['fc_norm.weight', 'fc_norm.bias']
+
+
+def resnet() -> dict:
+    import torchvision
+    return torchvision.models.resnet18().state_dict()
+
+
+WRONG = {
+    'resnet': (resnet, r'no tensor is named backbone\.\*'),
+    'patch size': (lambda: timm_model(patch_size=16).state_dict(), 'patch size 16, the model has 8'),
+    'width': (lambda: timm_model(embed_dim=64).state_dict(), 'width 64, the model has 32'),
+    'depth': (lambda: timm_model(depth=3).state_dict(), 'blocks 3, the model has 2'),
+    'heads': (lambda: timm_model(num_heads=2).state_dict(), 'heads 2, the model has 4'),
+    'no LayerScale': (lambda: timm_model(init_values=None).state_dict(), r'missing \(blocks.0.gamma_1'),
+    'no bias tables': (lambda: timm_model(use_rel_pos_bias=False).state_dict(), 'relative_position_bias_table'),
+    'only a head': (lambda: {'head.fc.weight': torch.rand(5, 32)}, r'no tensor is named backbone\.\*'),
+    'a ResNet in a classifier': (lambda: {f'backbone.{name}': tensor for name, tensor in resnet().items()},
+                                 r'wrong.pth holds no BEiT weights: its tensors are conv1.weight'),
+}
+
+
+@pytest.mark.parametrize('build', [classifier, segmentor])
+@pytest.mark.parametrize('kind', WRONG)
+def test_a_wrong_checkpoint_is_one_error_and_nothing_is_loaded(kind, build, tmp_path):
+    make, message = WRONG[kind]
+    path = tmp_path / 'wrong.pth'
+    torch.save(dict(state_dict=make()), path)
+    model = build()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_checkpoint(model, str(path))
+    assert len(str(error.value)) < 600
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_the_error_names_the_file(tmp_path):
+    path = tmp_path / 'wide.pth'
+    torch.save(dict(model=timm_model(embed_dim=64).state_dict()), path)
+    with pytest.raises(CheckpointError, match=str(path)):
+        load_checkpoint(classifier(), str(path))
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path):
+    torch.save(dict(state_dict={}, meta=dict(beit_mm_format=99)), tmp_path / 'later.pth')
+    with pytest.raises(CheckpointError, match='format 99.*upgrade'):
+        load_checkpoint(classifier(), str(tmp_path / 'later.pth'))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='nowhere.pth'):
+        load_checkpoint(classifier(), str(tmp_path / 'nowhere.pth'))
+
+
+def test_position_parameters_of_the_other_kind_are_a_warning(tmp_path, caplog):
+    """A model without any bias can be wanted; that a bias was dropped has to be seen."""
+    path = tmp_path / 'timm.pth'
+    torch.save(timm_model().state_dict(), path)
+    model = classifier(backbone=dict(BACKBONE, abs_pos_embed=True, rel_pos_bias=None, out_type='avg_featmap'))
+    with caplog.at_level(logging.WARNING):
+        MMLogger.get_current_instance().propagate = True
+        load_checkpoint(model, str(path))
+    report = model.backbone.load_report
+    assert report.lacking == ['pos_embed']
+    assert all(name.endswith('relative_position_bias_table') for name in report.surplus) and len(report.surplus) == 2
+
+
+@pytest.mark.parametrize('changes', [dict(), dict(use_abs_pos_emb=True, use_rel_pos_bias=False)],
+                         ids=['bias table', 'position embedding'])
+def test_other_mm_models_still_read_their_files(changes, tmp_path):
+    """mmpretrain's own BEiT in the same process loads mmpretrain's files as before."""
+    from mmpretrain.models import BEiTViT
+    def build():
+        return BEiTViT(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128), img_size=32,
+                       patch_size=8, **changes)
+    source, target = randomise(build()), build()
+    torch.save(dict(state_dict=source.state_dict()), tmp_path / 'own.pth')
+    load_checkpoint(target, str(tmp_path / 'own.pth'), strict=True)
+    for name, tensor in target.state_dict().items():
+        assert torch.equal(tensor, source.state_dict()[name]), name
