@@ -18,6 +18,7 @@ from setuptools.command.develop import develop
 
 ROOT = Path(__file__).resolve().parent
 MIM_CONTENTS = ('configs', 'tools', 'model-index.yml')
+ONNX = ['onnx>=1.17,<2', 'onnxruntime>=1.20,<2', 'onnxscript>=0.5,<1']  # for tools/export_onnx.py
 
 
 def place_mim_folder(package: Path, link: bool) -> None:
@@ -102,7 +103,8 @@ setup(
             'openxlab<0.1',  # as above: the pinned setuptools 60 does not run on Python 3.12
             'setuptools>=64,<82',  # openmim imports pkg_resources, which 82 removed
         ],
-        'dev': ['pytest>=8', 'pytest-timeout>=2.3', 'ruff>=0.6', 'timm>=1.0', 'transformers>=4.45'],
+        'onnx': ONNX,
+        'dev': ['pytest>=8', 'pytest-timeout>=2.3', 'ruff>=0.6', 'timm>=1.0', 'transformers>=4.45', *ONNX],
     },
     cmdclass={'build_py': BuildPy, 'develop': Develop},
 )

@@ -23,8 +23,9 @@ def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
     model = model.module if is_model_wrapper(model) else model
     found = {}
     for name in ('mean', 'std'):
-        if (values := getattr(model.data_preprocessor, name, None)) is not None:
-            found[name] = values.flatten().tolist()
+        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
+            # six digits are what a float32 keeps of 123.675
+            found[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
     backbone = getattr(model, 'backbone', None)
     if hasattr(backbone, 'grid'):
         found['size'] = [side * backbone.patch_size for side in backbone.grid]

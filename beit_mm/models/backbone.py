@@ -201,7 +201,8 @@ class BEiTBackbone(BaseModule):
         x, grid = self.patch_embed(images)
         if mask is not None:
             x = torch.where(mask.flatten(1).unsqueeze(-1), self.mask_token.to(x.dtype), x)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x], dim=1)
+        # x.shape[0], not len(x), which would fix the batch of an exported graph.
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         if self.pos_embed is not None:
             x = x + self._read_pos_embed(self.pos_embed, grid)
         return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid)

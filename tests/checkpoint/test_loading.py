@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from helpers import narrow_model
+from helpers import make_runner, narrow_model
 from mmengine.logging import MMLogger
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
@@ -210,9 +210,12 @@ def test_position_parameters_of_the_other_kind_are_a_warning(tmp_path, caplog):
     path = tmp_path / 'timm.pth'
     torch.save(timm_model().state_dict(), path)
     model = classifier(backbone=dict(BACKBONE, abs_pos_embed=True, rel_pos_bias=None, out_type='avg_featmap'))
-    with caplog.at_level(logging.WARNING):
-        MMLogger.get_current_instance().propagate = True
-        load_checkpoint(model, str(path))
+    caplog.handler.setLevel(logging.WARNING)
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    load_checkpoint(model, str(path))
+    logger.removeHandler(caplog.handler)
+    assert any('1 missing (pos_embed)' in record.message for record in caplog.records)
     report = model.backbone.load_report
     assert report.lacking == ['pos_embed']
     assert all(name.endswith('relative_position_bias_table') for name in report.surplus) and len(report.surplus) == 2
@@ -231,3 +234,43 @@ def test_other_mm_models_still_read_their_files(changes, tmp_path):
     load_checkpoint(target, str(tmp_path / 'own.pth'), strict=True)
     for name, tensor in target.state_dict().items():
         assert torch.equal(tensor, source.state_dict()[name]), name
+
+
+@pytest.mark.parametrize('plain', [True, False], ids=['our hook', "mmengine's own pickled history"])
+def test_a_run_is_resumed(plain, pretrain_config):
+    """Files with pickled objects, as mmengine writes them without our hook, lose their log history and nothing else."""
+    if not plain:
+        pretrain_config.custom_hooks = [hook for hook in pretrain_config.custom_hooks
+                                        if hook.type != 'beit_mm.PlainCheckpointHook']
+    pretrain_config.train_cfg.max_epochs = 1
+    first = make_runner(copy.deepcopy(pretrain_config))
+    first.train()
+    pretrain_config.train_cfg.max_epochs = 2
+    pretrain_config.update(resume=True, load_from=f'{pretrain_config.work_dir}/epoch_1.pth')
+    second = make_runner(pretrain_config)
+    second.load_or_resume()
+    assert (second.epoch, second.iter) == (1, 3)
+    for name, tensor in second.model.state_dict().items():
+        assert torch.equal(tensor, first.model.state_dict()[name]), name
+    for before, after in zip(first.optim_wrapper.optimizer.state.values(),
+                             second.optim_wrapper.optimizer.state_dict()['state'].values(), strict=True):
+        assert torch.equal(before['exp_avg_sq'], after['exp_avg_sq'])
+    assert ('train/loss' in second.message_hub.log_scalars) == plain
+    second.train()
+    assert second.iter == 6
+
+
+@pytest.mark.parametrize('mean', [127.5, 123.675])
+def test_a_warning_when_images_were_normalised_otherwise(mean, pretrain_config, caplog):
+    pretrain_config.train_cfg.max_epochs = 1
+    make_runner(copy.deepcopy(pretrain_config)).train()
+    content = torch.load(f'{pretrain_config.work_dir}/epoch_1.pth', weights_only=True)
+    assert content['meta']['preprocessing'] == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[32, 32])
+    pretrain_config.load_from = f'{pretrain_config.work_dir}/epoch_1.pth'
+    pretrain_config.model.data_preprocessor.mean = [mean] * 3
+    runner = make_runner(pretrain_config)
+    caplog.handler.setLevel(logging.WARNING)
+    runner.logger.addHandler(caplog.handler)
+    runner.train()
+    warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
+    assert warned == (mean != 127.5)

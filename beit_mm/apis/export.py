@@ -1,0 +1,124 @@
+"""ONNX export of a classifier at one image size, with everything that depends on the size folded in."""
+import copy
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+from beit_mm.engine.preprocessing import preprocessing_of_model
+from beit_mm.layers.derived import DerivedTensor
+from beit_mm.models.backbone import BEiTBackbone
+
+PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
+TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
+NUM_CHECKED = 3  # random images
+MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a few MB of it
+
+
+class Constant(nn.Module):
+    """Stands where a DerivedTensor stood and gives one tensor whatever it is asked for."""
+
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.register_buffer('value', value)
+
+    def forward(self, *_: object) -> Tensor:
+        return self.value
+
+
+def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> float:
+    """Writes a classifier as an ONNX graph of float32 and checks it against the model.
+
+    The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), before
+    the softmax, for any N. The position embedding and the relative position bias of this size are constants in it. Its
+    metadata hold `mean` and `std` (of pixel values 0 to 255, where the model's data preprocessor knows them) and
+    `size` (height, width) as JSON lists, and what `input` and `output` are in words. A graph above 2 GB has
+    its weights in a second file, PATH.data.
+
+    Args:
+        model: such as mmpretrain's ImageClassifier, its `backbone` a BEiTBackbone; left as it is.
+        path: where the file goes; written only when the check passes.
+        size: height and width of the images in pixels; need not be the size that the model is built for.
+
+    Returns:
+        The largest difference between onnxruntime's and the model's logits over random images, as a share of
+        the largest logit.
+
+    Raises:
+        ImportError: the ONNX packages are missing.
+        ValueError: not a classifier on a BEiTBackbone.
+        RuntimeError: the graph's logits are not the model's.
+    """
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ImportError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
+    if not isinstance(getattr(model, 'backbone', None), BEiTBackbone):
+        raise ValueError('ONNX export takes a classifier whose backbone is a BEiTBackbone, not '
+                         f'{type(model).__name__} on {type(getattr(model, "backbone", None)).__name__}')
+    model = copy.deepcopy(model).cpu().float().eval()
+    channels = model.backbone.patch_embed.proj.in_channels
+    images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = _fold(model, images)
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            found = f'shape {tuple(logits.shape)}' if isinstance(logits, Tensor) else f'a {type(logits).__name__}'
+            raise ValueError(f'ONNX export takes a model that gives logits (batch, classes), not {found}: it needs '
+                             "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'")
+        program = torch.onnx.export(
+            model, (images, ),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim('batch')}, ),
+            input_names=['images'],
+            output_names=['logits'],
+            verbose=False)
+    program.model.metadata_props.update(_metadata(model, size))
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    with TemporaryDirectory(dir=path.parent) as folder:
+        program.save(Path(folder, path.name), external_data=num_bytes > MAX_FILE_BYTES)
+        difference = _difference(Path(folder, path.name), images, logits)
+        for file in Path(folder).iterdir():
+            file.replace(path.parent / file.name)
+    return difference
+
+
+def _fold(model: nn.Module, images: Tensor) -> Tensor:
+    """Runs the model and puts constants in the place of what it derived from the images' size."""
+    derived = {}
+    for module in model.modules():
+        if isinstance(module, DerivedTensor):
+            module.register_forward_hook(lambda module, _, value: derived.update({module: value}))
+    output = model(images)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in derived:
+                setattr(parent, name, Constant(derived[child]))
+    return output
+
+
+def _metadata(model: nn.Module, size: tuple[int, int]) -> dict[str, str]:
+    """The graph's metadata: how images are made ready for it."""
+    preprocessing = dict(preprocessing_of_model(model), size=list(size))
+    return dict(
+        {name: json.dumps(value) for name, value in preprocessing.items()},
+        input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
+        output='logits: float32 (batch, classes), before the softmax')
+
+
+def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
+    """Largest difference of the graph's logits from the model's, as a share of the largest logit."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    # Batches of one and more than one.
+    found = [torch.from_numpy(session.run(['logits'], {'images': part.numpy()})[0]) for part in images.split([1, 2])]
+    scale = logits.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    difference = ((torch.cat(found) - logits).abs().max() / scale).item()
+    if not difference <= TOLERANCE:  # not a number is no agreement either
+        raise RuntimeError(f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
+                           f'more than {TOLERANCE:.0e}; nothing was written. Is a layer of it random in evaluation?')
+    return difference

@@ -1,0 +1,180 @@
+"""ONNX graphs hold the bias as a constant and give the model's logits."""
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from beit_mm.apis import export
+from beit_mm.apis.export import export_onnx
+from beit_mm.functional.relative_position import bias_from_table
+from beit_mm.registry import MODELS
+
+onnx = pytest.importorskip('onnx')
+onnxruntime = pytest.importorskip('onnxruntime')
+pytest.importorskip('onnxscript')
+pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning')
+
+BUILT = (32, 32)
+MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+VARIANTS = {
+    'vit': dict(),
+    'per_layer': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+    'shared': dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
+}
+
+
+def classifier_config(**backbone: object) -> dict:
+    return dict(
+        type='ImageClassifier',
+        data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
+        backbone=dict(
+            dict(
+                type='beit_mm.BEiTBackbone',
+                arch=dict(embed_dims=32, num_layers=2, num_heads=4),
+                img_size=BUILT,
+                patch_size=8,
+                out_type='avg_featmap'), **backbone),
+        head=dict(type='LinearClsHead', num_classes=7, in_channels=32))
+
+
+def classifier(**backbone: object) -> nn.Module:
+    """A narrow classifier whose every parameter matters."""
+    init_default_scope('mmpretrain')
+    model = MODELS.build(classifier_config(**backbone))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def run(path, images: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    return torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
+
+
+def constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+@pytest.mark.parametrize('size', [BUILT, (48, 48), (24, 44)], ids=['built size', 'larger', 'padded rectangle'])
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_graph_gives_the_models_logits_from_constants(variant, size, tmp_path):
+    model = classifier(**VARIANTS[variant])
+    path = tmp_path / 'model.onnx'
+    assert export_onnx(model, path, size) < 1e-4
+    assert [file.name for file in tmp_path.iterdir()] == ['model.onnx']
+
+    images = torch.rand(5, 3, *size) * 4 - 2
+    with torch.no_grad():
+        logits = model(images)
+    for batch in (1, 5):
+        torch.testing.assert_close(
+            run(path, images[:batch]), logits[:batch], rtol=0, atol=1e-4 * logits.abs().max().item())
+
+    graph = onnx.load(path).graph
+    onnx.checker.check_model(path)
+    assert not {'Gather', 'GatherND', 'GatherElements', 'Einsum', 'Resize'} & {node.op_type for node in graph.node}
+    held, read = constants(graph), {name for node in graph.node for name in node.input}
+    grid, (heads, tokens) = (-(-size[0] // 8), -(-size[1] // 8)), (4, 1 + -(-size[0] // 8) * -(-size[1] // 8))
+    tables = [p for name, p in model.named_parameters() if name.endswith('relative_position_bias_table')]
+    assert len(tables) == dict(vit=0, per_layer=2, shared=1)[variant]
+    assert not [name for name, value in held.items() if value.shape == (52, heads)]  # 7 x 7 offsets and 3
+    for table in tables:
+        bias = bias_from_table(table.detach(), (4, 4), grid).numpy()
+        assert [name for name, value in held.items()
+                if name in read and value.shape == (1, heads, tokens, tokens) and np.allclose(value, bias, atol=1e-6)]
+    if variant == 'vit':
+        embeddings = [value for name, value in held.items() if name in read and value.shape == (1, tokens, 32)]
+        assert len(embeddings) == 1
+        assert np.allclose(embeddings[0][0, 0], model.backbone.pos_embed[0, 0].detach())
+
+
+def test_class_token_output(tmp_path):
+    model = classifier(out_type='cls_token')
+    export_onnx(model, tmp_path / 'model.onnx', BUILT)
+    images = torch.randn(1, 3, *BUILT)
+    with torch.no_grad():
+        torch.testing.assert_close(run(tmp_path / 'model.onnx', images), model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_metadata_say_how_images_are_prepared(tmp_path):
+    export_onnx(classifier(), tmp_path / 'model.onnx', (40, 24))
+    graph = onnx.load(tmp_path / 'model.onnx')
+    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+    assert (json.loads(metadata['mean']), json.loads(metadata['std'])) == (MEAN, STD)
+    assert json.loads(metadata['size']) == [40, 24]
+    assert 'before the softmax' in metadata['output']
+    shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+              for value in (graph.graph.input[0], graph.graph.output[0])]
+    assert shapes == [['batch', 3, 40, 24], ['batch', 7]]
+
+
+def test_the_model_is_left_as_it_is(tmp_path):
+    model = classifier(rel_pos_bias='per_layer').half().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modules = [type(module) for module in model.modules()]
+    export_onnx(model, tmp_path / 'model.onnx', (40, 24))
+    assert model.training and [type(module) for module in model.modules()] == modules
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_large_model_has_its_weights_in_a_second_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
+    model = classifier(rel_pos_bias='shared')
+    export_onnx(model, tmp_path / 'new' / 'model.onnx', BUILT)
+    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
+    images = torch.randn(1, 3, *BUILT)
+    with torch.no_grad():
+        torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), model(images), rtol=1e-4, atol=1e-4)
+
+
+class Noise(nn.Module):
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+def test_a_graph_that_differs_is_not_written(tmp_path):
+    model = classifier()
+    model.head.fc = nn.Sequential(model.head.fc, Noise())
+    with pytest.raises(RuntimeError, match='differs from the model by'):
+        export_onnx(model, tmp_path / 'model.onnx', BUILT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_classifier_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
+        export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx', BUILT)
+    with pytest.raises(ValueError, match=r"logits \(batch, classes\), not shape \(3, 17, 7\).*'avg_featmap'"):
+        export_onnx(classifier(out_type='raw'), tmp_path / 'model.onnx', BUILT)
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
+    with pytest.raises(ImportError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
+        export_onnx(classifier(), tmp_path / 'model.onnx', BUILT)
+
+
+@pytest.mark.parametrize('arguments, size', [([], BUILT), (['--size', '24', '40'], (24, 40))])
+def test_command(arguments, size, tmp_path):
+    model = classifier(**VARIANTS['per_layer'])
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
+    config = dict(classifier_config(**VARIANTS['per_layer']))
+    preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
+    (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
+    command = [sys.executable, ROOT / 'tools/export_onnx.py', 'config.py', 'weights.pth', 'model.onnx', *arguments]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert f'{size[0]} x {size[1]} pixels' in result.stdout
+    images = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        logits = model(images)
+    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), logits, rtol=1e-4, atol=1e-4)
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'model.onnx').metadata_props}
+    assert json.loads(metadata['mean']) == MEAN

@@ -1,0 +1,140 @@
+"""Weights made to fit another task, image size, or number of channels: what the model computes stays what it was."""
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.runner import load_checkpoint
+from scipy.interpolate import RectBivariateSpline
+
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.functional.relative_position import geometric_offsets, num_relative_positions
+from beit_mm.models import BEiTBackbone
+
+ARCH = dict(embed_dims=32, num_layers=2, num_heads=4)
+PLUS = dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)
+
+
+def build(img_size=32, **options) -> BEiTBackbone:
+    model = BEiTBackbone(ARCH, img_size=img_size, patch_size=8, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_folded_layer_scale_computes_the_same():
+    source = build(**PLUS)
+    target = build(**dict(PLUS, layer_scale_init=None))
+    target.load_state_dict(source.state_dict())
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(target(images)[0], source(images)[0], atol=1e-5, rtol=1e-5)
+    assert target.load_report.folded == [f'blocks.{i}.gamma_{j}' for i in (0, 1) for j in (1, 2)]
+
+
+@torch.no_grad()
+def test_an_expanded_table_computes_the_same():
+    source, target = build(**dict(PLUS, rel_pos_bias='shared')), build(**PLUS)
+    target.load_state_dict(source.state_dict())
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(target(images)[0], source(images)[0], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_gray_image_gives_what_its_rgb_copy_gave():
+    source, target = build(), build(in_channels=1)
+    target.load_state_dict(source.state_dict())
+    gray = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(target(gray)[0], source(gray.expand(-1, 3, -1, -1))[0], atol=1e-5, rtol=1e-5)
+    assert target.load_report.adapted == ['patch_embed.proj.weight']
+
+
+@pytest.mark.parametrize('channels', [4, 6, 13])
+@torch.no_grad()
+def test_more_channels_take_the_filters_in_turn(channels):
+    source, target = build(), build(in_channels=channels)
+    target.load_state_dict(source.state_dict())
+    before, after = source.patch_embed.proj.weight, target.patch_embed.proj.weight
+    for channel in range(channels):
+        torch.testing.assert_close(after[:, channel], before[:, channel % 3] * 3 / channels)
+    if channels % 3 == 0:  # an image repeated along the channels is seen as it was
+        images = torch.rand(2, 3, 32, 32)
+        torch.testing.assert_close(
+            target(images.repeat(1, channels // 3, 1, 1))[0], source(images)[0], atol=1e-5, rtol=1e-5)
+
+
+def spline(table: torch.Tensor, source: tuple[int, int], target: tuple[int, int]) -> torch.Tensor:
+    """SciPy's own spline at the geometric positions, head by head; the class token's three rows as they are."""
+    axes = [geometric_offsets(s, t) if s != t else np.arange(1 - s, s) for s, t in zip(source, target, strict=True)]
+    reads = [np.clip(np.arange(1 - t, t), axis[0], axis[-1]) for t, axis in zip(target, axes, strict=True)]
+    heads = [RectBivariateSpline(*axes, head.reshape(len(axes[0]), len(axes[1])))(*reads).ravel()
+             for head in table[:-3].double().numpy().T]
+    return torch.cat([torch.from_numpy(np.stack(heads, 1)), table[-3:].double()])
+
+
+@pytest.mark.parametrize('size', [48, (48, 96), (64, 40)], ids=str)
+@torch.no_grad()
+def test_tables_are_splines_of_scipys(size):
+    source, target = build(**PLUS), build(size, **PLUS)
+    target.load_state_dict(source.state_dict())
+    for before, after in zip(source.blocks, target.blocks, strict=True):
+        expected = spline(before.attn.relative_position_bias_table, (4, 4), target.grid)
+        torch.testing.assert_close(after.attn.relative_position_bias_table.double(), expected, atol=1e-6, rtol=0)
+    assert set(target.load_report.resized.values()) == {f'4 x 4 -> {target.grid[0]} x {target.grid[1]}'}
+
+
+@pytest.mark.parametrize('mode', ['bicubic', 'bilinear'])
+@torch.no_grad()
+def test_position_embeddings_are_torchs_interpolation(mode):
+    source, target = build(), build((64, 96), interpolate_mode=mode)
+    target.load_state_dict(source.state_dict())
+    patches = source.pos_embed[:, 1:].reshape(1, 4, 4, 32).permute(0, 3, 1, 2)
+    expected = F.interpolate(patches, (8, 12), mode=mode).permute(0, 2, 3, 1).reshape(1, 96, 32)
+    torch.testing.assert_close(target.pos_embed[:, 1:], expected)
+    assert torch.equal(target.pos_embed[:, :1], source.pos_embed[:, :1])
+    # and so is what the model does with an image of a size that it is not built for
+    images = torch.rand(1, 3, 64, 96)
+    other = build(interpolate_mode=mode)
+    other.load_state_dict(source.state_dict())
+    torch.testing.assert_close(other(images)[0], target(images)[0], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_rectangle_is_known_by_the_size_in_the_file(tmp_path):
+    """32 x 48 and 48 x 32 pixels have tables of the same length."""
+    source, target = build((32, 48), **PLUS), build((48, 32), **PLUS)
+    table = source.state_dict()['blocks.0.attn.relative_position_bias_table']
+    assert len(table) == num_relative_positions(target.grid)
+    path = tmp_path / 'rectangle.pth'
+    torch.save(dict(state_dict=source.state_dict(), meta=dict(preprocessing=dict(size=[32, 48]))), path)
+    load_checkpoint(target, str(path))
+    expected = spline(table, (4, 6), (6, 4))
+    torch.testing.assert_close(
+        target.blocks[0].attn.relative_position_bias_table.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_a_rectangle_of_unknown_sides_is_an_error():
+    with pytest.raises(CheckpointError, match='the file does not say to which rectangle'):
+        build((64, 64), **PLUS).load_state_dict(build((32, 48), **PLUS).state_dict())
+    with pytest.raises(CheckpointError, match='the file does not say to which rectangle'):
+        build((64, 64)).load_state_dict(build((32, 48)).state_dict())
+
+
+def test_another_size_of_one_layer_is_named():
+    weights = build().state_dict()
+    weights['blocks.1.norm2.weight'] = torch.rand(31)
+    model = build()
+    before = model.blocks[0].norm1.weight.clone()
+    with pytest.raises(CheckpointError, match=r'blocks.1.norm2.weight is \(31,\), the backbone has \(32,\)'):
+        model.load_state_dict(weights)
+    assert torch.equal(model.blocks[0].norm1.weight, before)
+
+
+@torch.no_grad()
+def test_half_precision_weights_are_resized_in_full():
+    source, exact, rounded = build(**PLUS), build(48, **PLUS), build(48, **PLUS)
+    weights = {name: tensor.half().float() for name, tensor in source.state_dict().items()}
+    exact.load_state_dict(weights)
+    rounded.load_state_dict({name: tensor.half() for name, tensor in weights.items()})
+    for name, tensor in rounded.state_dict().items():
+        torch.testing.assert_close(tensor, exact.state_dict()[name], atol=0, rtol=2**-11)  # one rounding to half

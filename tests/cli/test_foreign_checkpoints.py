@@ -1,0 +1,110 @@
+"""Checkpoints of timm in processes where nothing of ours runs but what the config names."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from PIL import Image
+from timm.models.beit import Beit
+
+CLASSIFICATION = '''
+default_scope = 'mmpretrain'
+custom_hooks = [dict(type='beit_mm.PreprocessingCheckHook')]
+data_preprocessor = dict(mean=[127.5] * 3, std=[127.5] * 3, to_rgb=True, num_classes=3)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32,
+                  patch_size=8, abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1,
+                  out_type='avg_featmap'),
+    head=dict(type='LinearClsHead', num_classes=3, in_channels=32))
+test_dataloader = dict(
+    batch_size=4, num_workers=0, persistent_workers=False, sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(type='CustomDataset', data_root='photos', pipeline=[
+        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]))
+test_evaluator = dict(type='Accuracy', topk=(1, ))
+test_cfg = dict()
+'''
+SEGMENTATION = '''
+default_scope = 'mmseg'
+norm_cfg = dict(type='BN', requires_grad=True)
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3, bgr_to_rgb=True,
+                           size=(32, 32)),
+    backbone=dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32,
+                  patch_size=8, abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1,
+                  out_type='featmap'),
+    decode_head=dict(type='FCNHead', in_channels=32, channels=8, num_convs=1, concat_input=False, num_classes=3,
+                     norm_cfg=norm_cfg),
+    test_cfg=dict(mode='whole'))
+test_dataloader = dict(
+    batch_size=1, num_workers=0, persistent_workers=False, sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(type='BaseSegDataset', data_root='scenes', metainfo=dict(classes=('a', 'b', 'c')),
+                 data_prefix=dict(img_path='images', seg_map_path='annotations'), pipeline=[
+        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='LoadAnnotations'),
+        dict(type='PackSegInputs')]))
+test_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+test_cfg = dict(type='TestLoop')
+'''
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint of timm's, twelve photos of three classes and two scenes."""
+    torch.manual_seed(0)
+    model = Beit(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=3, use_abs_pos_emb=False,
+                 use_rel_pos_bias=True, init_values=0.1).eval()
+    torch.save(model.state_dict(), tmp_path / 'timm.pth')
+    rng = np.random.default_rng(0)
+    for name in ('photos/0', 'photos/1', 'photos/2', 'scenes/images', 'scenes/annotations'):
+        (tmp_path / name).mkdir(parents=True)
+    right = []
+    for index in range(12):
+        pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f'photos/{index % 3}/{index}.png')
+        images = (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() - 127.5) / 127.5
+        right.append(model(images).argmax().item() == index % 3)
+    (tmp_path / 'accuracy').write_text(f'{100 * sum(right) / len(right):.4f}')
+    for index in range(2):
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(tmp_path / f'scenes/images/{index}.jpg')
+        Image.fromarray(rng.integers(0, 3, (32, 32), dtype=np.uint8)).save(tmp_path / f'scenes/annotations/{index}.png')
+    (tmp_path / 'classification.py').write_text(CLASSIFICATION)
+    (tmp_path / 'segmentation.py').write_text(SEGMENTATION)
+    return tmp_path
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess:
+    tools = Path(sys.executable).parent
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240,
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=f'{tools}:{os.environ["PATH"]}'))
+
+
+def test_mim_classifies_as_timm_does(folder):
+    done = run('mim', 'test', 'mmpretrain', 'classification.py', '--checkpoint', 'timm.pth', '--gpus', '0',
+               '--launcher', 'none', '--work-dir', 'run', cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 'timm.pth (unilm/timm): 37 matched.' in done.stdout
+    assert re.search(r'accuracy/top1: ([\d.]+)', done.stdout)[1] == (folder / 'accuracy').read_text()
+
+
+def test_mmseg_tests_with_a_backbone_of_timms(folder):
+    import mmseg
+    script = Path(mmseg.__file__).parent / '.mim/tools/test.py'
+    done = run(sys.executable, str(script), 'segmentation.py', 'timm.pth', '--work-dir', 'run', cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r'timm.pth \(unilm/timm\): 35 matched, 2 left out \(fc_norm.weight, fc_norm.bias\)', done.stdout)
+    assert 'mIoU' in done.stdout
+
+
+def test_the_wrong_file_ends_the_process_with_one_line(folder):
+    torch.save(Beit(img_size=32, patch_size=16, embed_dim=32, depth=2, num_heads=4).state_dict(), folder / 'wrong.pth')
+    done = run('mim', 'test', 'mmpretrain', 'classification.py', '--checkpoint', 'wrong.pth', '--gpus', '0',
+               '--launcher', 'none', cwd=folder)
+    assert done.returncode != 0
+    assert 'patch size 16, the model has 8' in done.stderr
