@@ -9,9 +9,10 @@ program runs:
 - OrderedDict and Counter become `PlainDict`, which ignores attributes such as `_metadata` of a state dict
 
 None of these objects has attributes that a pickle could set (slots, no `__dict__`) or a method it
-could replace, so that the opcode BUILD finds no lever either. Tensors are made afterwards, with
-their bounds checked against the bytes in the file. Nor can a small file fill the memory: what it
-names often is made once, and numbers that would reserve memory are checked before they do.
+could replace, so that the opcode BUILD finds no lever either. Tensors are made afterwards, as views of
+the file mapped into memory, with their bounds checked against its size. Nor can a small file fill the
+memory or the stack: what it names often is made once, numbers that would reserve memory are checked
+before they do, and tuples are counted.
 torch.load(weights_only=True) is not asked: its error messages print whole objects, gigabytes from
 lists nested ten levels deep.
 """
@@ -20,6 +21,7 @@ import mmap
 import os
 import pickle
 import pickletools
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +29,10 @@ from reprlib import repr as short_repr
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from beit_mm.checkpoint.errors import CheckpointError, UnsafeCheckpointError
-from beit_mm.checkpoint.records import Materialiser, PlainDict, Record, Storage, TensorView
+from beit_mm.checkpoint.records import Materialiser, PlainDict, Record, Storage, TensorView, view_numbers
 
 # Classes and functions that may be named and become inert: they carry no weights.
 INERT_MODULES = ('dall_e.', 'torch.nn.modules.')
@@ -44,6 +47,10 @@ INERT_NAMES = {
 DTYPES = dict(Double='float64', Float='float32', Half='float16', BFloat16='bfloat16', Long='int64',
               Int='int32', Short='int16', Char='int8', Byte='uint8', Bool='bool')
 LEGACY_MAGIC = 0x1950a86a20f9469cfc6c  # first object of files that torch wrote before 1.6
+# CPython hashes a tuple by recursion in C: one nested 150,000 deep, as a key, overflows the usual stack of 8 MB. Depth
+# is not known before the program runs, but it is at most the number of tuples: 2,300 in a run of BEiT-B.
+MOST_TUPLES = 50_000
+LOCAL_HEADER = struct.Struct('<4s22xHH')  # of a zip entry: signature, and the lengths of name and extra field behind it
 
 
 class Callee:
@@ -65,6 +72,8 @@ def _rebuild_tensor(storage: Storage, offset: int, size: tuple, stride: tuple,
                     *_: Any) -> TensorView:
     if not isinstance(storage, Storage):
         raise UnsafeCheckpointError('it builds a tensor from something that is no storage')
+    if not all(isinstance(number, int) for number in (offset, *size, *stride)):
+        raise UnsafeCheckpointError('it builds a tensor whose shape is no numbers')
     return TensorView(storage, offset, tuple(size), tuple(stride))
 
 
@@ -114,8 +123,9 @@ class InertUnpickler(pickle.Unpickler):
                 return cls
             case ('storage', str(dtype), str(key), _, int(numel)) if dtype in DTYPES.values():
                 return self._storage(Storage(key, dtype, numel))
-            case ('storage', str(dtype), str(key), _, int(numel), view) if dtype in DTYPES.values():
-                offset = view[1] if view else 0
+            case ('storage', str(dtype), str(key), _, int(numel), None) if dtype in DTYPES.values():
+                return self._storage(Storage(key, dtype, numel))
+            case ('storage', str(dtype), str(key), _, int(numel), (_, int(offset), _)) if dtype in DTYPES.values():
                 return self._storage(Storage(key, dtype, numel, offset))
         raise UnsafeCheckpointError(f'it refers to a persistent object {short_repr(pid):.80}')
 
@@ -131,12 +141,16 @@ def _check_numbers(file: BinaryIO | mmap.mmap) -> None:
 
     Raises:
         CheckpointError: A memo index above the number of opcodes: the unpickler would reserve 8
-            bytes for each index below it, which picklers use up one by one.
+            bytes for each index below it, which picklers use up one by one. Or more than MOST_TUPLES.
     """
-    start = file.tell()
+    start, tuples = file.tell(), 0
     for count, (opcode, index, _) in enumerate(pickletools.genops(file)):
         if opcode.name in ('PUT', 'BINPUT', 'LONG_BINPUT') and index > count:
             raise CheckpointError(f'is damaged: it names its object number {index} after {count} opcodes')
+        tuples += opcode.name in ('TUPLE', 'TUPLE1', 'TUPLE2', 'TUPLE3')
+    if tuples > MOST_TUPLES:
+        raise CheckpointError(f'holds {tuples} tuples, at most {MOST_TUPLES} are read: this many could be nested '
+                              'deeper than the stack')
     file.seek(start)
 
 
@@ -154,12 +168,13 @@ def read_inert(path: Path, zipped: bool) -> Any:
         CheckpointError: it ends too early or contradicts itself.
     """
     try:
-        if zipped:
-            with zipfile.ZipFile(path) as archive:
-                return _read_zip(archive)
-        # a file would reserve whatever length it is asked for, a mapped one what there is
-        with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return _read_legacy(mapped)
+        with path.open('rb') as file:
+            # Private pages: writing to a tensor leaves the file as it is. The map lives as long as a tensor in it.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            if not zipped:  # a file would reserve whatever length it is asked for, a mapped one what there is
+                return _read_legacy(mapped)
+            with zipfile.ZipFile(file) as archive:
+                return _read_zip(archive, mapped)
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{path} is refused, nothing in it was run: {error}. Where you trust the file, save '
@@ -171,39 +186,46 @@ def read_inert(path: Path, zipped: bool) -> Any:
             f'{path} is damaged or cut short ({type(error).__name__}: {error}).') from error
 
 
-def _read_zip(archive: zipfile.ZipFile) -> Any:
+def _read_zip(archive: zipfile.ZipFile, mapped: mmap.mmap) -> Any:
     pickles = [name for name in archive.namelist() if name.split('/')[1:] == ['data.pkl']]
     if len(pickles) != 1 or any(name.endswith('/constants.pkl') for name in archive.namelist()):
         raise CheckpointError('is a zip archive or a TorchScript program, not a file of torch.save')
     # a few bytes could fill the memory: compressed, or as the content of many entries
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
         raise CheckpointError('is compressed, which torch.save never does')
-    size = os.fstat(archive.fp.fileno()).st_size
-    if (claimed := sum(entry.file_size for entry in archive.infolist())) > size:
-        raise CheckpointError(f'is damaged: its entries claim {claimed} bytes of the {size} it has')
+    if (claimed := sum(entry.file_size for entry in archive.infolist())) > len(mapped):
+        raise CheckpointError(f'is damaged: its entries claim {claimed} bytes of the {len(mapped)} it has')
     content = InertUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
     folder = pickles[0].split('/')[0]
 
-    def read_bytes(storage: Storage) -> bytearray:
-        return bytearray(archive.read(f'{folder}/data/{storage.key}'))
+    def numbers(storage: Storage) -> Tensor:
+        entry = archive.getinfo(f'{folder}/data/{storage.key}')
+        return view_numbers(mapped, _data_start(mapped, entry), entry.file_size, storage)
 
-    return Materialiser(read_bytes)(content)
+    return Materialiser(numbers)(content)
 
 
-def _read_legacy(file: mmap.mmap) -> Any:
-    if InertUnpickler(file).load() != LEGACY_MAGIC:
+def _data_start(mapped: mmap.mmap, entry: zipfile.ZipInfo) -> int:
+    """Where an entry's content begins: behind its local header, whose length the directory does not tell."""
+    signature, name, extra = LOCAL_HEADER.unpack_from(mapped, entry.header_offset)
+    if signature != b'PK\x03\x04':
+        raise CheckpointError(f'is damaged: nothing begins where its directory says that {entry.filename} does')
+    return entry.header_offset + LOCAL_HEADER.size + name + extra
+
+
+def _read_legacy(mapped: mmap.mmap) -> Any:
+    if InertUnpickler(mapped).load() != LEGACY_MAGIC:
         raise CheckpointError('is a pickle that torch.save did not write')
     for _ in ('protocol version', 'sizes of numbers'):
-        InertUnpickler(file).load()
-    unpickler = InertUnpickler(file)
+        InertUnpickler(mapped).load()
+    unpickler = InertUnpickler(mapped)
     content = unpickler.load()
-    data = {}
-    for key in InertUnpickler(file).load():  # the storages follow, without their types
+    storages = {}
+    for key in InertUnpickler(mapped).load():  # the numbers follow, without their types
         if key not in unpickler.storages:
             raise CheckpointError('is damaged: it holds numbers of no tensor')
         itemsize = getattr(torch, unpickler.storages[key].dtype).itemsize
-        count = int.from_bytes(file.read(8), 'little') * itemsize
-        if count > len(file) - file.tell():
-            raise CheckpointError('is damaged or cut short')
-        data[key] = bytearray(file.read(count))
-    return Materialiser(lambda storage: data[storage.key])(content)
+        size = int.from_bytes(mapped.read(8), 'little') * itemsize
+        storages[key] = view_numbers(mapped, mapped.tell(), size, unpickler.storages[key])
+        mapped.seek(size, os.SEEK_CUR)
+    return Materialiser(lambda storage: storages[storage.key])(content)

@@ -1,4 +1,5 @@
 """How mmengine reads checkpoint files once our models are there: safely, and BEiT files of any format."""
+import copy
 import logging
 from typing import Any
 
@@ -23,8 +24,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
 
     Args:
         filename: path or URL.
-        map_location: ignored. Tensors are mapped from the file, and models and optimizers copy them to where their
-            parameters are.
+        map_location: ignored; models and optimizers copy to where their parameters are.
 
     Raises:
         FileNotFoundError: with the places looked at.
@@ -44,6 +44,9 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
             print_log(f'{path} ({translation.format}) holds tensors that no model of ours has: {translation.left_out}',
                       logger='current', level=logging.WARNING)
     mark_origin(weights, origin)
+    # Tensors are mapped from the file. A model copies its weights, but an optimizer on the CPU keeps the very tensors
+    # that it is given, and would crash the process when the file is written again in place.
+    content = {key: value if key == 'state_dict' else copy.deepcopy(value) for key, value in content.items()}
     if 'message_hub' in content and 'beit_mm_format' not in meta_of(content):
         print_log(f'The log history in {path} consists of pickled objects and is left out.', logger='current',
                   level=logging.WARNING)

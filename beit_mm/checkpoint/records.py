@@ -1,4 +1,5 @@
 """What `inert_pickle` builds instead of modules and tensors, and plain containers and tensors made of it."""
+import mmap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,11 +55,40 @@ class TensorView(NamedTuple):
     stride: tuple[int, ...]
 
 
-class Materialiser:
-    """Makes plain content of what the unpickler built; tensors go on sharing their storages."""
+def view_numbers(mapped: mmap.mmap, start: int, size: int, storage: Storage) -> Tensor:
+    """A storage's numbers where they lie in the file, or a copy where processors cannot read them there.
 
-    def __init__(self, read_bytes: Callable[[Storage], bytearray]) -> None:
-        self.read_bytes = read_bytes
+    Args:
+        mapped: the file, writable; it stays mapped as long as the result is there.
+        start: in bytes.
+        size: in bytes.
+        storage: its type counts, not the length that it claims.
+
+    Returns:
+        (size / item size,)
+    """
+    dtype = getattr(torch, storage.dtype)
+    if not 0 <= start <= start + size <= len(mapped):
+        raise CheckpointError('is damaged or cut short')
+    if size % dtype.itemsize:
+        raise CheckpointError(f'is damaged: {size} bytes are no numbers of type {storage.dtype}')
+    if not size:
+        return torch.empty(0, dtype=dtype)
+    if start % dtype.itemsize:  # in legacy files; a map begins at a page
+        with memoryview(mapped) as whole, whole[start:start + size] as part:
+            return torch.frombuffer(bytearray(part), dtype=dtype)
+    return torch.frombuffer(mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
+
+
+class Materialiser:
+    """Makes plain content of what the unpickler built; tensors go on sharing their storages.
+
+    Args:
+        numbers: finds those of a storage, see `view_numbers`.
+    """
+
+    def __init__(self, numbers: Callable[[Storage], Tensor]) -> None:
+        self.numbers = numbers
         self.storages: dict[str, Tensor] = {}
         self.made: dict[int, Any] = {}  # by the id of what it was made of: shared content stays shared
         self.letters = 0
@@ -87,10 +117,7 @@ class Materialiser:
     def _tensor(self, view: TensorView) -> Tensor:
         storage = view.storage
         if storage.key not in self.storages:
-            data = self.read_bytes(storage)
-            dtype = getattr(torch, storage.dtype)
-            self.storages[storage.key] = (
-                torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype))
+            self.storages[storage.key] = self.numbers(storage)
         # as_strided checks the bounds, so numbers made up by the file cannot reach foreign memory
         return self.storages[storage.key].as_strided(
             view.size, view.stride, storage.offset + view.offset)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.inert_pickle import MOST_TUPLES
 from beit_mm.checkpoint.reader import read_checkpoint
 
 NAME = b'X\x01\x00\x00\x00x'
@@ -95,6 +96,25 @@ def test_deep_containers(tmp_path, code):
     path = tmp_path / 'w.pth'
     write(path, code)
     assert 'more than 100 deep' in refusal(path)
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('code', [
+    b'}' + b')' + b'\x85' * 300_000 + b'Ns',                 # a key of a dict
+    b'}(' + b')' + b'\x85q\x00h\x00' * 10**5 + b'Nu',      # the same with a break after each
+    b'c__builtin__\nset\n(' + b')' + b'\x85' * 300_000 + b'l\x85R',
+], ids=['key', 'memo', 'set'])
+def test_deep_tuples_are_never_hashed(tmp_path, code, zipped):
+    """CPython would overflow the stack, and the process end."""
+    path = tmp_path / 'w.pth'
+    write(path, code, zipped)
+    assert 'nested deeper than the stack' in refusal(path)
+
+
+def test_as_many_tuples_as_are_read_can_be_hashed(tmp_path):
+    path = tmp_path / 'w.pth'
+    write(path, b'}' + b')' + b'\x85' * MOST_TUPLES + b'Ns')
+    assert list(read_checkpoint(path).values()) == [None]
 
 
 @pytest.mark.parametrize('levels', [1, 12])

@@ -1,0 +1,154 @@
+"""Checkpoint files from any BEiT format into any other, and into files to give away."""
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from beit_mm.checkpoint import hf
+from beit_mm.checkpoint.content import FORMAT_VERSION, check_version, meta_of, preprocessing_of, weights_of
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.formats import WRITE, from_ours, task_of, to_ours
+from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
+from beit_mm.checkpoint.writing import write_checkpoint
+
+TARGETS = tuple(WRITE)
+# Of a run's meta, what belongs to the weights rather than to the run
+KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'cfg')
+HUB_FILES = ('model.safetensors', 'pytorch_model.bin')
+
+
+class Conversion(NamedTuple):
+    """What `convert_checkpoint` did.
+
+    Attributes:
+        source: format of the source.
+        task: 'pretraining', 'classification', 'segmentation', 'features' or 'tokenizer'.
+        tensors: number of tensors written.
+        left_out: names in the source that the target has no place for.
+        notes: what is not the same there.
+    """
+    source: str
+    task: str
+    tensors: int
+    left_out: list[str]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
+        if self.left_out:
+            lines.append(f'left out, {len(self.left_out)}: {", ".join(self.left_out[:8])}' +
+                         (', ...' if len(self.left_out) > 8 else ''))
+        return '\n'.join([*lines, *self.notes])
+
+
+def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_mm') -> Conversion:
+    """Converts a checkpoint file; the source's format is recognised.
+
+    Args:
+        source: a file, or a folder of transformers' with model.safetensors or pytorch_model.bin.
+        target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json and, where the
+            source says how images were prepared, preprocessor_config.json.
+        to: 'beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain' or 'mmseg'. DALL-E networks become a plain state dict
+            whatever it says.
+
+    Raises:
+        CheckpointError: not a checkpoint of BEiT or DALL-E, or one that the target format cannot express.
+        FileNotFoundError: there is no source.
+    """
+    if to not in TARGETS:
+        raise ValueError(f'unknown format {to!r}; choose one of {", ".join(TARGETS)}')
+    source, target = _file_in(Path(source)), Path(target)
+    content = read_checkpoint(source)
+    check_version(content, source)
+    weights = weights_of(content)
+    if 'blocks.input.w' in weights:
+        write_checkpoint(target, weights)
+        return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
+    try:
+        ours = to_ours(weights)
+        theirs = from_ours(ours.weights, to)
+    except ValueError as error:
+        raise CheckpointError(f'{source} {error}. Nothing was written.') from None
+    meta = _meta(content, source)
+    notes = []
+    if to == 'hf':
+        notes = _write_hub_folder(target, ours.weights, theirs.weights, meta)
+    else:
+        write_checkpoint(target, _container(to, task_of(ours.weights), theirs.weights, meta, target.suffix))
+    return Conversion(ours.format, task_of(ours.weights), len(theirs.weights), ours.left_out + theirs.left_out, notes)
+
+
+def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
+    """Strips a checkpoint to what others need and puts its hash into its name.
+
+    Optimizer, schedules and log are dropped; weights, preprocessing, classes, config and the tokenizer's origin stay.
+
+    Args:
+        source: any BEiT checkpoint.
+        target: name of the file, .safetensors or .pth.
+
+    Returns:
+        The file: `target` with the first eight digits of its SHA-256 before the suffix.
+    """
+    target = Path(target)
+    partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
+    try:
+        convert_checkpoint(source, partial)
+        named = target.with_name(f'{target.stem}-{file_sha256(partial)[:8]}{target.suffix}')
+        os.replace(partial, named)
+    finally:
+        partial.unlink(missing_ok=True)
+    return named
+
+
+def _file_in(source: Path) -> Path:
+    if source.is_dir():
+        found = [source / name for name in HUB_FILES if (source / name).is_file()]
+        if not found:
+            raise FileNotFoundError(f'{source} is a folder without {" or ".join(HUB_FILES)}')
+        return found[0]
+    if not source.is_file():
+        raise FileNotFoundError(f'there is no file {source}')
+    return source
+
+
+def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
+    if preprocessing := preprocessing_of(content, source):
+        meta['preprocessing'] = preprocessing
+    return meta
+
+
+def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, Any], suffix: str) -> dict[str, Any]:
+    """The form in which each code base keeps a state dict."""
+    if to == 'beit_mm':
+        return dict(state_dict=weights, meta=dict(meta, beit_mm_format=FORMAT_VERSION))
+    if to == 'timm' or suffix == '.safetensors':
+        return weights
+    if to == 'unilm' and task != 'segmentation':
+        return dict(model=weights)
+    return dict(state_dict=weights, meta=meta)
+
+
+def _write_hub_folder(folder: Path, ours: dict[str, Tensor], theirs: dict[str, Tensor],
+                      meta: dict[str, Any]) -> list[str]:
+    if folder.suffix or folder.is_file():
+        raise CheckpointError(f'{folder} is to be a folder: the hf format has three files. Nothing was written.')
+    config = hf.model_config(ours, meta)
+    write_checkpoint(folder / 'model.safetensors', theirs)
+    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    preprocessing = meta.get('preprocessing', {})
+    notes = []
+    if {'mean', 'std', 'size'} <= set(preprocessing):
+        text = json.dumps(hf.image_processor_config(preprocessing), indent=2)
+        (folder / 'preprocessor_config.json').write_text(text + '\n')
+    else:
+        notes.append('the source does not say how its images are prepared: no preprocessor_config.json')
+    depth = config['num_hidden_layers']
+    if task_of(ours) == 'segmentation' and hf.out_of_reach(depth, blocks := hf.tapped_blocks(depth, meta)):
+        notes.append(f"transformers cannot take the features after block {max(blocks)}, as this model does: its logits "
+                     'will differ. The weights are complete.')
+    return notes
