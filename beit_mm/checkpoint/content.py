@@ -59,6 +59,15 @@ def preprocessing_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {}
 
 
+def architecture_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the shapes of the weights do not show, as far as file and neighbours say: `num_heads`, `out_indices`."""
+    if said := meta_of(content).get('architecture'):
+        return said
+    neighbour = path.with_name('config.json')
+    config = json.loads(neighbour.read_text()) if neighbour.is_file() else {}
+    return dict(num_heads=config['num_attention_heads']) if config.get('model_type') == 'beit' else {}
+
+
 def _of_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
     """From the content of a preprocessor_config.json, which has pixels in [0, 1]."""
     found = {ours: [255 * value for value in config[theirs]]

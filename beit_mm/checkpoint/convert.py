@@ -8,11 +8,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from beit_mm.checkpoint import hf
-from beit_mm.checkpoint.content import FORMAT_VERSION, check_version, meta_of, preprocessing_of, weights_of
+from beit_mm.checkpoint.content import (
+    FORMAT_VERSION,
+    architecture_of,
+    check_version,
+    meta_of,
+    preprocessing_of,
+    weights_of,
+)
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.formats import WRITE, from_ours, task_of, to_ours
+from beit_mm.checkpoint.formats import WRITE, check_complete, from_ours, task_of, to_ours
 from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
-from beit_mm.checkpoint.writing import write_checkpoint
+from beit_mm.checkpoint.writing import SUFFIXES, write_checkpoint
 
 TARGETS = tuple(WRITE)
 # Of a run's meta, what belongs to the weights rather than to the run
@@ -61,24 +68,31 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     if to not in TARGETS:
         raise ValueError(f'unknown format {to!r}; choose one of {", ".join(TARGETS)}')
     source, target = _file_in(Path(source)), Path(target)
+    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
+        raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
     content = read_checkpoint(source)
     check_version(content, source)
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
         write_checkpoint(target, weights)
         return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
+    meta = _meta(content, source)
     try:
         ours = to_ours(weights)
-        theirs = from_ours(ours.weights, to)
+        check_complete(ours.weights)
+        theirs, left_out = from_ours(ours.weights, to)
+        config = hf.model_config(ours.weights, meta) if to == 'hf' else None
     except ValueError as error:
         raise CheckpointError(f'{source} {error}. Nothing was written.') from None
-    meta = _meta(content, source)
     notes = []
-    if to == 'hf':
-        notes = _write_hub_folder(target, ours.weights, theirs.weights, meta)
+    if config is None:
+        write_checkpoint(target, _container(to, task_of(ours.weights), theirs, meta, target.suffix))
     else:
-        write_checkpoint(target, _container(to, task_of(ours.weights), theirs.weights, meta, target.suffix))
-    return Conversion(ours.format, task_of(ours.weights), len(theirs.weights), ours.left_out + theirs.left_out, notes)
+        notes = _write_hub_folder(target, theirs, config, meta.get('preprocessing', {}))
+        if hf.taps_out_of_reach(ours.weights, meta):
+            notes.append('transformers cannot take the features after the last block, as this model does: its logits '
+                         'will differ. The weights are complete.')
+    return Conversion(ours.format, task_of(ours.weights), len(theirs), ours.left_out + left_out, notes)
 
 
 def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
@@ -117,38 +131,28 @@ def _file_in(source: Path) -> Path:
 
 def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
     meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
-    if preprocessing := preprocessing_of(content, source):
-        meta['preprocessing'] = preprocessing
-    return meta
+    return dict(meta, preprocessing=preprocessing_of(content, source),
+                architecture=architecture_of(content, source))
 
 
 def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, Any], suffix: str) -> dict[str, Any]:
     """The form in which each code base keeps a state dict."""
     if to == 'beit_mm':
         return dict(state_dict=weights, meta=dict(meta, beit_mm_format=FORMAT_VERSION))
-    if to == 'timm' or suffix == '.safetensors':
+    if to == 'timm':
         return weights
     if to == 'unilm' and task != 'segmentation':
-        return dict(model=weights)
+        return weights if suffix == '.safetensors' else dict(model=weights)
     return dict(state_dict=weights, meta=meta)
 
 
-def _write_hub_folder(folder: Path, ours: dict[str, Tensor], theirs: dict[str, Tensor],
-                      meta: dict[str, Any]) -> list[str]:
-    if folder.suffix or folder.is_file():
-        raise CheckpointError(f'{folder} is to be a folder: the hf format has three files. Nothing was written.')
-    config = hf.model_config(ours, meta)
-    write_checkpoint(folder / 'model.safetensors', theirs)
+def _write_hub_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any],
+                      preprocessing: Mapping[str, Any]) -> list[str]:
+    """Writes the two or three files; returns what there is to say."""
+    write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
-    preprocessing = meta.get('preprocessing', {})
-    notes = []
-    if {'mean', 'std', 'size'} <= set(preprocessing):
-        text = json.dumps(hf.image_processor_config(preprocessing), indent=2)
-        (folder / 'preprocessor_config.json').write_text(text + '\n')
-    else:
-        notes.append('the source does not say how its images are prepared: no preprocessor_config.json')
-    depth = config['num_hidden_layers']
-    if task_of(ours) == 'segmentation' and hf.out_of_reach(depth, blocks := hf.tapped_blocks(depth, meta)):
-        notes.append(f"transformers cannot take the features after block {max(blocks)}, as this model does: its logits "
-                     'will differ. The weights are complete.')
-    return notes
+    if not {'mean', 'std', 'size'} <= set(preprocessing):
+        return ['the source does not say how its images are prepared: no preprocessor_config.json']
+    text = json.dumps(hf.image_processor_config(preprocessing), indent=2)
+    (folder / 'preprocessor_config.json').write_text(text + '\n')
+    return []

@@ -8,7 +8,7 @@ from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.formats import SHARED_TABLE, TABLE, Weights, expand_shared_table, fold_layer_scale, to_ours
 from beit_mm.checkpoint.origin import origin_of
 from beit_mm.checkpoint.report import TASK_PARTS, LoadReport, listed
-from beit_mm.functional.position_embedding import resize_position_embedding
+from beit_mm.functional.position_embedding import resize_position_embedding, square_token_grid
 from beit_mm.functional.relative_position import Grid, num_relative_positions, resize_bias_table, square_grid
 
 LEAST_COVERAGE = 0.95  # of the backbone's other tensors
@@ -62,7 +62,8 @@ def fit_backbone(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report
     weights = dict(weights)
     if (size := report.preprocessing.get('size')) and (patch := _patch(weights)):
         report.grid = tuple(-(-side // patch) for side in size)
-    if SHARED_TABLE not in own and f'blocks.0.attn.{TABLE}' in own and expand_shared_table(weights):
+    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
+        expand_shared_table(weights)
         report.expanded = [name for name in weights if name.endswith(TABLE)]
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
@@ -90,7 +91,7 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadRepo
         source = _source_grid(len(tensor), grid, report, num_relative_positions, square_grid)
         fitted = resize_bias_table(tensor, source, grid)
     elif name == 'pos_embed':
-        source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], _square_of_tokens)
+        source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], square_token_grid)
         fitted = resize_position_embedding(tensor, source, grid, pos_embed_mode)
     elif name == 'patch_embed.proj.weight' and tensor.shape[1] != target.shape[1]:
         report.adapted.append(name)
@@ -131,13 +132,6 @@ def _source_grid(length: int, grid: Grid, report: LoadReport, length_of: Callabl
         return square_of(length)
     except ValueError as error:
         raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
-
-
-def _square_of_tokens(length: int) -> Grid:
-    side = round((length - 1)**0.5)
-    if side**2 != length - 1:
-        raise ValueError(f'a position embedding of {length} rows belongs to no square patch grid')
-    return side, side
 
 
 def _differences(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:

@@ -1,5 +1,5 @@
 """State dicts of every format, read as ours and written from ours."""
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,17 +13,19 @@ Weights = dict[str, Tensor]
 TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
+BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias',
+               *(f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')))
 # Modules of transformers' BeitModel, which other models have below `beit.`
 HF_ROOTS = ('embeddings.', 'encoder.', 'layers.', 'shared_position_bias.', 'pooler.')
 
 
 class Translation(NamedTuple):
-    """A state dict under other names.
+    """A state dict under our names.
 
     Attributes:
-        format: where it comes from.
-        weights: names to tensors.
-        left_out: names in the source that have no place here.
+        format: what it was, one of READ.
+        weights: ours.
+        left_out: names in the source that have no place with us.
     """
     format: str
     weights: Weights
@@ -43,7 +45,7 @@ def to_ours(weights: Mapping[str, Tensor]) -> Translation:
     source = keys.recognise(weights)
     if source is None:
         raise CheckpointError(f'holds no BEiT weights: its tensors are {_first(weights)}')
-    if source == 'transformers':
+    if source == 'hf':
         weights = _hub_names(weights)
     elif source == 'mmpretrain/mmseg' and 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
@@ -52,24 +54,28 @@ def to_ours(weights: Mapping[str, Tensor]) -> Translation:
     left_out = []
     for name, tensor in weights.items():
         renamed = keys.rename(name, pairs)
-        if renamed is None:
-            left_out.append(name)
+        if renamed is None or renamed in ours and torch.equal(tensor, ours[renamed]):
+            left_out.append(name)  # mmsegmentation's converter writes the patch embedding under two names
         elif renamed in ours:
             raise CheckpointError(f'has two tensors for {renamed}, {name} among them: our model applies only one')
         else:
             ours[renamed] = tensor
-    if source == 'transformers':
+    if source == 'hf':
         _fuse_qkv(ours)
     _split_qkv_bias(ours)
+    left_out += _drop_unknown(ours)
     return Translation(source, ours, left_out)
 
 
-def from_ours(weights: Mapping[str, Tensor], target: str) -> Translation:
-    """A state dict of ours under the names of another format, in what its own class has in its state dict.
+def from_ours(weights: Mapping[str, Tensor], target: str) -> tuple[Weights, list[str]]:
+    """A state dict of ours under the names of another format, with all that its own class has in its state dict.
 
     Args:
         weights: ours.
         target: one of WRITE.
+
+    Returns:
+        Their state dict, and the names in ours that have no place in it.
 
     Raises:
         CheckpointError: the model would compute something else there.
@@ -84,8 +90,7 @@ def from_ours(weights: Mapping[str, Tensor], target: str) -> Translation:
     pairs = WRITE[target](ours)
     theirs = {name: keys.rename(name, pairs) for name in ours}
     left_out = [name for name, renamed in theirs.items() if renamed is None]
-    return Translation('beit_mm', {theirs[name]: tensor for name, tensor in ours.items() if theirs[name] is not None},
-                       left_out)
+    return {theirs[name]: tensor for name, tensor in ours.items() if theirs[name] is not None}, left_out
 
 
 def task_of(weights: Mapping[str, Tensor]) -> str:
@@ -97,35 +102,38 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
     return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
 
 
-def expand_shared_table(weights: Weights) -> bool:
-    """Gives every block the table that they shared, in place; False when there is none."""
-    shared = next((name for name in weights if name.endswith(SHARED_TABLE)), None)
-    if shared is None:
-        return False
-    table = weights.pop(shared)
-    for name in [name for name in weights if name.endswith('.attn.qkv.weight')]:
-        weights[name.replace('qkv.weight', TABLE)] = table
-    return True
+def check_complete(weights: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
+    depth = 1 + max(int(name.split('.')[2]) for name in weights if name.startswith('backbone.blocks.'))
+    needed = ['backbone.cls_token', 'backbone.patch_embed.proj.weight', 'backbone.patch_embed.proj.bias']
+    needed += [f'backbone.blocks.{index}.{part}' for index in range(depth) for part in BLOCK_PARTS]
+    if missing := [name for name in needed if name not in weights]:
+        raise CheckpointError(f'lacks {_first(missing)}')
 
 
-def fold_layer_scale(weights: Weights) -> bool:
+def expand_shared_table(weights: Weights) -> None:
+    """Gives every block the table that they shared, if any, in place."""
+    for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
+        table = weights.pop(shared)
+        for name in [name for name in weights if name.endswith('.attn.qkv.weight')]:
+            weights[name.replace('qkv.weight', TABLE)] = table
+
+
+def fold_layer_scale(weights: Weights) -> None:
     """Multiplies LayerScale into the layers before it, in place: the model computes the same without it."""
-    folded = False
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
         layer = name.replace('gamma_1', 'attn.proj').replace('gamma_2', 'mlp.fc2')
         weights[f'{layer}.weight'] = weights[f'{layer}.weight'] * gamma[:, None]
         weights[f'{layer}.bias'] = weights[f'{layer}.bias'] * gamma
-        folded = True
-    return folded
 
 
 READ: dict[str, keys.Pairs] = {
     'beit_mm': (('', ''), ),
-    'unilm/timm': keys.UNILM,  # timm's names are the released code's
+    'unilm/timm': keys.TIMM_VIT,  # timm's names are the released code's
     'unilm segmentation': keys.UNILM_SEGMENTATION,
     'mmpretrain/mmseg': keys.MMPRETRAIN,
-    'transformers': keys.HF_FINAL_NORM + keys.HF,
+    'hf': keys.HF_PRETRAINING,
 }
 
 
@@ -134,12 +142,22 @@ def _pairs_of_unilm(weights: Weights) -> keys.Pairs:
 
 
 def _pairs_of_hf(weights: Weights) -> keys.Pairs:
-    return keys.HF_FINAL_NORM + keys.HF if task_of(weights) == 'pretraining' else keys.HF
+    return keys.HF_PRETRAINING if task_of(weights) == 'pretraining' else keys.HF
 
 
 WRITE: dict[str, Callable[[Weights], keys.Pairs]] = dict(
     beit_mm=lambda _: (('', ''), ), unilm=_pairs_of_unilm, timm=lambda _: keys.TIMM, hf=_pairs_of_hf,
     mmpretrain=lambda _: keys.MMPRETRAIN, mmseg=lambda _: keys.MMSEG)
+
+
+def _drop_unknown(weights: Weights) -> list[str]:
+    """Takes what no backbone of ours has out of a state dict of ours; what other layers of a block need is an error."""
+    unknown = [name for name in weights if name.startswith('backbone.') and not keys.OUR_BACKBONE.fullmatch(name)]
+    if inside := [name for name in unknown if name.startswith('backbone.blocks.')]:
+        raise CheckpointError(f'is no BEiT: its blocks have {_first(inside)}')
+    for name in unknown:
+        del weights[name]
+    return unknown
 
 
 def _hub_names(weights: Weights) -> Weights:
@@ -199,6 +217,7 @@ def _add_index_buffers(weights: Weights) -> None:
         weights[name.replace(TABLE, INDEX)] = relative_position_index(square_grid(len(weights[name])))
 
 
-def _first(names: Mapping) -> str:
-    shown = ', '.join(list(names)[:3])
+def _first(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ', '.join(names[:3])
     return f'{shown}, ... ({len(names)} in all)' if shown else 'none'

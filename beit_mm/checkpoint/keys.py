@@ -2,7 +2,8 @@
 
 A format is a table of (ours, theirs): how a name begins here and there, with `*` for a block's number. The first row
 that fits decides, in both directions, and what follows the beginning is kept. `None` stands for "has no place there".
-Our names are those of our models: the released code's below `backbone.`, mmpretrain's and mmseg's for neck and heads.
+Rows that would also take others' names stand behind those. Our names are those of our models: the released code's
+below `backbone.`, mmpretrain's and mmseg's for neck and heads.
 """
 import re
 from collections.abc import Iterable
@@ -24,11 +25,16 @@ UNILM_SEGMENTATION: Pairs = (
     ('decode_head.', 'decode_head.'),
     ('auxiliary_head.', 'auxiliary_head.'),
 )
-# timm: the released names, but no mask token and no pretraining head
+# timm: the released names, but no mask token and no pretraining head; its plain ViT names LayerScale otherwise
 TIMM: Pairs = (
     ('backbone.mask_token', None),
     ('head.fc.', 'head.'),
     ('backbone.', ''),
+)
+TIMM_VIT: Pairs = (
+    ('backbone.blocks.*.gamma_1', 'blocks.*.ls1.gamma'),
+    ('backbone.blocks.*.gamma_2', 'blocks.*.ls2.gamma'),
+    *UNILM,
 )
 # mmpretrain 1.x, and the blocks of mmsegmentation 1.x
 MMPRETRAIN: Pairs = (
@@ -55,8 +61,7 @@ MMSEG: Pairs = (
     ('head.', None),
     *MMPRETRAIN,
 )
-# transformers, the names in its files; its pretraining model has the final norm outside of `beit.`
-HF_FINAL_NORM: Pairs = (('backbone.norm.', 'layernorm.'), )
+# transformers, the names in its files
 HF: Pairs = (
     ('backbone.norm.', 'beit.layernorm.'),
     ('backbone.fc_norm.', 'beit.pooler.layernorm.'),
@@ -82,7 +87,9 @@ HF: Pairs = (
     ('decode_head.', 'decode_head.'),
     ('auxiliary_head.', 'auxiliary_head.'),
 )
-# transformers 5 renamed its modules and still writes the names above into files: (in its files, in its memory)
+HF_PRETRAINING: Pairs = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
+# transformers 5 renamed its modules and still writes the names above into files. Not (ours, theirs) for once, but
+# (in its files, in its memory).
 HF_IN_MEMORY: Pairs = (
     ('beit.encoder.relative_position_bias.', 'beit.shared_position_bias.'),
     ('beit.encoder.layer.*.attention.attention.relative_position_bias.', 'beit.layers.*.relative_position_bias.'),
@@ -109,8 +116,21 @@ HF_IN_MEMORY: Pairs = (
     ('decode_head.fpn_convs.*.bn.', 'decode_head.fpn_convs.*.normalization.'),
     ('auxiliary_head.convs.*.conv.', 'auxiliary_head.convs.*.convolution.'),
     ('auxiliary_head.convs.*.bn.', 'auxiliary_head.convs.*.normalization.'),
+    ('auxiliary_head.conv_cat.conv.', 'auxiliary_head.conv_cat.convolution.'),
+    ('auxiliary_head.conv_cat.bn.', 'auxiliary_head.conv_cat.normalization.'),
     ('', ''),
 )
+
+
+# All that our backbone can have; another name in a block is a layer that BEiT has not.
+OUR_BACKBONE = re.compile(r'''backbone\.(
+    cls_token | mask_token | pos_embed | patch_embed\.proj\.(weight|bias) | (fc_)?norm\.(weight|bias)
+    | rel_pos_bias\.relative_position_bias_table
+    | blocks\.\d+\.(
+        norm[12]\.(weight|bias) | mlp\.fc[12]\.(weight|bias) | gamma_[12]
+        | attn\.(q_bias | v_bias | qkv\.weight | proj\.(weight|bias) | relative_position_bias_table)
+    )
+)''', re.VERBOSE)
 
 
 def rename(name: str, pairs: Pairs) -> str | None:
@@ -141,8 +161,9 @@ def recognise(names: Iterable[str]) -> str | None:
     A plain ViT or DeiT of timm or mmpretrain, with one bias for q, k and v, counts as a BEiT without its extras.
     """
     names = set(names)
-    if any(name.endswith('embeddings.patch_embeddings.projection.weight') for name in names):
-        return 'transformers'
+    if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:
+        # the other Transformers of that library have a bias for the keys
+        return None if any(name.endswith(('key.bias', 'k_proj.bias')) for name in names) else 'hf'
     if not {'cls_token', 'backbone.cls_token'} & names:
         return None
     if {'layers.0.attn.qkv.weight', 'backbone.layers.0.attn.qkv.weight'} & names:

@@ -1,9 +1,23 @@
 """Absolute position embedding, resampled to another patch grid."""
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .relative_position import Grid
+
+
+def square_token_grid(num_rows: int) -> Grid:
+    """The square patch grid whose position embedding has `num_rows` rows: 14 x 14 for 197.
+
+    Raises:
+        ValueError: there is none, as for the position embedding of a rectangle.
+    """
+    side = math.isqrt(max(num_rows - 1, 0))
+    if side**2 != num_rows - 1:
+        raise ValueError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
+    return side, side
 
 
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:

@@ -1,0 +1,212 @@
+"""Weights of timm, transformers, mmpretrain and mmseg compute the same in our models, and ours in theirs."""
+import peers
+import pytest
+import timm
+import torch
+import transformers
+from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, outputs, peer_outputs, read
+
+from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.formats import from_ours, to_ours
+
+# Everything that the peers' classes can be built as
+CASES = [
+    *[('hf', 'pretraining', variant) for variant in VARIANTS],
+    *[('hf', 'classification', variant) for variant in VARIANTS],
+    *[('hf', 'features', variant) for variant in VARIANTS],
+    *[('hf', 'segmentation', variant) for variant in VARIANTS],
+    *[('timm', 'classification', variant) for variant in VARIANTS],
+    *[('timm', 'features', variant) for variant in VARIANTS],
+    *[('mmpretrain', 'pretraining', variant) for variant in VARIANTS],
+    *[('mmpretrain', 'classification', variant) for variant in VARIANTS],
+    ('mmseg', 'segmentation', 'per_layer'),
+]
+LARGE, SMALL = 192, 112  # 24 x 24 and 14 x 14 patches, as 384 and 224 pixels with patches of 16
+
+
+def file_of(peer, form: str, tmp_path) -> str:
+    """A file as the peer's library, or a script that uses it, would write it."""
+    if form == 'save_pretrained':
+        peer.save_pretrained(tmp_path)
+        return tmp_path / 'model.safetensors'
+    path = tmp_path / 'weights.pth'
+    weights = peer.state_dict()
+    torch.save(dict(state_dict=weights, meta=dict(epoch=1)) if form == 'with meta' else weights, path)
+    return path
+
+
+def load_all(model, weights: dict) -> None:
+    """Loads a file's weights into a model of ours; every name has its place, on both sides."""
+    translation = to_ours(weights)
+    assert translation.left_out == []
+    incompatible = model.load_state_dict(translation.weights, strict=True)
+    assert not incompatible.missing_keys and not incompatible.unexpected_keys
+    report = model.get_submodule('backbone').load_report
+    assert report.left_out == [] and report.missing == [] and not report.resized
+
+
+@pytest.mark.parametrize(('library', 'task', 'variant', 'form'), [
+    (*case, form) for case in CASES for form in (
+        ('save_pretrained', 'bare') if case[0] == 'hf' else ('bare', ) if case[0] == 'timm' else ('with meta', ))])
+def test_a_peers_file_in_our_model(library, task, variant, form, tmp_path):
+    peer, model = PEERS[library](task, variant), ours(task, variant)
+    path = file_of(peer, form, tmp_path)
+    if library == 'hf':  # its files keep the names of version 4, state dicts in memory have those of version 5
+        assert any('encoder.layer.0.' in name for name in read(path)) == (form == 'save_pretrained')
+    load_all(model, read(path))
+    images, mask = images_and_mask()
+    assert_same_outputs(outputs(model, task, images, mask), peer_outputs(peer, task, images, mask))
+
+
+@pytest.mark.parametrize(('library', 'task', 'variant'), CASES)
+def test_our_weights_in_a_peers_class(library, task, variant, tmp_path):
+    model, images_and_masks = ours(task, variant), images_and_mask()
+    expected = outputs(model, task, *images_and_masks)
+    if library == 'hf':
+        peer = through_hub_folder(model, task, tmp_path)
+    else:
+        peer = PEERS[library](task, variant)
+        weights, left_out = from_ours(model.state_dict(), library)
+        assert left_out == []
+        peer.load_state_dict(weights, strict=True)
+    assert_same_outputs(peer_outputs(peer, task, *images_and_masks), expected)
+
+
+def through_hub_folder(model, task: str, tmp_path):
+    """Our file converted to a folder, and the model that transformers makes of it."""
+    backbone = model.get_submodule('backbone')
+    architecture = dict(num_heads=peers.HEADS, out_indices=backbone.out_indices)
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(architecture=architecture)), tmp_path / 'ours.pth')
+    conversion = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', to='hf')
+    assert conversion.left_out == [] and conversion.task == task
+    # A model of features has no pooler, and its class no config for that.
+    options = dict(add_pooling_layer=False) if task == 'features' else {}
+    peer, info = peers.HF_CLASSES[task].from_pretrained(
+        tmp_path / 'hub', output_loading_info=True, local_files_only=True, **options)
+    assert not any(info.values()), info
+    return peer.eval()
+
+
+def test_transformers_finds_the_class_by_itself(tmp_path):
+    through_hub_folder(ours('classification', 'per_layer'), 'classification', tmp_path)
+    found = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / 'hub', local_files_only=True)
+    assert type(found) is transformers.BeitForImageClassification
+    assert found.config.num_labels == peers.CLASSES
+
+
+@pytest.mark.parametrize('library', ['timm', 'hf', 'mmpretrain'])
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_classification_by_the_class_token(library, variant, tmp_path):
+    model = ours('classification', variant, out_type='cls_token')
+    images, _ = images_and_mask()
+    expected = outputs(model, 'classification', images)
+    if library == 'hf':
+        peer = through_hub_folder(model, 'classification', tmp_path)
+    else:
+        options = dict(timm=dict(global_pool='token'), mmpretrain=dict(out_type='cls_token', final_norm=True))
+        peer = PEERS[library]('classification', variant, **options[library])
+        peer.load_state_dict(from_ours(model.state_dict(), library)[0], strict=True)
+    assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
+    back = ours('classification', variant, seed=2, out_type='cls_token')
+    load_all(back, peer.state_dict())
+    assert_same_outputs(outputs(back, 'classification', images), expected)
+
+
+# --- at a larger size -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('target', ['timm', 'hf'])
+@pytest.mark.parametrize('source', ['timm', 'hf'])
+@pytest.mark.parametrize('variant', ['per_layer', 'vit'])
+def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant, tmp_path):
+    small = PEERS[source]('classification', variant, SMALL)
+    model = ours('classification', variant, LARGE)
+    model.load_state_dict(to_ours(small.state_dict()).weights, strict=True)
+    report = model.backbone.load_report
+    assert set(report.resized.values()) == {'14 x 14 -> 24 x 24'} and not report.missing and not report.left_out
+    images, _ = images_and_mask(LARGE)
+    expected = outputs(model, 'classification', images)
+    if target == 'hf':
+        peer = through_hub_folder(model, 'classification', tmp_path)
+        assert peer.config.image_size == LARGE
+    else:
+        peer = peers.timm_peer('classification', variant, LARGE)
+        peer.load_state_dict(from_ours(model.state_dict(), 'timm')[0], strict=True)
+    assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
+    # and our small model resamples the same way at run time
+    as_trained = ours('classification', variant, SMALL)
+    load_all(as_trained, small.state_dict())
+    assert_same_outputs(outputs(as_trained, 'classification', images), expected)
+
+
+# --- from one task to the next --------------------------------------------------------------------
+
+def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
+    """mmseg itself cannot read these weights: it has a table in every block, and no final norm."""
+    pretrained = ours('pretraining', 'shared')
+    weights, left_out = from_ours(pretrained.state_dict(), 'mmseg')
+    assert sorted(left_out) == [
+        'backbone.mask_token', 'backbone.norm.bias', 'backbone.norm.weight', 'head.lm_head.bias', 'head.lm_head.weight']
+    peer = peers.mmseg_peer('segmentation', 'per_layer', num_layers=2, out_indices=[0, 1]).backbone
+    peer.load_state_dict({name.removeprefix('backbone.'): tensor for name, tensor in weights.items()})
+    maps = ours('features', 'shared', out_type='featmap', out_indices=[0, 1]).backbone
+    maps.load_state_dict(pretrained.backbone.state_dict(), strict=True)
+    images, _ = images_and_mask()
+    with torch.no_grad():
+        assert_same_outputs(list(peer(images)), list(maps(images)))
+
+
+def test_mmseg_without_layer_scale_gets_ones():
+    """Its backbone always multiplies by LayerScale."""
+    model = ours('segmentation', 'per_layer', layer_scale_init=None)
+    peer = PEERS['mmseg']('segmentation', 'per_layer')
+    peer.load_state_dict(from_ours(model.state_dict(), 'mmseg')[0], strict=True)
+    images, _ = images_and_mask()
+    assert_same_outputs(peer_outputs(peer, 'segmentation', images), outputs(model, 'segmentation', images))
+
+
+@pytest.mark.parametrize('library', ['hf', 'mmseg', 'timm'])
+def test_layer_scale_is_folded_into_a_backbone_without(library):
+    task = 'classification' if library == 'timm' else 'segmentation'
+    peer = PEERS[library](task, 'per_layer')
+    model = ours(task, 'per_layer', layer_scale_init=None)
+    model.load_state_dict(to_ours(peer.state_dict()).weights, strict=True)
+    assert len(model.backbone.load_report.folded) == 2 * peers.DEPTH[task]
+    images, _ = images_and_mask()
+    assert_same_outputs(outputs(model, task, images), peer_outputs(peer, task, images))
+
+
+def test_a_plain_vit_of_timm():
+    """One bias for q, k and v; that of k cancels in the softmax."""
+    peer = peers.randomise(timm.models.VisionTransformer(
+        img_size=peers.SIZE, patch_size=peers.PATCH, embed_dim=peers.DIMS, depth=2, num_heads=peers.HEADS,
+        num_classes=peers.CLASSES))
+    assert peer.state_dict()['blocks.0.attn.qkv.bias'][peers.DIMS:2 * peers.DIMS].std() > 0.1
+    model = ours('classification', 'vit', out_type='cls_token')
+    load_all(model, peer.state_dict())
+    images, _ = images_and_mask()
+    with torch.no_grad():
+        assert_same_outputs([model.backbone(images)[0]], [peer.forward_features(images)[:, 0]])
+        assert_same_outputs(outputs(model, 'classification', images), [peer(images)])
+
+
+def test_pooled_features_of_transformers(tmp_path):
+    """BeitModel as it is by default: the mean of the patches, then the norm; and no part of a bigger model."""
+    config = peers.hf_peer('features', 'per_layer').config
+    config.use_mean_pooling = True
+    peer = peers.randomise(transformers.BeitModel(config))
+    peer.save_pretrained(tmp_path)
+    model = ours('features', 'per_layer', out_type='avg_featmap')
+    load_all(model, read(tmp_path / 'model.safetensors'))
+    images, _ = images_and_mask()
+    with torch.no_grad():
+        assert_same_outputs(outputs(model, 'features', images), [peer(images).pooler_output])
+
+
+def test_a_backbone_of_transformers_with_a_pyramid():
+    """BeitBackbone, of object detectors: `beit.` below no head, the pyramid beside it."""
+    config = peers.hf_peer('segmentation', 'per_layer').config
+    config.add_fpn = True
+    peer = transformers.BeitBackbone(config)
+    translation = to_ours(peer.state_dict())
+    assert translation.left_out == []
+    assert {name.split('.')[0] for name in translation.weights} == {'backbone', 'neck'}

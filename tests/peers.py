@@ -1,0 +1,209 @@
+"""Narrow models of other code bases, and ours beside them, all with random weights.
+
+Each task has one form of ours and one call that gives the outputs to compare:
+
+    pretraining     backbone + BEiTMIMHead; logits of all patches of masked images
+    classification  backbone in mmpretrain's ImageClassifier; logits
+    segmentation    backbone in mmseg's EncoderDecoder; logits of both heads
+    features        backbone; tokens after the final norm
+"""
+import mmpretrain.models  # noqa: F401  (registers)
+import mmseg.models  # noqa: F401
+import torch
+import transformers
+from mmpretrain.registry import MODELS as MMPRETRAIN
+from timm.models.beit import Beit
+from torch import Tensor, nn
+
+from beit_mm.checkpoint.content import weights_of
+from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.registry import MODELS
+
+DIMS, HEADS, PATCH, SIZE = 32, 2, 8, 48
+CLASSES, VOCAB = 5, 16
+VARIANTS = {
+    'vit': dict(abs_pos_embed=True),
+    'vit_layer_scale': dict(abs_pos_embed=True, layer_scale_init=0.1),
+    'shared': dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
+    'per_layer': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+}
+TAPS = [0, 1, 2, 3]  # blocks that feed the segmentation heads
+SEGMENTATION_DEPTH = 5  # transformers cannot take the last block's output
+DEPTH = dict(pretraining=2, classification=2, features=2, segmentation=SEGMENTATION_DEPTH)
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter and every statistic random, of a size that keeps activations near 1; in evaluation mode."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith('running_var'):
+                tensor.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith('num_batches_tracked'):
+                tensor.random_(1, 100, generator=generator)
+            elif tensor.is_floating_point():
+                single = tensor.ndim == 1 or name.endswith(('token', 'tokens', 'pos_embed', 'embeddings', 'table'))
+                tensor.normal_(0, 0.5 if single else tensor[0].numel()**-0.5, generator=generator)
+    return model.eval()
+
+
+def images_and_mask(size: int = SIZE) -> tuple[Tensor, Tensor]:
+    """Two images and a mask of some of their patches."""
+    return torch.randn(2, 3, size, size), torch.rand(2, size // PATCH, size // PATCH) < 0.4
+
+
+def read(path) -> dict[str, Tensor]:
+    """State dict in a file."""
+    return weights_of(read_checkpoint(path))
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dict:
+    of_task = dict(pretraining=dict(masked_input=True), classification=dict(out_type='avg_featmap'),
+                   segmentation=dict(out_type='featmap', out_indices=TAPS), features=dict())[task]
+    return dict(dict(type='beit_mm.BEiTBackbone',
+                     arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS), img_size=size,
+                     patch_size=PATCH, **VARIANTS[variant], **of_task), **changes)
+
+
+def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) -> nn.Module:
+    """Our model for a task.
+
+    Args:
+        changes: of the backbone's config.
+    """
+    backbone = backbone_config(task, variant, size, **changes)
+    if task == 'pretraining':
+        model = MODELS.build(dict(type='beit_mm.BEiTPretrainer', backbone=backbone, head=dict(
+            type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB)))
+    elif task == 'classification':
+        model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=dict(
+            type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=DIMS)))
+    elif task == 'segmentation':
+        model = segmentor(backbone)
+    else:
+        model = nn.ModuleDict(dict(backbone=MODELS.build(backbone)))
+    return randomise(model, seed)
+
+
+def segmentor(backbone: dict) -> nn.Module:
+    """mmseg's UperNet, with BatchNorm in place of SyncBN, which has the same state."""
+    norm = dict(type='BN')
+    head = dict(num_classes=CLASSES, norm_cfg=norm, align_corners=False)
+    return MODELS.build(dict(
+        type='mmseg.EncoderDecoder', backbone=backbone,
+        neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=norm),
+        decode_head=dict(head, type='mmseg.UPerHead', in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3], channels=DIMS,
+                         pool_scales=(1, 2, 3, 6)),
+        auxiliary_head=dict(head, type='mmseg.FCNHead', in_channels=DIMS, in_index=2, channels=24, num_convs=1,
+                            concat_input=False),
+        test_cfg=dict(mode='whole')))
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+    """What a model of ours, or OpenMMLab's in the same form, gives."""
+    if task == 'features':
+        return [model['backbone'](images)[0]]
+    if task == 'pretraining':
+        head = model.head if hasattr(model.head, 'lm_head') else model.head.cls_head
+        return [head(model.backbone(images, mask)[0][:, 1:])]
+    if task == 'classification':
+        return [model.head(model.backbone(images))]
+    maps = model.extract_feat(images)
+    return [model.decode_head(maps), model.auxiliary_head(maps)]
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+    options = VARIANTS[variant]
+    kind = options.get('rel_pos_bias')
+    return randomise(Beit(**dict(dict(
+        img_size=size, patch_size=PATCH, embed_dim=DIMS, depth=DEPTH[task], num_heads=HEADS,
+        num_classes=CLASSES if task == 'classification' else 0, global_pool='avg' if task == 'classification' else '',
+        use_abs_pos_emb=options['abs_pos_embed'], use_rel_pos_bias=kind == 'per_layer',
+        use_shared_rel_pos_bias=kind == 'shared', init_values=options.get('layer_scale_init')), **changes)))
+
+
+HF_CLASSES = dict(pretraining=transformers.BeitForMaskedImageModeling, features=transformers.BeitModel,
+                  classification=transformers.BeitForImageClassification,
+                  segmentation=transformers.BeitForSemanticSegmentation)
+
+
+def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+    options = VARIANTS[variant]
+    kind = options.get('rel_pos_bias')
+    # Its number i means the output of our block i - 2.
+    of_task = dict(pretraining=dict(use_mask_token=True, vocab_size=VOCAB), features=dict(use_mean_pooling=False),
+                   classification=dict(num_labels=CLASSES),
+                   segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in TAPS],
+                                     auxiliary_channels=24))[task]
+    config = transformers.BeitConfig(**dict(
+        dict(hidden_size=DIMS, num_hidden_layers=DEPTH[task], num_attention_heads=HEADS, intermediate_size=4 * DIMS,
+             image_size=size, patch_size=PATCH, layer_norm_eps=1e-6,
+             use_absolute_position_embeddings=options['abs_pos_embed'],
+             use_relative_position_bias=kind == 'per_layer', use_shared_relative_position_bias=kind == 'shared',
+             layer_scale_init_value=options.get('layer_scale_init') or 0.0, **of_task), **changes))
+    return randomise(HF_CLASSES[task](config))
+
+
+def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+    options = VARIANTS[variant]
+    kind = options.get('rel_pos_bias')
+    backbone = dict(
+        type='BEiTPretrainViT' if task == 'pretraining' else 'BEiTViT', img_size=size, patch_size=PATCH,
+        arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS, feedforward_channels=4 * DIMS),
+        use_abs_pos_emb=options['abs_pos_embed'], use_rel_pos_bias=kind == 'per_layer',
+        use_shared_rel_pos_bias=kind == 'shared', layer_scale_init_value=options.get('layer_scale_init') or 0)
+    if task == 'pretraining':
+        head = dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss'))
+    else:
+        head = dict(type='LinearClsHead', num_classes=CLASSES, in_channels=DIMS)
+    model = nn.Module()  # what its algorithms are, less the tokenizer
+    model.backbone = MMPRETRAIN.build(dict(backbone, **changes))
+    model.head = MMPRETRAIN.build(head)
+    return randomise(model)
+
+
+def mmseg_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
+    assert (task, variant) == ('segmentation', 'per_layer'), 'mmseg has no other'
+    return randomise(segmentor(dict(dict(
+        type='mmseg.BEiT', img_size=size, patch_size=PATCH, embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS,
+        out_indices=TAPS, norm_cfg=dict(type='LN', eps=1e-6)), **changes)))
+
+
+PEERS = dict(timm=timm_peer, hf=hf_peer, mmpretrain=mmpretrain_peer, mmseg=mmseg_peer)
+
+
+@torch.no_grad()
+def peer_outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+    """What a peer gives, in the order of `outputs`."""
+    if isinstance(model, Beit):
+        return [model(images)]
+    if not isinstance(model, transformers.PreTrainedModel):
+        return outputs(model, task, images, mask)
+    if task == 'pretraining':
+        return [model(images, bool_masked_pos=mask.flatten(1)).logits]
+    if task != 'segmentation':
+        return [model(images)['last_hidden_state' if task == 'features' else 'logits']]
+    auxiliary = []
+    handle = model.auxiliary_head.register_forward_hook(lambda module, inputs, output: auxiliary.append(output))
+    logits = model(images).logits
+    handle.remove()
+    return [logits, *auxiliary]
+
+
+def assert_same_outputs(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert theirs.std() > 0.01  # something to compare
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Bitwise equal state dicts."""
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
