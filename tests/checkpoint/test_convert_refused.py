@@ -56,6 +56,13 @@ def no_heads(path) -> None:
     torch.save(dict(state_dict=ours('classification', 'vit').state_dict()), path)
 
 
+def cut(path) -> None:
+    """A block without its last tensor."""
+    state = ours('classification', 'per_layer').state_dict()
+    del state['backbone.blocks.1.mlp.fc2.bias']
+    torch.save(dict(state_dict=state), path)
+
+
 def vit(path) -> None:
     torch.save(dict(state_dict=ours('segmentation', 'vit').state_dict()), path)
 
@@ -73,6 +80,7 @@ REFUSED = {
     'later version': (later_version, 'new.pth', 'beit_mm', 'format 99.*upgrade'),
     'another head': (other_head, 'new', 'hf', 'transformers'),
     'narrow head': (narrow_head, 'new', 'hf', 'transformers'),
+    'incomplete': (cut, 'new.pth', 'timm', r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias'),
     'unknown heads': (no_heads, 'new', 'hf', 'heads'),
     'no file': (lambda path: None, 'new.pth', 'beit_mm', 'there is no file'),
     'empty folder': (lambda path: path.mkdir(), 'new.pth', 'beit_mm', 'folder without model.safetensors or'),

@@ -2,6 +2,7 @@
 import itertools
 
 import pytest
+import timm
 import torch
 from peers import CLASSES, DEPTH, DIMS, HEADS, VARIANTS, VOCAB, assert_equal, ours
 
@@ -253,6 +254,14 @@ def transformers_model(name: str) -> dict:
 def test_other_models_are_refused(make, message):
     with pytest.raises(CheckpointError, match=message):
         to_ours(make())
+
+
+def test_blocks_of_another_kind_are_refused():
+    """A plain ViT with norms of queries and keys would compute something else without them."""
+    peer = timm.models.VisionTransformer(img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS,
+                                         qk_norm=True)
+    with pytest.raises(CheckpointError, match=r'is no BEiT: its blocks have backbone.blocks.0.attn.q_norm.weight'):
+        to_ours(peer.state_dict())
 
 
 def test_two_tensors_for_one_name():

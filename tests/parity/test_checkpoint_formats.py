@@ -175,13 +175,14 @@ def test_layer_scale_is_folded_into_a_backbone_without(library):
     assert_same_outputs(outputs(model, task, images), peer_outputs(peer, task, images))
 
 
-def test_a_plain_vit_of_timm():
-    """One bias for q, k and v; that of k cancels in the softmax."""
+@pytest.mark.parametrize('variant', ['vit', 'vit_layer_scale'])
+def test_a_plain_vit_of_timm(variant):
+    """One bias for q, k and v; that of k cancels in the softmax. LayerScale has another name there, as in DeiT-3."""
     peer = peers.randomise(timm.models.VisionTransformer(
         img_size=peers.SIZE, patch_size=peers.PATCH, embed_dim=peers.DIMS, depth=2, num_heads=peers.HEADS,
-        num_classes=peers.CLASSES))
+        num_classes=peers.CLASSES, init_values=VARIANTS[variant].get('layer_scale_init')))
     assert peer.state_dict()['blocks.0.attn.qkv.bias'][peers.DIMS:2 * peers.DIMS].std() > 0.1
-    model = ours('classification', 'vit', out_type='cls_token')
+    model = ours('classification', variant, out_type='cls_token')
     load_all(model, peer.state_dict())
     images, _ = images_and_mask()
     with torch.no_grad():
