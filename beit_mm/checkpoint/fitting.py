@@ -38,7 +38,11 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], 
         raise CheckpointError(f'{source} {error}. Nothing was loaded.') from None
     weights = {name.removeprefix('backbone.'): tensor for name, tensor in translation.weights.items()
                if name.startswith('backbone.')}
-    report = LoadReport(f'{source} ({translation.format})', origin.preprocessing if origin else {})
+    if origin:
+        report = LoadReport(f'{source} ({origin.format})', origin.preprocessing)
+    else:
+        report = LoadReport(f'{source} ({translation.format})')
+    report.left_out += [name.removeprefix('backbone.') for name in translation.left_out if name.startswith('backbone.')]
     return fit_backbone(weights, own, grid, report, pos_embed_mode), report
 
 

@@ -7,6 +7,7 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from beit_mm.checkpoint.content import check_version, meta_of, preprocessing_of, weights_of
+from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.formats import to_ours
 from beit_mm.checkpoint.keys import recognise
 from beit_mm.checkpoint.locate import locate_weights
@@ -35,13 +36,16 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     content = read_checkpoint(path)
     check_version(content, path)
     weights = weights_of(content)
-    origin = Origin(str(path), preprocessing_of(content, path))
-    if recognise(weights) not in OPENMMLAB:
-        translation = to_ours(weights)
+    origin = Origin(str(path), recognise(weights), preprocessing_of(content, path))
+    if origin.format not in OPENMMLAB:
+        try:
+            translation = to_ours(weights)
+        except CheckpointError as error:
+            raise CheckpointError(f'{path} {error}. Nothing was loaded.') from None
         weights = translation.weights
         content = dict(state_dict=weights, meta=dict(preprocessing=origin.preprocessing))
         if translation.left_out:
-            print_log(f'{path} ({translation.format}) holds tensors that no model of ours has: {translation.left_out}',
+            print_log(f'{path} ({origin.format}) holds tensors that no model of ours has: {translation.left_out}',
                       logger='current', level=logging.WARNING)
     mark_origin(weights, origin)
     # Tensors are mapped from the file. A model copies its weights, but an optimizer on the CPU keeps the very tensors

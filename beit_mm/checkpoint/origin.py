@@ -14,10 +14,12 @@ class Origin(NamedTuple):
 
     Attributes:
         path: the file.
+        format: whose names it has, one of `formats.READ`; None where it holds no BEiT.
         preprocessing: what the images were that the weights were trained on: `mean` and `std` of each channel, pixels
             0-255, and `size` (height, width) in pixels; empty where the file does not say.
     """
     path: str
+    format: str | None
     preprocessing: Mapping
 
 
