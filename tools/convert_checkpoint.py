@@ -18,7 +18,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         print(convert_checkpoint(args.source, args.target, args.to))
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, OSError) as error:
         sys.exit(f'error: {error}')
 
 

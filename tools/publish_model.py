@@ -16,7 +16,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         print(publish_checkpoint(args.source, args.target))
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, OSError) as error:
         sys.exit(f'error: {error}')
 
 

@@ -18,13 +18,14 @@ from beit_mm.checkpoint.content import (
 )
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.formats import WRITE, check_complete, from_ours, task_of, to_ours
+from beit_mm.checkpoint.locate import weights_in
 from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
 from beit_mm.checkpoint.writing import SUFFIXES, write_checkpoint
+from beit_mm.functional.relative_position import Grid
 
 TARGETS = tuple(WRITE)
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'cfg')
-HUB_FILES = ('model.safetensors', 'pytorch_model.bin')
 
 
 class Conversion(NamedTuple):
@@ -67,20 +68,22 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     """
     if to not in TARGETS:
         raise ValueError(f'unknown format {to!r}; choose one of {", ".join(TARGETS)}')
-    source, target = _file_in(Path(source)), Path(target)
-    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
-        raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
+    source, target = weights_in(Path(source)), Path(target)
+    if not source.is_file():
+        raise FileNotFoundError(f'there is no file {source}')
     content = read_checkpoint(source)
     check_version(content, source)
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
         write_checkpoint(target, weights)
         return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
+    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
+        raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
     meta = _meta(content, source)
     try:
         ours = to_ours(weights)
         check_complete(ours.weights)
-        theirs, left_out = from_ours(ours.weights, to)
+        theirs, left_out = from_ours(ours.weights, to, _grid(ours.weights, meta))
         config = hf.model_config(ours.weights, meta) if to == 'hf' else None
     except ValueError as error:
         raise CheckpointError(f'{source} {error}. Nothing was written.') from None
@@ -98,16 +101,22 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
 def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     """Strips a checkpoint to what others need and puts its hash into its name.
 
-    Optimizer, schedules and log are dropped; weights, preprocessing, classes, config and the tokenizer's origin stay.
+    Optimizer, schedules and log are dropped; weights, preprocessing, classes, the tokenizer's hash and the config stay,
+    the config with the paths in it.
 
     Args:
-        source: any BEiT checkpoint.
+        source: any BEiT checkpoint, as `convert_checkpoint` takes it.
         target: name of the file, .safetensors or .pth.
 
     Returns:
         The file: `target` with the first eight digits of its SHA-256 before the suffix.
+
+    Raises:
+        CheckpointError, FileNotFoundError: as `convert_checkpoint` does; nothing is left behind.
     """
     target = Path(target)
+    if target.suffix not in SUFFIXES:
+        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
     try:
         convert_checkpoint(source, partial)
@@ -118,19 +127,17 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     return named
 
 
-def _file_in(source: Path) -> Path:
-    if source.is_dir():
-        found = [source / name for name in HUB_FILES if (source / name).is_file()]
-        if not found:
-            raise FileNotFoundError(f'{source} is a folder without {" or ".join(HUB_FILES)}')
-        return found[0]
-    if not source.is_file():
-        raise FileNotFoundError(f'there is no file {source}')
-    return source
+def _grid(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Grid | None:
+    """Patch grid of the weights, where the file says the size of its images."""
+    patch = weights['backbone.patch_embed.proj.weight'].shape[-1]
+    size = meta['preprocessing'].get('size')
+    return size and tuple(-(-side // patch) for side in size)
 
 
 def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
     meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
+    if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
+        meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     return dict(meta, preprocessing=preprocessing_of(content, source),
                 architecture=architecture_of(content, source))
 
@@ -151,8 +158,9 @@ def _write_hub_folder(folder: Path, weights: dict[str, Tensor], config: dict[str
     """Writes the two or three files; returns what there is to say."""
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    processor = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
+        processor.unlink(missing_ok=True)  # of other weights
         return ['the source does not say how its images are prepared: no preprocessor_config.json']
-    text = json.dumps(hf.image_processor_config(preprocessing), indent=2)
-    (folder / 'preprocessor_config.json').write_text(text + '\n')
+    processor.write_text(json.dumps(hf.image_processor_config(preprocessing), indent=2) + '\n')
     return []

@@ -14,14 +14,14 @@ from beit_mm.functional.relative_position import Grid, num_relative_positions, r
 LEAST_COVERAGE = 0.95  # of the backbone's other tensors
 
 
-def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], grid: Grid,
+def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], grid: Grid, num_heads: int,
                    pos_embed_mode: str) -> tuple[Weights, LoadReport]:
     """What a backbone can load of a state dict of any format, a whole model's or a backbone's.
 
     Args:
         state_dict: any names.
         own: the backbone's state dict.
-        grid: patch grid (h, w) that the backbone is built for.
+        grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         pos_embed_mode: 'bicubic' or 'bilinear'.
 
     Returns:
@@ -38,32 +38,24 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], 
         raise CheckpointError(f'{source} {error}. Nothing was loaded.') from None
     weights = {name.removeprefix('backbone.'): tensor for name, tensor in translation.weights.items()
                if name.startswith('backbone.')}
+    heads = origin.architecture.get('num_heads', num_heads) if origin else num_heads
+    if heads != num_heads:
+        raise CheckpointError(f'{source} has {heads} attention heads, the backbone {num_heads}. Nothing was loaded.')
     if origin:
         report = LoadReport(f'{source} ({origin.format})', origin.preprocessing)
     else:
         report = LoadReport(f'{source} ({translation.format})')
     report.left_out += [name.removeprefix('backbone.') for name in translation.left_out if name.startswith('backbone.')]
-    return fit_backbone(weights, own, grid, report, pos_embed_mode), report
+    return _fit_weights(weights, own, grid, report, pos_embed_mode), report
 
 
-def fit_backbone(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport,
+def _fit_weights(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport,
                  pos_embed_mode: str) -> Weights:
-    """Weights that can be loaded into a backbone; all of it is known to fit before anything is loaded.
-
-    Args:
-        weights: of the backbone, under our names.
-        own: the backbone's state dict.
-        grid: patch grid (h, w) that the backbone is built for.
-        report: filled in; where its preprocessing has no size, the weights are of a square grid.
-        pos_embed_mode: 'bicubic' or 'bilinear'.
-
-    Returns:
-        The part of `weights` that the backbone has a place for.
-
-    Raises:
-        CheckpointError: another architecture, or less than 95 % of the backbone; says what differs.
-    """
+    """The part of `weights` that the backbone has a place for, and the report filled in."""
     weights = dict(weights)
+    for name, tensor in weights.items():
+        if name in own and tensor.dim() != own[name].dim():
+            raise _wrong_shape(name, tensor, own[name], report)
     if (size := report.preprocessing.get('size')) and (patch := _patch(weights)):
         report.grid = tuple(-(-side // patch) for side in size)
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
@@ -97,17 +89,22 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadRepo
     elif name == 'pos_embed':
         source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], square_token_grid)
         fitted = resize_position_embedding(tensor, source, grid, pos_embed_mode)
-    elif name == 'patch_embed.proj.weight' and tensor.shape[1] != target.shape[1]:
+    elif name == 'patch_embed.proj.weight' and tensor.shape[1] != target.shape[1] and (
+            tensor[:, 0].shape == target[:, 0].shape):
         report.adapted.append(name)
         return adapt_channels(tensor, target.shape[1])
     else:
         if tensor.shape != target.shape:
-            raise CheckpointError(f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has '
-                                  f'{tuple(target.shape)}. Nothing was loaded.')
+            raise _wrong_shape(name, tensor, target, report)
         return tensor
     if source != grid:
         report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
     return fitted
+
+
+def _wrong_shape(name: str, tensor: Tensor, target: Tensor, report: LoadReport) -> CheckpointError:
+    return CheckpointError(f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. '
+                           'Nothing was loaded.')
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
@@ -178,3 +175,10 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
             f"{report.source} has {found} of the backbone's {needed} tensors ({coverage:.0%}, at least "
             f'{LEAST_COVERAGE:.0%} are needed): {listed(report.lacking, "missing")}. Nothing was loaded; build the '
             'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.')
+    # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
+    positions = [[name for name in names if name == 'pos_embed' or name.endswith(TABLE)]
+                 for names in (report.lacking, report.surplus)]
+    if all(positions):
+        raise CheckpointError(
+            f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
+            'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).')

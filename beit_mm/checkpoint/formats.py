@@ -7,7 +7,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import keys
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.functional.relative_position import relative_position_index, square_grid
+from beit_mm.functional.relative_position import Grid, num_relative_positions, relative_position_index, square_grid
 
 Weights = dict[str, Tensor]
 TABLE = 'relative_position_bias_table'
@@ -41,10 +41,10 @@ def to_ours(weights: Mapping[str, Tensor]) -> Translation:
     Raises:
         CheckpointError: not a BEiT, or one that our model cannot express.
     """
-    weights = {name.removeprefix('module.'): tensor for name, tensor in weights.items() if not name.endswith(INDEX)}
+    weights = {keys.unwrapped(name): tensor for name, tensor in weights.items() if not name.endswith(INDEX)}
     source = keys.recognise(weights)
     if source is None:
-        raise CheckpointError(f'holds no BEiT weights: its tensors are {_first(weights)}')
+        raise CheckpointError(f'holds no BEiT weights: its tensors are {first_names(weights)}')
     if source == 'hf':
         weights = _hub_names(weights)
     elif source == 'mmpretrain/mmseg' and 'layers.0.attn.qkv.weight' in weights:
@@ -67,12 +67,13 @@ def to_ours(weights: Mapping[str, Tensor]) -> Translation:
     return Translation(source, ours, left_out)
 
 
-def from_ours(weights: Mapping[str, Tensor], target: str) -> tuple[Weights, list[str]]:
+def from_ours(weights: Mapping[str, Tensor], target: str, grid: Grid | None = None) -> tuple[Weights, list[str]]:
     """A state dict of ours under the names of another format, with all that its own class has in its state dict.
 
     Args:
         weights: ours.
         target: one of WRITE.
+        grid: patch grid (h, w) of the bias tables; None: a square one.
 
     Returns:
         Their state dict, and the names in ours that have no place in it.
@@ -86,7 +87,7 @@ def from_ours(weights: Mapping[str, Tensor], target: str) -> tuple[Weights, list
     if target == 'hf':
         _split_qkv(ours)
     if target in ('unilm', 'mmpretrain', 'mmseg'):
-        _add_index_buffers(ours)
+        _add_index_buffers(ours, grid)
     pairs = WRITE[target](ours)
     theirs = {name: keys.rename(name, pairs) for name in ours}
     left_out = [name for name, renamed in theirs.items() if renamed is None]
@@ -108,15 +109,16 @@ def check_complete(weights: Mapping[str, Tensor]) -> None:
     needed = ['backbone.cls_token', 'backbone.patch_embed.proj.weight', 'backbone.patch_embed.proj.bias']
     needed += [f'backbone.blocks.{index}.{part}' for index in range(depth) for part in BLOCK_PARTS]
     if missing := [name for name in needed if name not in weights]:
-        raise CheckpointError(f'lacks {_first(missing)}')
+        raise CheckpointError(f'lacks {first_names(missing)}')
 
 
 def expand_shared_table(weights: Weights) -> None:
-    """Gives every block the table that they shared, if any, in place."""
+    """Gives every block a copy of the table that they shared, in place, on top of its own: a model adds both."""
     for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
         table = weights.pop(shared)
         for name in [name for name in weights if name.endswith('.attn.qkv.weight')]:
-            weights[name.replace('qkv.weight', TABLE)] = table
+            own = name.replace('qkv.weight', TABLE)
+            weights[own] = weights[own] + table if own in weights else table.clone()
 
 
 def fold_layer_scale(weights: Weights) -> None:
@@ -124,8 +126,9 @@ def fold_layer_scale(weights: Weights) -> None:
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
         layer = name.replace('gamma_1', 'attn.proj').replace('gamma_2', 'mlp.fc2')
-        weights[f'{layer}.weight'] = weights[f'{layer}.weight'] * gamma[:, None]
-        weights[f'{layer}.bias'] = weights[f'{layer}.bias'] * gamma
+        for scaled in (f'{layer}.weight', f'{layer}.bias'):
+            if scaled in weights:  # otherwise it is reported as missing
+                weights[scaled] = (weights[scaled].T * gamma).T
 
 
 READ: dict[str, keys.Pairs] = {
@@ -154,7 +157,7 @@ def _drop_unknown(weights: Weights) -> list[str]:
     """Takes what no backbone of ours has out of a state dict of ours; what other layers of a block need is an error."""
     unknown = [name for name in weights if name.startswith('backbone.') and not keys.OUR_BACKBONE.fullmatch(name)]
     if inside := [name for name in unknown if name.startswith('backbone.blocks.')]:
-        raise CheckpointError(f'is no BEiT: its blocks have {_first(inside)}')
+        raise CheckpointError(f'is no BEiT: its blocks have {first_names(inside)}')
     for name in unknown:
         del weights[name]
     return unknown
@@ -212,12 +215,16 @@ def _fit_mmseg(weights: Weights) -> None:
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
 
-def _add_index_buffers(weights: Weights) -> None:
+def _add_index_buffers(weights: Weights, grid: Grid | None) -> None:
     for name in [name for name in weights if name.endswith(TABLE)]:
-        weights[name.replace(TABLE, INDEX)] = relative_position_index(square_grid(len(weights[name])))
+        rows = len(weights[name])
+        if grid is None or num_relative_positions(grid) != rows:
+            grid = square_grid(rows)
+        weights[name.replace(TABLE, INDEX)] = relative_position_index(grid)
 
 
-def _first(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
+    """The first few of some names, and how many there are."""
     names = list(names)
     shown = ', '.join(names[:3])
     return f'{shown}, ... ({len(names)} in all)' if shown else 'none'

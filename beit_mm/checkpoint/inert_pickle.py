@@ -37,7 +37,9 @@ from beit_mm.checkpoint.records import Materialiser, PlainDict, Record, Storage,
 # Classes and functions that may be named and become inert: they carry no weights.
 INERT_MODULES = ('dall_e.', 'torch.nn.modules.')
 INERT_NAMES = {
-    'argparse.Namespace', 'torch.device', 'torch.Size', '_codecs.encode',
+    'argparse.Namespace', 'pathlib.PosixPath', 'pathlib.WindowsPath', 'mmengine.config.config.ConfigDict',
+    *(f'builtins.{name}' for name in ('list', 'dict', 'int', 'long', 'float', 'str')),  # what a defaultdict makes
+    'torch.Tensor', 'torch.nn.parameter.Parameter', 'torch.device', 'torch.Size', '_codecs.encode',
     'numpy.dtype', 'numpy.ndarray',
     # what the message hub in mmengine's checkpoints consists of
     'mmengine.logging.history_buffer.HistoryBuffer',
@@ -77,6 +79,13 @@ def _rebuild_tensor(storage: Storage, offset: int, size: tuple, stride: tuple,
     return TensorView(storage, offset, tuple(size), tuple(stride))
 
 
+def _rebuild_with_attributes(rebuild: Callee, _: Any, args: tuple, *__: Any) -> TensorView:
+    """A tensor on which attributes were set, without them."""
+    if not isinstance(rebuild, Callee):
+        raise UnsafeCheckpointError('it builds a tensor by something that is no function of torch')
+    return rebuild(*args)
+
+
 def _method_of_record(owner: Any, name: str) -> type[Record]:
     """`getattr` as mmengine's history buffers use it: to name their own methods."""
     if owner is not Record:
@@ -87,10 +96,12 @@ def _method_of_record(owner: Any, name: str) -> type[Record]:
 CALLEES = {
     'collections.OrderedDict': Callee(PlainDict),
     'collections.Counter': Callee(PlainDict),  # milestones of a schedule
+    'collections.defaultdict': Callee(lambda *_: PlainDict()),
     'builtins.set': Callee(set),
     'builtins.getattr': Callee(_method_of_record),
     'torch._utils._rebuild_tensor': Callee(_rebuild_tensor),
     'torch._utils._rebuild_tensor_v2': Callee(_rebuild_tensor),
+    'torch._tensor._rebuild_from_type_v2': Callee(_rebuild_with_attributes),
     'torch._utils._rebuild_parameter': Callee(lambda data, *_: data),
     'torch._utils._rebuild_parameter_with_state': Callee(lambda data, *_: data),
     **{f'torch.{name}Storage': dtype for name, dtype in DTYPES.items()},

@@ -155,6 +155,14 @@ def _beginning(source: str) -> re.Pattern:
     return re.compile(re.escape(source).replace(r'\*', r'(\d+)'))
 
 
+def unwrapped(name: str) -> str:
+    """A name without what DistributedDataParallel and torch.compile put before or into it."""
+    name = name.replace('_orig_mod.', '')
+    while name.startswith('module.'):
+        name = name.removeprefix('module.')
+    return name
+
+
 def recognise(names: Iterable[str]) -> str | None:
     """Format of a state dict by the names of its tensors, one of `formats.READ`; None for no BEiT.
 

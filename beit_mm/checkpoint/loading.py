@@ -6,17 +6,17 @@ from typing import Any
 from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 
-from beit_mm.checkpoint.content import check_version, meta_of, preprocessing_of, weights_of
+from beit_mm.checkpoint.content import architecture_of, check_version, meta_of, preprocessing_of, weights_of
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.formats import to_ours
+from beit_mm.checkpoint.formats import first_names, to_ours
 from beit_mm.checkpoint.keys import recognise
 from beit_mm.checkpoint.locate import locate_weights
 from beit_mm.checkpoint.origin import Origin, mark_origin
 from beit_mm.checkpoint.reader import read_checkpoint
 
 ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
-# Files with OpenMMLab's names are left as they are: its own classes in the same process may want them, and ours
-# translate what they are given.
+# Files with OpenMMLab's names keep them: its own classes in the same process may want them, and ours translate what
+# they are given. Others have no prefix by which mmengine could find the backbone's part, so they get our names at once.
 OPENMMLAB = ('beit_mm', 'mmpretrain/mmseg', None)
 
 
@@ -36,21 +36,24 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     content = read_checkpoint(path)
     check_version(content, path)
     weights = weights_of(content)
-    origin = Origin(str(path), recognise(weights), preprocessing_of(content, path))
-    if origin.format not in OPENMMLAB:
+    source = recognise(weights)
+    preprocessing = preprocessing_of(content, path)
+    origin = Origin(str(path), source, preprocessing, architecture_of(content, path), first_names(weights))
+    if source not in OPENMMLAB:
         try:
             translation = to_ours(weights)
         except CheckpointError as error:
             raise CheckpointError(f'{path} {error}. Nothing was loaded.') from None
-        weights = translation.weights
-        content = dict(state_dict=weights, meta=dict(preprocessing=origin.preprocessing))
+        content = dict(state_dict=translation.weights, meta=dict(meta_of(content), preprocessing=preprocessing))
         if translation.left_out:
-            print_log(f'{path} ({origin.format}) holds tensors that no model of ours has: {translation.left_out}',
+            print_log(f'{path} ({source}) holds tensors that no model of ours has: {translation.left_out}',
                       logger='current', level=logging.WARNING)
-    mark_origin(weights, origin)
-    # Tensors are mapped from the file. A model copies its weights, but an optimizer on the CPU keeps the very tensors
-    # that it is given, and would crash the process when the file is written again in place.
-    content = {key: value if key == 'state_dict' else copy.deepcopy(value) for key, value in content.items()}
+    elif source is not None:
+        content['state_dict'] = weights  # under names without wrappers
+    # The tensors are mapped from the file. Whoever holds them when it is written again in place, as an optimizer on the
+    # CPU or a script that edits a checkpoint, would crash; so this costs one copy.
+    content = copy.deepcopy(content)
+    mark_origin(weights_of(content), origin)
     if 'message_hub' in content and 'beit_mm_format' not in meta_of(content):
         print_log(f'The log history in {path} consists of pickled objects and is left out.', logger='current',
                   level=logging.WARNING)
@@ -58,11 +61,18 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     return content
 
 
+def refuse_scheme(filename: str, map_location: object = None) -> None:
+    """Stands for mmengine's other ways to read, which would run what a file holds."""
+    raise CheckpointError(f'{filename}: only paths and http(s) addresses are read, since nothing in these files is '
+                          'executed; fetch the file and name it.')
+
+
 def install_loader() -> None:
-    """Makes `load_from_file` the way in which mmengine reads paths and URLs.
+    """Makes `load_from_file` the way in which mmengine reads paths and URLs, and closes its other ways.
 
     mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
     `mim` and the libraries' own scripts start processes in which nothing of ours runs but what the config names, so
     this is done when our models are imported.
     """
+    CheckpointLoader.register_scheme(list(CheckpointLoader._schemes), refuse_scheme, force=True)
     CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_file, force=True)

@@ -1,12 +1,13 @@
-"""Where tensors were read from, carried by the tensors themselves.
+"""Where tensors were read from.
 
 mmengine picks tensors out of a file by prefix and hands them on without the rest of the file. What the backbone has to
-know of that rest travels as an attribute of the tensors.
+know of that rest is remembered here for each tensor, as long as the tensor lives.
 """
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Origin(NamedTuple):
@@ -17,19 +18,32 @@ class Origin(NamedTuple):
         format: whose names it has, one of `formats.READ`; None where it holds no BEiT.
         preprocessing: what the images were that the weights were trained on: `mean` and `std` of each channel, pixels
             0-255, and `size` (height, width) in pixels; empty where the file does not say.
+        architecture: what shapes do not show, `num_heads` and `out_indices`, where the file says it.
+        names: of its tensors, the first few.
     """
     path: str
     format: str | None
     preprocessing: Mapping
+    architecture: Mapping
+    names: str
 
 
-def mark_origin(weights: Mapping[str, object], origin: Origin) -> None:
-    """Makes all tensors remember their file."""
+_ORIGINS = WeakTensorKeyDictionary()
+_LAST: list[Origin] = []
+
+
+def mark_origin(weights: Mapping[str, Tensor], origin: Origin) -> None:
+    """Remembers the file of tensors."""
+    _LAST[:] = [origin]
     for tensor in weights.values():
-        if isinstance(tensor, Tensor):
-            tensor.beit_mm_origin = origin
+        _ORIGINS[tensor] = origin
 
 
 def origin_of(tensors: Iterable[Tensor]) -> Origin | None:
-    """The file of the first tensor that remembers one."""
-    return next((tensor.beit_mm_origin for tensor in tensors if hasattr(tensor, 'beit_mm_origin')), None)
+    """The file of the first tensor that came from one."""
+    return next((_ORIGINS[tensor] for tensor in tensors if tensor in _ORIGINS), None)
+
+
+def last_origin() -> Origin | None:
+    """The file that was read last, for messages about tensors that are not there."""
+    return _LAST[0] if _LAST else None

@@ -45,8 +45,15 @@ class PlainCheckpointHook(Hook):
             resumed_keys={key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restores the history, and says so when the tokens are not those of the earlier run."""
+        """Restores the history, and says so when the tokens are not those of the earlier run.
+
+        Raises:
+            ValueError: a run is to go on from a file that holds weights only.
+        """
         meta = checkpoint.get('meta', {})
+        if runner._resume and 'epoch' not in meta:
+            raise ValueError('The checkpoint holds weights without the state of a run: there is nothing to resume. To '
+                             'start a new run from it, name it as load_from instead of --resume.')
         before, now = meta.get('tokenizer'), tokenizer_origin(runner)
         if before and now and _without_path(before) != _without_path(now):
             print_log(

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.fitting import fit_state_dict
+from beit_mm.checkpoint.origin import last_origin
 from beit_mm.checkpoint.report import LoadReport
 from beit_mm.functional.position_embedding import resize_position_embedding
 from beit_mm.functional.relative_position import Grid
@@ -242,10 +243,11 @@ def _fit_weights(backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: 
     """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
     foreign = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
     if not foreign:
-        raise CheckpointError(f'The checkpoint holds no weights of a BEiT: no tensor is named {prefix}*, nor as in any '
-                              'format that is known. Nothing was loaded.')
+        last = last_origin()
+        hint = f' The file read last, {last.path}, holds {last.names}.' if last else ''
+        raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     fitted, backbone.load_report = fit_state_dict(
-        foreign, backbone.state_dict(), backbone.grid, backbone.interpolate_mode)
+        foreign, backbone.state_dict(), backbone.grid, backbone.blocks[0].attn.num_heads, backbone.interpolate_mode)
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected_keys += [prefix + name for name in backbone.load_report.surplus]
     surprises = backbone.load_report.surplus or backbone.load_report.lacking

@@ -12,7 +12,19 @@ import sys
 import pytest
 import torch
 from helpers import ROOT
-from peers import HEADS, PEERS, VOCAB, assert_equal, hf_peer, ours, read, timm_peer
+from peers import (
+    HEADS,
+    PEERS,
+    VOCAB,
+    assert_equal,
+    assert_same_outputs,
+    hf_peer,
+    mmpretrain_peer,
+    ours,
+    outputs,
+    read,
+    timm_peer,
+)
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -235,3 +247,30 @@ def test_publish_on_the_command_line(run_file, tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(rf'{re.escape(str(tmp_path))}/beit-[0-9a-f]{{8}}\.safetensors', done.stdout.strip())
     assert_equal(to_ours(read(done.stdout.strip())).weights, run_file[1])
+
+
+def test_a_rectangle_whose_sides_the_file_says(tmp_path):
+    """mmpretrain's own BEiT takes it, index buffers included."""
+    model = ours('classification', 'per_layer', size=(48, 80))
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(preprocessing=dict(size=[48, 80]))), tmp_path / 'ours.pth')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'theirs.pth', 'mmpretrain')
+    peer = mmpretrain_peer('classification', 'per_layer', size=(48, 80))
+    peer.load_state_dict(read(tmp_path / 'theirs.pth'), strict=True)
+    images = torch.rand(2, 3, 48, 80)
+    assert_same_outputs(outputs(peer, 'classification', images), outputs(model, 'classification', images))
+
+
+def test_what_belongs_to_other_weights_does_not_stay_in_a_folder(tmp_path):
+    torch.save(dict(state_dict=ours('features', 'per_layer').state_dict()), tmp_path / 'ours.pth')
+    folder = tmp_path / 'hub'
+    folder.mkdir()
+    (folder / 'preprocessor_config.json').write_text('{"image_mean": [0, 0, 0]}')
+    assert 'no preprocessor_config.json' in str(convert_checkpoint(tmp_path / 'ours.pth', folder, 'hf'))
+    assert not (folder / 'preprocessor_config.json').exists()
+
+
+def test_a_tokenizers_path_is_not_published(tmp_path):
+    meta = dict(tokenizer=dict(type='DALLETokenizer', path='/home/me/encoder.pkl', sha256='12', decoder_path='x'))
+    torch.save(dict(state_dict=ours('pretraining', 'vit').state_dict(), meta=meta), tmp_path / 'run.pth')
+    published = publish_checkpoint(tmp_path / 'run.pth', tmp_path / 'beit.safetensors')
+    assert read_checkpoint(published)['meta']['tokenizer'] == dict(type='DALLETokenizer', sha256='12')

@@ -4,14 +4,17 @@ import logging
 
 import pytest
 import torch
+import transformers
 from helpers import make_runner, narrow_model
 from mmengine.logging import MMLogger
-from mmengine.runner import load_checkpoint
+from mmengine.runner import CheckpointLoader, load_checkpoint
 from safetensors.torch import save_file
 from timm.models.beit import Beit
 from torch import nn
 
 from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.loading import load_from_file, refuse_scheme
+from beit_mm.checkpoint.writing import write_checkpoint
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
@@ -159,14 +162,20 @@ def resnet() -> dict:
 
 
 WRONG = {
-    'resnet': (resnet, r'no tensor is named backbone\.\*'),
+    'resnet': (resnet, r'no tensor is named backbone\.\*. The file read last, .*wrong.pth, holds conv1.weight'),
     'patch size': (lambda: timm_model(patch_size=16).state_dict(), 'patch size 16, the model has 8'),
     'width': (lambda: timm_model(embed_dim=64).state_dict(), 'width 64, the model has 32'),
     'depth': (lambda: timm_model(depth=3).state_dict(), 'blocks 3, the model has 2'),
     'heads': (lambda: timm_model(num_heads=2).state_dict(), 'heads 2, the model has 4'),
     'no LayerScale': (lambda: timm_model(init_values=None).state_dict(), r'missing \(blocks.0.gamma_1'),
+    'a table of one dimension': (
+        lambda: dict(timm_model().state_dict(), **{'blocks.1.attn.relative_position_bias_table': torch.rand(52)}),
+        r'blocks.1.attn.relative_position_bias_table is \(52,\), the backbone has \(52, 4\)'),
+    'a patch of two sides': (
+        lambda: dict(timm_model().state_dict(), **{'patch_embed.proj.weight': torch.rand(32, 1, 16, 8)}),
+        r'patch_embed.proj.weight is \(32, 1, 16, 8\)'),
     'no bias tables': (lambda: timm_model(use_rel_pos_bias=False).state_dict(), 'relative_position_bias_table'),
-    'only a head': (lambda: {'head.fc.weight': torch.rand(5, 32)}, r'no tensor is named backbone\.\*'),
+    'only a head': (lambda: {'head.fc.weight': torch.rand(5, 32)}, r'no tensor is named backbone\.\*. .*wrong.pth'),
     'a ResNet in a classifier': (lambda: {f'backbone.{name}': tensor for name, tensor in resnet().items()},
                                  r'wrong.pth holds no BEiT weights: its tensors are conv1.weight'),
 }
@@ -205,20 +214,25 @@ def test_a_missing_file_is_named(tmp_path):
         load_checkpoint(classifier(), str(tmp_path / 'nowhere.pth'))
 
 
-def test_position_parameters_of_the_other_kind_are_a_warning(tmp_path, caplog):
-    """A model without any bias can be wanted; that a bias was dropped has to be seen."""
-    path = tmp_path / 'timm.pth'
-    torch.save(timm_model().state_dict(), path)
-    model = classifier(backbone=dict(BACKBONE, abs_pos_embed=True, rel_pos_bias=None, out_type='avg_featmap'))
+@pytest.mark.parametrize('changes', [dict(abs_pos_embed=True, rel_pos_bias=None), dict(rel_pos_bias='shared')], ids=str)
+def test_positions_of_another_kind_are_an_error(changes, timm_file):
+    """Training would start with new positions in the place of trained ones."""
+    path, _ = timm_file
+    with pytest.raises(CheckpointError, match='knows positions by blocks.0.attn.relative_position_bias_table'):
+        load_checkpoint(classifier(backbone=dict(BACKBONE, **changes, out_type='avg_featmap')), str(path))
+
+
+def test_a_model_without_positions_is_a_warning(timm_file, caplog):
+    """It can be wanted; that a bias was dropped has to be seen."""
+    path, _ = timm_file
+    model = classifier(backbone=dict(BACKBONE, rel_pos_bias=None, out_type='avg_featmap'))
     caplog.handler.setLevel(logging.WARNING)
     logger = MMLogger.get_current_instance()
     logger.addHandler(caplog.handler)
     load_checkpoint(model, str(path))
     logger.removeHandler(caplog.handler)
-    assert any('1 missing (pos_embed)' in record.message for record in caplog.records)
-    report = model.backbone.load_report
-    assert report.lacking == ['pos_embed']
-    assert all(name.endswith('relative_position_bias_table') for name in report.surplus) and len(report.surplus) == 2
+    assert any('2 left out (blocks.0.attn.relative_position_bias_table' in record.message for record in caplog.records)
+    assert len(model.backbone.load_report.surplus) == 2
 
 
 @pytest.mark.parametrize('changes', [dict(), dict(use_abs_pos_emb=True, use_rel_pos_bias=False)],
@@ -274,3 +288,100 @@ def test_a_warning_when_images_were_normalised_otherwise(mean, pretrain_config, 
     runner.train()
     warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
     assert warned == (mean != 127.5)
+
+
+@pytest.mark.parametrize('scheme', ['openmmlab', 'open-mmlab', 'torchvision', 'modelzoo', 'mmcls', 'pavi', 's3'])
+def test_every_other_scheme_of_mmengines_is_refused(scheme):
+    """mmengine would read these files, wherever they are, by running them."""
+    with pytest.raises(CheckpointError, match='only paths and http'):
+        CheckpointLoader.load_checkpoint(f'{scheme}://name')
+    assert set(CheckpointLoader._schemes.values()) == {load_from_file, refuse_scheme}
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_a_loaded_file_can_be_edited_and_written_in_place(suffix, tmp_path):
+    path = tmp_path / f'beit{suffix}'
+    write_checkpoint(path, dict(state_dict={f'backbone.{k}': v for k, v in timm_model().state_dict().items()}, meta={}))
+    content = CheckpointLoader.load_checkpoint(str(path))
+    torch.save(content, path)
+    again = torch.load(path, weights_only=True)
+    for name, tensor in content['state_dict'].items():
+        assert torch.equal(tensor, again['state_dict'][name]), name
+    load_checkpoint(classifier(), str(path))
+
+
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.'])
+@pytest.mark.parametrize('inside', ['', 'backbone.'])
+def test_names_of_wrapped_models(prefix, inside, tmp_path):
+    weights = timm_model().state_dict()
+    torch.save({f'{prefix}{inside}{name}': tensor for name, tensor in weights.items()}, tmp_path / 'wrapped.pth')
+    model = classifier()
+    load_checkpoint(model, str(tmp_path / 'wrapped.pth'))
+    assert_loaded(model.backbone, weights)
+
+
+def test_classes_in_the_meta_of_a_released_file_stay(tmp_path):
+    weights = {f'backbone.{name}': tensor for name, tensor in timm_model().state_dict().items()}
+    weights['backbone.fpn1.0.weight'] = torch.rand(32, 32, 2, 2)
+    torch.save(dict(state_dict=weights, meta=dict(CLASSES=['wall'], PALETTE=[[1, 2, 3]])), tmp_path / 'ade.pth')
+    content = CheckpointLoader.load_checkpoint(str(tmp_path / 'ade.pth'))
+    assert content['meta']['CLASSES'] == ['wall'] and 'neck.upsample_4x.0.weight' in content['state_dict']
+
+
+def test_weights_without_a_run_cannot_be_resumed(timm_file, pretrain_config):
+    path, _ = timm_file
+    pretrain_config.model.backbone.update(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)
+    pretrain_config.update(resume=True, load_from=str(path))
+    with pytest.raises(ValueError, match='nothing to resume. .* load_from'):
+        make_runner(pretrain_config).train()
+
+
+@pytest.mark.parametrize('rel_pos_bias', ['shared', 'per_layer'])
+def test_assigned_tables_are_apart(rel_pos_bias):
+    """Tied parameters would train together."""
+    source = MODELS.build(dict(BACKBONE, rel_pos_bias=rel_pos_bias))
+    model = MODELS.build(BACKBONE)
+    model.load_state_dict(source.state_dict(), assign=True)
+    tables = [block.attn.relative_position_bias_table for block in model.blocks]
+    assert tables[0].data_ptr() != tables[1].data_ptr()
+
+
+def test_another_number_of_heads_is_an_error(tmp_path):
+    """Without tables nothing but the file's own word shows it."""
+    backbone = dict(BACKBONE, rel_pos_bias=None)
+    weights = {f'backbone.{name}': tensor for name, tensor in MODELS.build(backbone).state_dict().items()}
+    torch.save(dict(state_dict=weights, meta=dict(architecture=dict(num_heads=2))), tmp_path / 'heads.pth')
+    with pytest.raises(CheckpointError, match='heads.pth has 2 attention heads, the backbone 4'):
+        load_checkpoint(classifier(backbone=dict(backbone, out_type='avg_featmap')), str(tmp_path / 'heads.pth'))
+
+
+def test_a_folder_of_transformers(tmp_path):
+    """Its JSON files say what the weights do not: that the images were rectangles, and how they were normalised."""
+    model = transformers.BeitModel(transformers.BeitConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=[32, 48],
+        patch_size=8, use_relative_position_bias=True))
+    model.save_pretrained(tmp_path)
+    (tmp_path / 'preprocessor_config.json').write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}')
+    ours = MODELS.build(dict(BACKBONE, img_size=(48, 32), out_type='avg_featmap'))
+    load_checkpoint(ours, str(tmp_path))
+    assert ours.load_report.resized['blocks.0.attn.relative_position_bias_table'] == '4 x 6 -> 6 x 4'
+    assert ours.load_report.preprocessing == dict(mean=[127.5] * 3, std=[51.0] * 3, size=[32, 48])
+    (tmp_path / 'config.json').write_text('{')
+    with pytest.raises(CheckpointError, match='config.json beside the weights is no JSON'):
+        load_checkpoint(ours, str(tmp_path))
+    (tmp_path / 'model.safetensors').unlink()
+    with pytest.raises(FileNotFoundError, match='a folder without model.safetensors or'):
+        load_checkpoint(ours, str(tmp_path))
+
+
+@pytest.mark.parametrize('meta', [
+    dict(beit_mm_format='x'), dict(preprocessing=[1]), dict(preprocessing=dict(size='ab')), dict(architecture=[2]),
+    'text'], ids=str)
+def test_a_damaged_meta_is_named_or_ignored(meta, tmp_path):
+    weights = {f'backbone.{name}': tensor for name, tensor in timm_model().state_dict().items()}
+    torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'damaged.pth')
+    if 'beit_mm_format' in meta:
+        with pytest.raises(CheckpointError, match='format x'):
+            load_checkpoint(classifier(), str(tmp_path / 'damaged.pth'))
+    else:
+        load_checkpoint(classifier(), str(tmp_path / 'damaged.pth'))

@@ -5,10 +5,13 @@ import hashlib
 import json
 import pickle
 import zipfile
+from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from safetensors.torch import save_file
 from torch import nn
 
@@ -234,3 +237,15 @@ def test_not_a_dict(tmp_path):
     torch.save([torch.ones(2)], tmp_path / 'w.pth')
     with pytest.raises(CheckpointError, match='holds a list'):
         read_checkpoint(tmp_path / 'w.pth')
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+def test_harmless_objects_beside_weights(tmp_path, legacy):
+    """Paths, configs and defaults in a training script's file, and attributes on its tensors."""
+    weight = torch.rand(3)
+    weight.note = 'mine'
+    content = dict(model=dict(weight=weight), folder=Path('runs'), counts=defaultdict(int, a=1),
+                   cfg=ConfigDict(lr=0.1))
+    torch.save(content, tmp_path / 'run.pth', _use_new_zipfile_serialization=not legacy)
+    found = read_checkpoint(tmp_path / 'run.pth')
+    assert torch.equal(found['model']['weight'], weight) and found['counts'] == dict(a=1)

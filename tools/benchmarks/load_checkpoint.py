@@ -26,11 +26,11 @@ import torch
 from mmengine.logging import MMLogger
 from safetensors.torch import load_file, save_file
 
-from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.checkpoint.loading import load_from_file
 from beit_mm.models import BEiTBackbone
 
 READERS = {
-    'beit_mm': read_checkpoint,
+    'beit_mm': load_from_file,
     'peer': lambda path: load_file(path) if path.endswith('.safetensors') else torch.load(path, weights_only=True),
 }
 MEASURED = 'beit_mm'  # the ratios printed are its own
