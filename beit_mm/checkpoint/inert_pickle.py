@@ -165,7 +165,7 @@ def _check_numbers(file: BinaryIO | mmap.mmap) -> None:
     file.seek(start)
 
 
-def read_inert(path: Path, zipped: bool) -> Any:
+def read_inert(path: Path, zipped: bool, copied: bool) -> Any:
     """Content of a torch file, zip or legacy, as plain containers and tensors.
 
     A module becomes its state dict, any other foreign object the dict of its attributes.
@@ -173,6 +173,7 @@ def read_inert(path: Path, zipped: bool) -> Any:
     Args:
         path: the file.
         zipped: whether it begins as a zip file; searching for one would find those inside a pickle.
+        copied: whether the tensors are to be independent of the file, rather than mapped from it.
 
     Raises:
         UnsafeCheckpointError: it asks for a name that is not on the list; says which.
@@ -183,9 +184,9 @@ def read_inert(path: Path, zipped: bool) -> Any:
             # Private pages: writing to a tensor leaves the file as it is. The map lives as long as a tensor in it.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             if not zipped:  # a file would reserve whatever length it is asked for, a mapped one what there is
-                return _read_legacy(mapped)
+                return _read_legacy(mapped, copied)
             with zipfile.ZipFile(file) as archive:
-                return _read_zip(archive, mapped)
+                return _read_zip(archive, mapped, copied)
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{path} is refused, nothing in it was run: {error}. Where you trust the file, save '
@@ -197,7 +198,7 @@ def read_inert(path: Path, zipped: bool) -> Any:
             f'{path} is damaged or cut short ({type(error).__name__}: {error}).') from error
 
 
-def _read_zip(archive: zipfile.ZipFile, mapped: mmap.mmap) -> Any:
+def _read_zip(archive: zipfile.ZipFile, mapped: mmap.mmap, copied: bool) -> Any:
     pickles = [name for name in archive.namelist() if name.split('/')[1:] == ['data.pkl']]
     if len(pickles) != 1 or any(name.endswith('/constants.pkl') for name in archive.namelist()):
         raise CheckpointError('is a zip archive or a TorchScript program, not a file of torch.save')
@@ -211,7 +212,7 @@ def _read_zip(archive: zipfile.ZipFile, mapped: mmap.mmap) -> Any:
 
     def numbers(storage: Storage) -> Tensor:
         entry = archive.getinfo(f'{folder}/data/{storage.key}')
-        return view_numbers(mapped, _data_start(mapped, entry), entry.file_size, storage)
+        return view_numbers(mapped, _data_start(mapped, entry), entry.file_size, storage, copied)
 
     return Materialiser(numbers)(content)
 
@@ -224,7 +225,7 @@ def _data_start(mapped: mmap.mmap, entry: zipfile.ZipInfo) -> int:
     return entry.header_offset + LOCAL_HEADER.size + name + extra
 
 
-def _read_legacy(mapped: mmap.mmap) -> Any:
+def _read_legacy(mapped: mmap.mmap, copied: bool) -> Any:
     if InertUnpickler(mapped).load() != LEGACY_MAGIC:
         raise CheckpointError('is a pickle that torch.save did not write')
     for _ in ('protocol version', 'sizes of numbers'):
@@ -237,6 +238,6 @@ def _read_legacy(mapped: mmap.mmap) -> Any:
             raise CheckpointError('is damaged: it holds numbers of no tensor')
         itemsize = getattr(torch, unpickler.storages[key].dtype).itemsize
         size = int.from_bytes(mapped.read(8), 'little') * itemsize
-        storages[key] = view_numbers(mapped, mapped.tell(), size, unpickler.storages[key])
+        storages[key] = view_numbers(mapped, mapped.tell(), size, unpickler.storages[key], copied)
         mapped.seek(size, os.SEEK_CUR)
     return Materialiser(lambda storage: storages[storage.key])(content)

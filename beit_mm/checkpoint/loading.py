@@ -1,5 +1,4 @@
 """How mmengine reads checkpoint files once our models are there: safely, and BEiT files of any format."""
-import copy
 import logging
 from typing import Any
 
@@ -33,7 +32,9 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         UnsafeCheckpointError: the file wants to run code.
     """
     path = locate_weights(filename, ADVICE)
-    content = read_checkpoint(path)
+    # Not mapped: an optimizer on the CPU keeps the very tensors that it is given, and would crash the process when the
+    # file is written again in place, as a script would that edits a checkpoint.
+    content = read_checkpoint(path, copied=True)
     check_version(content, path)
     weights = weights_of(content)
     source = recognise(weights)
@@ -50,9 +51,6 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
                       logger='current', level=logging.WARNING)
     elif source is not None:
         content['state_dict'] = weights  # under names without wrappers
-    # The tensors are mapped from the file. Whoever holds them when it is written again in place, as an optimizer on the
-    # CPU or a script that edits a checkpoint, would crash; so this costs one copy.
-    content = copy.deepcopy(content)
     mark_origin(weights_of(content), origin)
     if 'message_hub' in content and 'beit_mm_format' not in meta_of(content):
         print_log(f'The log history in {path} consists of pickled objects and is left out.', logger='current',

@@ -28,7 +28,7 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, sha256: str | None = None, copied: bool = False) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
     Tensors are on the CPU and mapped from the file: they take no memory of their own until they are written to,
@@ -40,6 +40,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
+        copied: give the tensors memory of their own, so that the file may be written over while they are in use.
 
     Returns:
         Nested plain containers and tensors. Of a safetensors file its tensors by name; of one that
@@ -56,7 +57,8 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
         raise CheckpointError(f'{path} has SHA-256 {found}, expected {sha256}: it is another file, '
                               'or was changed on its way here. Fetch it again.')
     _read_ahead(path)
-    content = _read_safetensors(path) if kind == 'safetensors' else read_inert(path, zipped=kind == 'zip')
+    content = (_read_safetensors(path, copied) if kind == 'safetensors'
+               else read_inert(path, kind == 'zip', copied))
     if not isinstance(content, dict):
         raise CheckpointError(
             f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
@@ -112,13 +114,15 @@ def _describe(head: bytes) -> str:
     return f'of an unknown kind, beginning with the bytes {head[:8].hex(" ")}'
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
+def _read_safetensors(path: Path, copied: bool) -> dict[str, Any]:
     try:
         with safe_open(path, framework='pt') as file:
             meta = (file.metadata() or {}).get(META_KEY)
         weights = load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
+    if copied:
+        weights = {name: tensor.clone() for name, tensor in weights.items()}
     if meta is None:
         return weights
     try:

@@ -55,14 +55,15 @@ class TensorView(NamedTuple):
     stride: tuple[int, ...]
 
 
-def view_numbers(mapped: mmap.mmap, start: int, size: int, storage: Storage) -> Tensor:
-    """A storage's numbers where they lie in the file, or a copy where processors cannot read them there.
+def view_numbers(mapped: mmap.mmap, start: int, size: int, storage: Storage, copied: bool) -> Tensor:
+    """A storage's numbers where they lie in the file, or a copy where that is wanted or processors cannot read them.
 
     Args:
         mapped: the file, writable; it stays mapped as long as the result is there.
         start: in bytes.
         size: in bytes.
         storage: its type counts, not the length that it claims.
+        copied: whether the result is to be independent of the file.
 
     Returns:
         (size / item size,)
@@ -74,7 +75,7 @@ def view_numbers(mapped: mmap.mmap, start: int, size: int, storage: Storage) -> 
         raise CheckpointError(f'is damaged: {size} bytes are no numbers of type {storage.dtype}')
     if not size:
         return torch.empty(0, dtype=dtype)
-    if start % dtype.itemsize:  # in legacy files; a map begins at a page
+    if copied or start % dtype.itemsize:  # in legacy files; a map begins at a page
         with memoryview(mapped) as whole, whole[start:start + size] as part:
             return torch.frombuffer(bytearray(part), dtype=dtype)
     return torch.frombuffer(mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)

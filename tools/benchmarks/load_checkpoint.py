@@ -30,7 +30,7 @@ from beit_mm.checkpoint.loading import load_from_file
 from beit_mm.models import BEiTBackbone
 
 READERS = {
-    'beit_mm': load_from_file,
+    'beit_mm': lambda path: load_from_file(path)['state_dict'],
     'peer': lambda path: load_file(path) if path.endswith('.safetensors') else torch.load(path, weights_only=True),
 }
 MEASURED = 'beit_mm'  # the ratios printed are its own
