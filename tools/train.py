@@ -3,7 +3,7 @@
     python tools/train.py configs/beit/pretrain_300e.py
     tools/dist_train.sh configs/beit/pretrain_800e.py 16
 """
-from mmengine.runner import Runner
+from mmengine.registry import RUNNERS
 
 from beit_mm.engine.launch import argument_parser, load_config
 
@@ -21,7 +21,7 @@ def main() -> None:
         cfg.load_from = None if args.resume == 'auto' else args.resume
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    Runner.from_cfg(cfg).train()
+    RUNNERS.build(cfg).train()
 
 
 if __name__ == '__main__':

@@ -1,13 +1,17 @@
 """Photos, their transforms and samplers, and photos that the package makes itself."""
 from .color_jitter import TwoViewColorJitter
 from .formatting import PackViews
+from .image_folder import ImageFolder
 from .masks import BlockwiseMask, RandomMask
 from .photo_reading import LoadPhoto, UnreadableImageError
 from .photos import UnlabeledImages
-from .sampler import SeededSampler
+from .rand_augment import RandAugment
+from .random_erasing import RandomErasing
+from .sampler import RepeatedAugmentationSampler, SeededSampler
 from .two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop
 
 __all__ = [
-    'BlockwiseMask', 'LoadPhoto', 'PackViews', 'RandomMask', 'SeededSampler', 'TwoViewCenterCrop',
-    'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
+    'BlockwiseMask', 'ImageFolder', 'LoadPhoto', 'PackViews', 'RandAugment', 'RandomErasing', 'RandomMask',
+    'RepeatedAugmentationSampler', 'SeededSampler', 'TwoViewCenterCrop', 'TwoViewColorJitter',
+    'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
 ]

@@ -1,6 +1,7 @@
-"""The sampler that tells the dataset which epoch a sample is drawn for."""
-from collections.abc import Iterator
+"""Samplers that tell the dataset which epoch, and which copy, a sample is drawn for."""
+from collections.abc import Iterator, Sized
 
+import torch
 from mmengine.dataset import DefaultSampler
 
 from beit_mm.functional.sample_seed import SampleKey
@@ -22,3 +23,46 @@ class SeededSampler(DefaultSampler):
     def __iter__(self) -> Iterator[SampleKey]:
         for index in super().__iter__():
             yield SampleKey(self.seed, self.epoch, index)
+
+
+@DATA_SAMPLERS.register_module()
+class RepeatedAugmentationSampler(DefaultSampler):
+    """Shows each image of the epoch several times in a row, each time augmented differently.
+
+    The shuffled photos, each one `num_repeats` times, are dealt to the ranks like cards, so copies go to different
+    ranks where there are several. An epoch is as long as without copies: it shows len // 256 * 256 images (all, where
+    there are fewer than 256), so that of three copies each it shows a third of the dataset, another one every time.
+    Ranks show equally many; 0 to ranks - 1 images fall away where that does not divide.
+
+    Dealt like this, one step of all ranks together shows the same images whatever their number; on a single rank the
+    copies lie in the same batch. An epoch is thus the same for 1, 2, 4, ..., 256 ranks.
+
+    Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two appearances are augmented alike, and none
+    depends on the rank that it goes to.
+
+    Args:
+        dataset: The dataset.
+        num_repeats: Copies of an image.
+        seed: Of the order and of the augmentations; None: one that the ranks agree on.
+
+    Raises:
+        ValueError: `num_repeats` is below 1, or there are more ranks than images.
+
+    Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
+    Differs from it in: small datasets, whose epochs are empty there; the seed, which is the epoch there.
+    """
+
+    def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
+        super().__init__(dataset, seed=seed)
+        if num_repeats < 1:
+            raise ValueError(f'num_repeats is {num_repeats}; expected 1 or more')
+        self.num_repeats = num_repeats
+        self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size
+        if not self.num_samples:
+            raise ValueError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        for place in range(self.rank, self.num_samples * self.world_size, self.world_size):
+            photo, copy = divmod(place, self.num_repeats)
+            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[photo]))

@@ -1,8 +1,12 @@
 """Optimizer wrappers and constructors, metrics, and the hooks that guard a run."""
+from .folder_runner import FolderRunner
+from .knn import KNNHook
+from .layer_accuracy import LayerAccuracy
 from .mim_metric import MIMMetric
 from .optim_constructor import BEiTOptimWrapperConstructor
 from .optim_wrapper import AutocastOptimWrapper
 from .plain_checkpoint import PlainCheckpointHook
+from .predictions import Predictions
 from .preprocessing import PreprocessingCheckHook
 from .start_check import StartCheckHook
 from .throughput import ThroughputHook
@@ -10,6 +14,7 @@ from .tokenizer_metric import TokenizerMetric
 from .unreadable_photos import UnreadablePhotosHook
 
 __all__ = [
-    'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'MIMMetric', 'PlainCheckpointHook',
-    'PreprocessingCheckHook', 'StartCheckHook', 'ThroughputHook', 'TokenizerMetric', 'UnreadablePhotosHook'
+    'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'FolderRunner', 'KNNHook', 'LayerAccuracy', 'MIMMetric',
+    'PlainCheckpointHook', 'Predictions', 'PreprocessingCheckHook', 'StartCheckHook', 'ThroughputHook',
+    'TokenizerMetric', 'UnreadablePhotosHook'
 ]

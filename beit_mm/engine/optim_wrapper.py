@@ -30,7 +30,9 @@ class AutocastOptimWrapper(OptimWrapper):
 
     Differs from mmengine's AmpOptimWrapper in: it runs on a CPU (that one refuses), so one config serves
     every machine under `mim train` too; bfloat16 needs no scaler and gets none; a step whose gradient is not
-    finite is left out in every precision.
+    finite is left out in every precision; with `accumulative_counts` above 1 each update uses the learning rate
+    that its first batch found. Schedules step with every batch, so with lengths given in epochs they then are at
+    the same point at every update as with whole batches. Lengths given in steps count batches, as `max_iters` does.
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
@@ -42,6 +44,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.steps_without_gradient = 0
+        self.update_rates: list[float] = []
         instead = '' if used == dtype else f' ({dtype} is not available there)'
         print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
 
@@ -55,6 +58,8 @@ class AutocastOptimWrapper(OptimWrapper):
 
     def backward(self, loss: Tensor, **kwargs) -> None:
         """Backward pass of the scaled loss."""
+        if self._inner_count % self._accumulative_counts == 0:
+            self.update_rates = [group['lr'] for group in self.optimizer.param_groups]
         super().backward(self.loss_scaler.scale(loss), **kwargs)
 
     def step(self, **kwargs) -> None:
@@ -70,17 +75,29 @@ class AutocastOptimWrapper(OptimWrapper):
         self.loss_scaler.unscale_(self.optimizer)
         norm = self._clip_grad()
         self.steps_without_gradient = 0 if torch.isfinite(norm) else self.steps_without_gradient + 1
-        if self.loss_scaler.is_enabled():
-            self.loss_scaler.step(self.optimizer, **kwargs)
-            self.loss_scaler.update()
-        elif self.steps_without_gradient == 0:
-            self.optimizer.step(**kwargs)
-        else:
-            print_log('The gradient is not finite, the step is left out.', logger='current', level=logging.WARNING)
+        with self._rates_of_first_batch():
+            if self.loss_scaler.is_enabled():
+                self.loss_scaler.step(self.optimizer, **kwargs)
+                self.loss_scaler.update()
+            elif self.steps_without_gradient == 0:
+                self.optimizer.step(**kwargs)
+            else:
+                print_log('The gradient is not finite, the step is left out.', logger='current', level=logging.WARNING)
         if self.steps_without_gradient == MAX_STEPS_WITHOUT_GRADIENT:
             raise FloatingPointError(
                 f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
                 'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32')
+
+    @contextmanager
+    def _rates_of_first_batch(self) -> Iterator[None]:
+        """The learning rates at the first batch of this update; schedules go on from today's, which come back."""
+        groups = self.optimizer.param_groups
+        scheduled = [group['lr'] for group in groups]
+        for group, rate in zip(groups, self.update_rates or scheduled, strict=True):
+            group['lr'] = rate
+        yield
+        for group, rate in zip(groups, scheduled, strict=True):
+            group['lr'] = rate
 
     def _clip_grad(self) -> Tensor:
         """Clips the gradients where that is asked for, logs their norm and returns it."""

@@ -7,8 +7,10 @@ from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
+from beit_mm.checkpoint.content import meta_of
 from beit_mm.registry import HOOKS
 
+from .class_check import check_num_classes, check_same_classes, classes_of, path_of
 from .plain_checkpoint import tokenizer_origin
 
 
@@ -21,8 +23,12 @@ class StartCheckHook(Hook):
     `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
-        ValueError: a model with `check_data(transforms)` finds that the pipeline does not fit it.
+        ValueError: a model with `check_data(transforms)` finds that the pipeline does not fit it; or classes of the
+            model, the datasets and, in a test, the checkpoint disagree.
     """
+
+    def __init__(self):
+        self.loaded: dict = {}  # meta of the checkpoint that the weights come from
 
     def before_train(self, runner: Runner) -> None:
         """Runs once, after everything is built."""
@@ -41,10 +47,27 @@ class StartCheckHook(Hook):
                 'scale the rate yourself (half the batch, half the rate).',
                 logger='current',
                 level=logging.WARNING)
+        self.loaded = {}  # what is tested afterwards are this run's weights
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        pipeline = getattr(runner.train_dataloader.dataset, 'pipeline', None)  # a concatenation has none of its own
+        dataset = runner.train_dataloader.dataset
+        if runner.val_loop is not None:
+            held_out = runner.val_dataloader.dataset
+            check_same_classes(classes_of(held_out), path_of(held_out), classes_of(dataset), path_of(dataset))
+        check_num_classes(model, dataset)
+        pipeline = getattr(dataset, 'pipeline', None)  # a concatenation has none of its own
         if hasattr(model, 'check_data') and pipeline is not None:
             model.check_data(pipeline.transforms)
         if (origin := tokenizer_origin(runner)) is not None:
             level = logging.WARNING if origin.get('path') == 'random weights' else logging.INFO
             print_log(f'Visual tokens: {origin}', logger='current', level=level)
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Notes what the checkpoint says of itself."""
+        self.loaded = meta_of(checkpoint)
+
+    def before_test(self, runner: Runner) -> None:
+        """Runs once, after everything is built and loaded."""
+        dataset = runner.test_dataloader.dataset
+        trained = (self.loaded.get('dataset_meta') or {}).get('classes')
+        check_same_classes(classes_of(dataset), path_of(dataset), trained and tuple(trained), 'the checkpoint')
+        check_num_classes(runner.model.module if is_model_wrapper(runner.model) else runner.model, dataset)

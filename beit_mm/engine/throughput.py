@@ -32,7 +32,9 @@ class ThroughputHook(Hook):
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
         """Counts the images of this step."""
         now = time.perf_counter()
-        self.steps.append((len(data_batch['inputs']['images']) * get_world_size(), now - self.last))
+        inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
+        images = inputs['images'] if isinstance(inputs, dict) else inputs
+        self.steps.append((len(images) * get_world_size(), now - self.last))
         self.last = now
-        images, seconds = map(sum, zip(*self.steps, strict=True))
-        runner.message_hub.update_scalar('train/images_per_second', images / seconds)
+        count, seconds = map(sum, zip(*self.steps, strict=True))
+        runner.message_hub.update_scalar('train/images_per_second', count / seconds)

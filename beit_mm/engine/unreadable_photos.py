@@ -18,7 +18,8 @@ class UnreadablePhotosHook(Hook):
     """Follows up on the dataset's `on_error='skip'`.
 
     Each unreadable photo is named once in the log and in `unreadable_photos_rank{rank}.txt` in the
-    work directory.
+    work directory. PackViews brings the numbers of replaced photos here; PackInputs needs `unreadable` among its
+    `meta_keys`.
 
     Args:
         max_rate: share of the dataset's photos, found unreadable by this process, that stops the run
@@ -34,8 +35,12 @@ class UnreadablePhotosHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
         """Notes the photos of this batch that were replaced."""
-        replaced = data_batch['inputs']['unreadable']
-        for index in set(replaced[replaced >= 0].tolist()) - self.found:
+        inputs = data_batch['inputs']
+        if isinstance(inputs, dict):
+            replaced = inputs['unreadable'].tolist()
+        else:  # classification: where PackInputs has it among its meta_keys
+            replaced = [sample.get('unreadable', -1) for sample in data_batch['data_samples']]
+        for index in set(replaced) - self.found - {-1}:
             self._note(runner, index)
 
     def _note(self, runner: Runner, index: int) -> None:

@@ -32,6 +32,7 @@ ARCHITECTURES = {
 OUT_TYPES = ('raw', 'cls_token', 'avg_featmap', 'featmap')
 BIAS_KINDS = (None, 'shared', 'per_layer')
 INTERPOLATE_MODES = ('bicubic', 'bilinear')
+EMBEDDINGS = ('cls_token', 'mask_token', 'pos_embed', 'patch_embed')
 
 
 @MODELS.register_module()
@@ -189,6 +190,14 @@ class BEiTBackbone(BaseModule):
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that weight decay leaves alone."""
         return {'cls_token', 'pos_embed'}
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """A parameter's layer, for layer-wise learning rates, and the number of layers: 0 are the embeddings, i + 1 is
+        block i, the last one all else, in the model around it too. `prefix` is what its names have before ours."""
+        name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
+        part, _, rest = name.partition('.')
+        layer = 0 if part in EMBEDDINGS else self.num_layers + 1
+        return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         """Sets the training mode; frozen blocks stay in evaluation mode (no stochastic depth)."""

@@ -13,6 +13,8 @@ from beit_mm.registry import HOOKS
 PANELS = {
     'loss': ('loss', 'mim_loss', 'token_entropy', 'position_entropy'),
     'accuracy': ('mim_acc', ),
+    'accuracy, %': ('top1', 'top5', 'best'),
+    'k-NN accuracy': ('knn_accuracy', ),
     'reconstruction': ('loss_recon', 'recon_mae_01'),
     'codes in use': ('codes_used', 'perplexity'),
     'learning rate': ('lr', ),

@@ -46,7 +46,8 @@ def draw_columns(columns: dict[str, Tensor]) -> Image.Image:
 class PictureHook(Hook):
     """Writes what a model makes of the first held-out images, at each validation and test.
 
-    The model gives the pictures: `pictures(inputs)` returns columns for `draw_columns`. They lie in
+    The model gives the pictures: `pictures(inputs)` returns columns for `draw_columns`; one without it, such as a
+    classifier, draws none. They lie in
     `pictures/` of the work directory, `iter_<step>.png`, newest last.
 
     Args:
@@ -69,6 +70,10 @@ class PictureHook(Hook):
     @master_only
     def _draw(self, runner: Runner, data_batch: dict, name: str) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if not hasattr(model, 'pictures'):
+            return
+        if not hasattr(model, 'pictures'):
+            return
         batch = {key: values[:self.num_images] for key, values in data_batch['inputs'].items()}
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(dict(inputs=batch))['inputs'])

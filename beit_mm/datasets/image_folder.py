@@ -1,0 +1,130 @@
+"""Photos with labels: one folder a class, or a list of files."""
+import logging
+import os
+import re
+from collections.abc import Sequence
+
+from mmengine.logging import print_log
+
+from beit_mm.registry import DATASETS
+
+from .photos import EXTENSIONS, UnlabeledImages, list_photos
+
+LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
+
+
+@DATASETS.register_module()
+class ImageFolder(UnlabeledImages):
+    """Photos for classification, `<class>/**/<photo>` below a folder; no annotation file is needed.
+
+    What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages. With
+    LoadPhoto images are RGB, so the data preprocessor has `to_rgb=False`.
+
+    Args:
+        data_root: Folder of the class folders, or of what the two below name.
+        classes: Names of the classes in the order of their labels, or a file with one name a line. None: the names of
+            the folders, sorted, as torchvision and mmpretrain do.
+        ann_file: List of photos relative to `data_prefix`, one path a line with its label after it; without a label the
+            path begins with the class folder. '' takes every photo of every class.
+        data_prefix, on_error, kwargs: As UnlabeledImages.
+
+    Raises:
+        FileNotFoundError: A folder or list is missing, or a class has no photos.
+        ValueError: A label or class that does not exist, or that is not the folder's; names file and line.
+        UnreadableImageError: As UnlabeledImages.
+
+    Differs from mmpretrain's CustomDataset in: reads what LoadPhoto reads; given `classes` are matched by name, in any
+    order, and may leave folders out; an empty class is an error, because labels of two splits would shift.
+    """
+
+    def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, ann_file: str = '',
+                 data_prefix: str | dict = '', **kwargs) -> None:
+        if isinstance(classes, str):
+            classes = read_classes(classes)
+        if classes is not None and len(set(classes)) < len(classes):
+            twice = next(name for name in classes if list(classes).count(name) > 1)
+            raise ValueError(f'classes holds {twice!r} twice; expected one name a class')
+        metainfo = None if classes is None else dict(classes=tuple(classes))
+        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+
+    @property
+    def CLASSES(self) -> tuple[str, ...]:  # noqa: N802
+        """Names of the classes, under the name that mmpretrain's tools ask for."""
+        return self._metainfo['classes']
+
+    def get_cat_ids(self, index: int) -> list[int]:
+        """The label of a photo, as mmengine's ClassBalancedDataset asks for it."""
+        return [self.get_data_info(index)['gt_label']]
+
+    def load_data_list(self) -> list[dict]:
+        folder = self.data_prefix['img_path']
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f'no folder {folder!r}; expected a folder with one folder a class')
+        folders = class_folders(folder)
+        if 'classes' not in self._metainfo:
+            if not folders:
+                raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
+            self._metainfo['classes'] = tuple(folders)
+        labels = {name: label for label, name in enumerate(self.CLASSES)}
+        samples = self._listed(labels) if self.ann_file else self._found(folder, folders, labels)
+        return [dict(img_path=os.path.join(folder, path), gt_label=label) for path, label in samples]
+
+    def _found(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
+        """All photos of all classes."""
+        if left_out := [name for name in folders if name not in labels]:
+            print_log(f'{folder}: {len(left_out)} folders are not in classes and left out ({", ".join(left_out[:5])}'
+                      f'{", ..." if len(left_out) > 5 else ""})', logger='current', level=logging.WARNING)
+        samples = []
+        for name, label in labels.items():
+            path = os.path.join(folder, name)
+            if name not in folders:
+                raise FileNotFoundError(f'no folder {path!r} for class {name!r}; expected one folder a class')
+            photos = list_photos(path)
+            if not photos:
+                raise FileNotFoundError(f'no photos in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
+            samples += [(os.path.join(name, photo), label) for photo in photos]
+        return samples
+
+    def _listed(self, labels: dict[str, int]) -> list[tuple[str, int]]:
+        """The photos of the list, each with its line's label or its folder's."""
+        samples = []
+        for number, line in enumerate(read_lines(self.ann_file), start=1):
+            if not line:
+                continue
+            path, label = match.groups() if (match := LABEL.fullmatch(line)) else (line, None)
+            of_folder = labels.get(path.split('/')[0])
+            label = of_folder if label is None else int(label)
+            where = f'{self.ann_file}, line {number}: {path!r}'
+            if label is None:
+                raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')
+            if not 0 <= label < len(labels):
+                raise ValueError(f'{where} has label {label}; there are {len(labels)} classes, expected 0 to '
+                                 f'{len(labels) - 1}')
+            if of_folder not in (None, label):
+                raise ValueError(f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
+                                 f'{of_folder}, or classes=... in the order of the labels')
+            samples.append((path, label))
+        if not samples:
+            raise FileNotFoundError(f'no photos in {self.ann_file!r}; expected one path a line')
+        return samples
+
+
+def class_folders(folder: str) -> list[str]:
+    """Names of the folders in a folder, sorted; hidden ones are left out."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
+
+
+def read_classes(path: str) -> list[str]:
+    """Class names of a file with one name a line."""
+    if not (names := [line for line in read_lines(path) if line]):
+        raise ValueError(f'no class names in {path!r}; expected one a line')
+    return names
+
+
+def read_lines(path: str) -> list[str]:
+    """Lines of a list without the space around them."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
+    with open(path, encoding='utf-8') as file:
+        return [line.strip() for line in file]

@@ -1,0 +1,45 @@
+"""One folder named once: a config whose datasets and number of classes follow from its `data_root`."""
+import copy
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from beit_mm.registry import DATASETS, RUNNERS
+
+
+@RUNNERS.register_module()
+class FolderRunner(Runner):
+    """mmengine's Runner for configs with `runner_type='beit_mm.FolderRunner'` and one `data_root` at their top.
+
+    Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
+    number of classes of the training dataset. A config cannot do so itself, because `--cfg-options data_root=...` is
+    merged after it was read. `RUNNERS.build(cfg)` uses this class, as our tools and `mim` do; `Runner.from_cfg(cfg)`
+    does not.
+
+    Raises:
+        FileNotFoundError: a folder is missing; the dataset's own message.
+    """
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> 'FolderRunner':
+        """The runner of a config, which itself stays as it is."""
+        cfg = copy.deepcopy(cfg)
+        loaders = [cfg.get(f'{split}_dataloader') for split in ('train', 'val', 'test')]
+        for loader in loaders:
+            if loader:
+                loader.dataset.setdefault('data_root', cfg.data_root)
+        labelled = DATASETS.build(dict(cfg.train_dataloader.dataset, pipeline=[]))
+        set_num_classes(cfg.model, len(labelled.metainfo['classes']))
+        return super().from_cfg(cfg)
+
+
+def set_num_classes(config: Any, number: int) -> None:
+    """Sets each `num_classes` in a config, at any depth."""
+    if isinstance(config, dict):
+        if 'num_classes' in config:
+            config['num_classes'] = number
+        config = list(config.values())
+    if isinstance(config, list):
+        for entry in config:
+            set_num_classes(entry, number)

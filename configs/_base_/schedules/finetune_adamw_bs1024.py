@@ -1,0 +1,15 @@
+"""Optimizer of fine-tuning: AdamW at 4e-3 for 1024 images a step, decayed by 0.65 a layer, bfloat16, no clipping.
+
+Moving average of the weights, which is then what is evaluated (released code: --model_ema):
+--cfg-options default_hooks.ema.type=EMAHook default_hooks.ema.momentum=0.0001
+"""
+optim_wrapper = dict(
+    type='beit_mm.AutocastOptimWrapper',
+    dtype='bfloat16',
+    constructor='beit_mm.BEiTOptimWrapperConstructor',
+    paramwise_cfg=dict(layer_decay_rate=0.65),
+    optimizer=dict(
+        type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
+auto_scale_lr = dict(base_batch_size=1024)
+val_cfg = dict()
+test_cfg = dict()

@@ -1,0 +1,16 @@
+"""Ablation "- visual tokens - blockwise masking", fine-tuned on ImageNet-1K.
+
+Command: tools/dist_train.sh configs/ablation/pretrain_pixels_random_mask_300e.py 16
+         tools/dist_train.sh configs/ablation/finetune_pixels_random_mask_in1k_100e.py 8
+Batch:   8 GPUs x 128 = 1024 images, lr 4e-3
+Steps:   1281167 // 1024 = 1251 an epoch, 125,100 in all
+Time:    as beit/finetune_in1k_100e.py
+Result:  the paper: 80.50 top-1
+         (baseline finetune_baseline_in1k_100e.py: 82.86)
+Shorter: --cfg-options train_cfg.max_epochs=50 param_scheduler.1.end=50 param_scheduler.1.T_max=30
+Differs: from beit/finetune_in1k_100e.py in the weights it starts from, alone
+"""
+_base_ = '../beit/finetune_in1k_100e.py'
+
+model = dict(
+    backbone=dict(init_cfg=dict(checkpoint='work_dirs/pretrain_pixels_random_mask_300e/epoch_300.pth')))

@@ -1,0 +1,184 @@
+"""The preparation scripts on small archives of the official form: right folders, going on, and nothing outside."""
+import hashlib
+import importlib.util
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import ROOT
+from PIL import Image
+from scipy.io import savemat
+
+from beit_mm.datasets.archives import ArchiveError, unpack_classes, unpack_files
+
+SYNSETS = ['n00000003', 'n00000001', 'n00000002']  # of the identifiers 1, 2, 3
+
+
+def tar(members: dict[str, bytes], mode: str = 'w') -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode=mode) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+def classes_tar(mode: str = 'w', folder: str = '') -> bytes:
+    return tar({f'{folder}{name}.tar': tar({f'{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for i in range(3)})
+                for name in SYNSETS}, mode)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def run(tool: str, *arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(ROOT / 'tools' / tool), *map(str, arguments)], capture_output=True,
+                          text=True, timeout=120, env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'))
+
+
+def module(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f'tools/{name}.py')
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture
+def downloads(tmp_path) -> Path:
+    folder = tmp_path / 'downloads'
+    folder.mkdir()
+    (folder / 'ILSVRC2012_img_train.tar').write_bytes(classes_tar())
+    (folder / 'ILSVRC2012_img_val.tar').write_bytes(
+        tar({f'ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode() for i in (4, 1, 2, 3)}))
+    dtype = [('ILSVRC2012_ID', 'O'), ('WNID', 'O')]
+    synsets = np.array([(i, name) for i, name in enumerate(SYNSETS, start=1)], dtype=dtype)[:, None]
+    savemat(tmp_path / 'meta.mat', dict(synsets=synsets))
+    data = 'ILSVRC2012_devkit_t12/data/'
+    (folder / 'ILSVRC2012_devkit_t12.tar.gz').write_bytes(tar({
+        f'{data}meta.mat': (tmp_path / 'meta.mat').read_bytes(),
+        f'{data}ILSVRC2012_validation_ground_truth.txt': b'3\n1\n2\n3\n'}, 'w:gz'))
+    return folder
+
+
+def test_imagenet(downloads, tmp_path):
+    done = run('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
+    assert 'holds 9 photos, expected 1,281,167' in done.stderr.strip().splitlines()[-1] and done.returncode == 1
+    assert tree(tmp_path / 'imagenet/val') == {
+        f'{name}/ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode()
+        for i, name in enumerate(('n00000002', 'n00000003', 'n00000001', 'n00000002'), start=1)}
+    train = tree(tmp_path / 'imagenet/train')
+    assert train == {f'{name}/{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for name in SYNSETS for i in range(3)}
+    (downloads / 'ILSVRC2012_img_val.tar').unlink()
+    done = run('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
+    assert done.returncode == 1 and 'no ILSVRC2012_img_val.tar in' in done.stderr
+
+
+def test_finished_classes_stay_and_an_interrupted_one_is_redone(downloads, tmp_path):
+    target = tmp_path / 'train'
+    (target / 'n00000003').mkdir(parents=True)
+    (target / 'n00000003/mine').write_text('finished')
+    (target / '.n00000001.part').mkdir()
+    (target / '.n00000001.part/n00000001_0.JPEG').write_text('cut sho')
+    unpack_classes(downloads / 'ILSVRC2012_img_train.tar', target, 3)
+    found = tree(target)
+    assert found.pop('n00000003/mine') == b'finished'
+    assert found == {f'{name}/{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for name in SYNSETS[1:] for i in range(3)}
+
+
+def test_a_cut_archive_ends_with_an_error_and_leaves_no_half_class(downloads, tmp_path):
+    path = downloads / 'ILSVRC2012_img_train.tar'
+    path.write_bytes(path.read_bytes()[:22000])  # within the second class
+    with pytest.raises(tarfile.TarError):
+        unpack_classes(path, tmp_path / 'train', 3)
+    assert [f.name for f in (tmp_path / 'train').iterdir() if not f.name.startswith('.')] == [SYNSETS[0]]
+
+
+@pytest.mark.parametrize('form', ['tar', 'tar.gz', 'folder'])
+def test_imagenet22k(tmp_path, form):
+    source = tmp_path / f'winter21_whole.{form}'
+    if form == 'folder':
+        source.mkdir()
+        with tarfile.open(fileobj=io.BytesIO(classes_tar())) as archive:
+            for member in archive:
+                (source / member.name).write_bytes(archive.extractfile(member).read())
+    else:
+        source.write_bytes(classes_tar('w:gz' if form == 'tar.gz' else 'w', 'winter21_whole/'))
+    done = run('prepare_imagenet22k.py', source, tmp_path / 'out')
+    assert 'holds 3 classes, expected 21,841 (fall 2011) or 19,167' in done.stderr
+    assert len(tree(tmp_path / 'out')) == 9 and (tmp_path / 'out/n00000002/n00000002_2.JPEG').exists()
+
+
+def test_paths_that_lead_out_and_links_are_refused(tmp_path):
+    target = tmp_path / 'deep/target'
+    for name in ('../../evil.JPEG', '/tmp/evil_of_test.JPEG'):
+        path = tmp_path / 'outer.tar'
+        path.write_bytes(tar({'n00000001.tar': tar({name: b'evil'})}))
+        with pytest.raises(ArchiveError, match='no plain file inside'):
+            unpack_classes(path, target, 1)
+        path.write_bytes(tar({name: b'evil'}))
+        with pytest.raises(ArchiveError, match='no plain file inside'):
+            unpack_files(path, target, {'evil.JPEG': 'a'})
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode='w') as archive:
+        link = tarfile.TarInfo('evil.JPEG')
+        link.type, link.linkname = tarfile.SYMTYPE, '/etc/passwd'
+        archive.addfile(link)
+    (tmp_path / 'outer.tar').write_bytes(tar({'n00000001.tar': content.getvalue()}))
+    with pytest.raises(ArchiveError, match='evil.JPEG'):
+        unpack_classes(tmp_path / 'outer.tar', target, 1)
+    (tmp_path / 'outer.tar').write_bytes(tar({'other.tar': b''}))
+    with pytest.raises(ArchiveError, match="holds 'other', expected n########.tar"):
+        unpack_classes(tmp_path / 'outer.tar', target, 1)
+    assert not [path for path in tmp_path.rglob('*evil*')] and not Path('/tmp/evil_of_test.JPEG').exists()
+
+
+def cifar(folder: Path, meta: object = None) -> tuple[Path, str]:
+    """A small archive of CIFAR-100's form and its MD5; returns the photos, too."""
+    rng = np.random.default_rng(0)
+    parts = {'meta': meta or {b'fine_label_names': [b'apple', b'bee']}}
+    for split, count in (('train', 4), ('test', 2)):
+        parts[split] = {b'data': rng.integers(0, 256, (count, 3072), dtype=np.uint8),
+                        b'fine_labels': [i % 2 for i in range(count)],
+                        b'filenames': [f'{split}_{i}.png'.encode() for i in range(count)]}
+    path = folder / 'cifar-100-python.tar.gz'
+    path.write_bytes(tar({f'cifar-100-python/{name}': pickle.dumps(part, protocol=3) for name, part in parts.items()},
+                         'w:gz'))
+    return path, hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_cifar100(tmp_path):
+    tool = module('prepare_cifar100')
+    path, md5 = cifar(tmp_path)
+    for _ in range(2):  # the second time it is there already
+        tool.unpack(path, tmp_path / 'cifar100', md5)
+    assert sorted(tree(tmp_path / 'cifar100')) == [
+        'train/apple/train_0.png', 'train/apple/train_2.png', 'train/bee/train_1.png', 'train/bee/train_3.png',
+        'val/apple/test_0.png', 'val/bee/test_1.png']
+    data = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+    pixels = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/train_3.png'))
+    for channel in range(3):
+        assert np.array_equal(pixels[..., channel].ravel(), data[3, 1024 * channel:1024 * (channel + 1)])
+    done = run('prepare_cifar100.py', path, tmp_path / 'other')
+    assert done.returncode == 1 and f'has MD5 {md5}, expected eb9058c3' in done.stderr.strip().splitlines()[-1]
+
+
+class Program:
+
+    def __reduce__(self):
+        return os.system, ('touch program_was_run', )
+
+
+def test_cifar100_runs_no_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, md5 = cifar(tmp_path, meta=Program())
+    with pytest.raises(pickle.UnpicklingError, match='asks for .*system; nothing of it was run'):
+        module('prepare_cifar100').unpack(path, tmp_path / 'cifar100', md5)
+    assert not (tmp_path / 'program_was_run').exists()

@@ -1,0 +1,69 @@
+"""k-NN accuracy of frozen features: against a plain loop, and in a pretraining run."""
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_runner
+from labelled import loader, make_photos
+
+from beit_mm.engine.knn import knn_predict
+
+
+def plain_loop(features, known, labels, num_classes, k, temperature):
+    """The same vote, one image and one neighbour at a time."""
+    found = []
+    for x in features.tolist():
+        cosines = []
+        for y, label in zip(known.tolist(), labels.tolist(), strict=True):
+            dot = sum(a * b for a, b in zip(x, y, strict=True))
+            cosines.append((dot / math.hypot(*x) / math.hypot(*y), label))
+        votes = [0.0] * num_classes
+        for cosine, label in sorted(cosines, reverse=True)[:k]:
+            votes[label] += math.exp(cosine / temperature)
+        found.append(votes.index(max(votes)))
+    return found
+
+
+def test_votes_as_a_plain_loop_does():
+    known, features = torch.randn(60, 8), torch.randn(40, 8)
+    labels = torch.randint(0, 5, (60, ))
+    for k, temperature in ((1, 0.07), (7, 0.07), (20, 1.0)):
+        found = knn_predict(features, known, labels, 5, k, temperature)
+        assert found.tolist() == plain_loop(features, known, labels, 5, k, temperature)
+
+
+def test_separable_features_are_told_apart_at_any_length():
+    centers = torch.eye(4).repeat_interleave(25, 0)
+    labels = torch.arange(4).repeat_interleave(25)
+    known = (centers + 0.1 * torch.randn(100, 4)) * torch.rand(100, 1).add(0.1) * 50
+    features = centers + 0.1 * torch.randn(100, 4)
+    assert torch.equal(knn_predict(features, known, labels, 4), labels)
+    assert len(knn_predict(features[:3], known[:5], labels[:5], 4, k=20)) == 3  # fewer than k are known
+
+
+def test_a_pretraining_logs_it_after_each_validation(pretrain_config, tmp_path):
+    photos = make_photos(tmp_path / 'labelled')
+    train = loader(photos, 'train')
+    train['drop_last'] = True  # 18 photos, 4 a batch: two are left out
+    pretrain_config.custom_hooks.append(
+        dict(type='beit_mm.KNNHook', train_dataloader=train, val_dataloader=loader(photos, 'val'), k=3))
+    pretrain_config.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, save_best='knn_accuracy', rule='greater')
+    runner = make_runner(pretrain_config)
+    runner.train()
+    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+    found = [row['knn_accuracy'] for row in rows if 'knn_accuracy' in row]
+    assert len(found) == 2 and found[-1] > 60  # colours show in any features; chance is 33
+    assert all('mim_loss' in row for row in rows if 'knn_accuracy' in row)
+    assert list(Path(pretrain_config.work_dir).glob('best_knn_accuracy*'))
+
+
+def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, tmp_path):
+    photos = make_photos(tmp_path / 'labelled', per_class=1)
+    pretrain_config.custom_hooks.append(dict(
+        type='beit_mm.KNNHook', train_dataloader=loader(photos, 'train'),
+        val_dataloader=loader(photos, 'val', classes=['red', 'blue'])))
+    with pytest.raises(ValueError, match='has 3 classes, its val_dataloader 2'):
+        make_runner(pretrain_config).train()
