@@ -1,5 +1,6 @@
-"""Loss curves from the numbers that a run logs, and the hook that keeps them drawn."""
+"""Curves from the numbers that runs log, of one run or of several, and the hook that keeps a run's drawn."""
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -20,19 +21,25 @@ PANELS = {
     'learning rate': ('lr', ),
     'images per second': ('images_per_second', ),
 }
+TIMES = {'step', 'time', 'data_time'}  # of a row of validation, what does not measure the model
+Points = list[tuple[int, float]]  # (step, number)
 
 
-def read_scalars(work_dir: Path) -> tuple[list[dict], list[dict]]:
+def read_scalars(work_dir: Path, prefixes: bool = False) -> tuple[list[dict], list[dict]]:
     """What the runs of a work directory logged: rows of training and rows of validation, each with its `step`.
 
     A resumed run goes on where an earlier one was, and a run started anew replaces it: of each file
     (`<time>/vis_data/scalars.json`) only the steps before the next file's first count.
+
+    Args:
+        work_dir: of the runs.
+        prefixes: keep those of metrics, as in `accuracy/top1`.
     """
     rows: list[dict] = []
     for path in sorted(work_dir.glob('*/vis_data/scalars.json')):
         later = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        # `tokenizer/recon_mae_01` and the like: metrics may carry a prefix
-        later = [{key.split('/')[-1]: value for key, value in row.items()} for row in later if 'step' in row]
+        later = [{key if prefixes else key.split('/')[-1]: value for key, value in row.items()}
+                 for row in later if 'step' in row]
         if later:
             rows = [row for row in rows if row['step'] < later[0]['step']] + later
     return [r for r in rows if 'lr' in r], [r for r in rows if 'lr' not in r]
@@ -69,8 +76,58 @@ def draw_curves(work_dir: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=100)
 
 
+def read_curves(work_dir: Path, metric: str) -> tuple[Points, Points]:
+    """A metric on held-out photos and the training loss of the runs of a work directory.
+
+    Args:
+        work_dir: of the runs.
+        metric: as logged, for example 'accuracy/top1'.
+
+    Returns:
+        Their points, (step, number) each.
+
+    Raises:
+        FileNotFoundError: no logs.
+        ValueError: no such metric in them.
+    """
+    train, val = read_scalars(work_dir, prefixes=True)
+    if not train + val:
+        raise FileNotFoundError(f'{work_dir} has no logs, <time>/vis_data/scalars.json with numbers in it; name the '
+                                'work directory of a training')
+    points = _points(val, metric)
+    if not points:
+        found = ', '.join(sorted({key for row in val for key in row} - TIMES)) or 'no validation yet'
+        raise ValueError(f'{work_dir} has no metric {metric!r}; its logs have {found}')
+    return points, _points(train, 'loss')
+
+
+def draw_comparison(curves: Mapping[str, tuple[Points, Points]], metric: str, picture: Path) -> None:
+    """Draws several runs into one picture: a metric on held-out photos, and the training loss beside it.
+
+    Args:
+        curves: label of a run -> what `read_curves` returned.
+        metric: its name.
+        picture: PNG file to write.
+    """
+    figure = Figure(figsize=(10, 4), layout='constrained')
+    axes = figure.subplots(1, 2, sharex=True)
+    for label, (validation, training) in curves.items():
+        axes[0].plot(*zip(*validation, strict=True), 'o-', label=label, markersize=3)
+        axes[1].plot([step for step, _ in training], [loss for _, loss in training], label=label)
+    for axis, title in zip(axes, (f'{metric}, held-out', 'loss, training'), strict=True):
+        axis.set(title=title, xlabel='step')
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize='small')
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=100)
+
+
+def _points(rows: list[dict], key: str) -> Points:
+    return [(row['step'], row[key]) for row in rows if key in row]
+
+
 def _plot(axis, rows: list[dict], key: str, label: str, style: str) -> None:
-    points = [(r['step'], r[key]) for r in rows if key in r]
+    points = _points(rows, key)
     if points:
         axis.plot(*zip(*points, strict=True), style, label=label, markersize=3)
 

@@ -8,15 +8,12 @@ images and masks, in the same precision (the tokenizer too), interleaved step by
 that whatever else the machine does hits both alike. Only the ratios of the medians carry over to other
 machines.
 """
-import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import mmpretrain.models  # noqa: F401  (registers BEiT and DALL-E)
 import torch
+from _timing import interleave, prepare, report, step_parser
 from mmengine.device import get_device
-from mmengine.logging import MMLogger
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
 
@@ -114,81 +111,15 @@ def tokenizer_contenders(precision: str, size: int) -> dict[str, Callable[[], No
         mmpretrain=run_peer)
 
 
-def seconds(run: Callable[[], None]) -> float:
-    """Time of one call: CUDA events on a GPU, the clock on a CPU."""
-    if not torch.cuda.is_available():
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000
-
-
-def interleave(runs: dict[str, Callable[[], None]], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Times of each contender, one call each a round, after two rounds of warm-up; and the
-    memory in GiB that a call takes above what stands before it (weights and optimizer of both)."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    memory = dict.fromkeys(runs, 0.0)
-    for round_ in range(rounds + 2):
-        for name, run in runs.items():
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-                standing = torch.cuda.memory_allocated()
-            elapsed = seconds(run)
-            if round_ >= 2:
-                times[name].append(elapsed)
-            if torch.cuda.is_available():
-                memory[name] = (torch.cuda.max_memory_allocated() - standing) / 2**30
-    return times, memory
-
-
-def measured_limit() -> float:
-    """bf16 matrix rate of this GPU in GFLOP/s: an 8192-cubed product, median of ten."""
-    a, b = (torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16) for _ in range(2))
-    times = [seconds(lambda: a @ b) for _ in range(13)][3:]
-    return 2 * 8192**3 / statistics.median(times) / 1e9
-
-
-def report(title: str, times: dict[str, list[float]], memory: dict[str, float], size: int,
-           gflop: float | None, limit: float | None) -> None:
-    print(f'\n{title}\n{"":12}{"median s":>10}{"images/s":>10}{"GiB":>8}{"of limit":>10}')
-    for name, values in times.items():
-        median = statistics.median(values)
-        share = f'{gflop * size / median / limit:10.0%}' if gflop and limit else f'{"-":>10}'
-        gigabytes = f'{memory[name]:8.1f}' if memory[name] else f'{"-":>8}'
-        print(f'{name:12}{median:10.4f}{size / median:10.1f}{gigabytes}{share}')
-    ratios = [peer / ours for ours, peer in zip(times['beit_mm'], times['mmpretrain'], strict=True)]
-    ratio = statistics.median(times['mmpretrain']) / statistics.median(times['beit_mm'])
-    print(f'ratio of medians {ratio:.2f} (rounds: {min(ratios):.2f} to {max(ratios):.2f})')
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', choices=sorted(WIDTH), default='base')
-    parser.add_argument('--batch', type=int, nargs='+', default=[8], help='images a step')
-    parser.add_argument('--precision', choices=['bfloat16', 'float16', 'float32'], default='bfloat16')
-    parser.add_argument('--rounds', type=int, default=7)
-    parser.add_argument('--threads', type=int, default=2, help='CPU threads')
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True  # as the configs have it
-    MMLogger.get_instance('benchmark', log_level='WARNING')  # mmpretrain lists every parameter it initialises
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f'CPU, {args.threads} threads'
-    limit = measured_limit() if torch.cuda.is_available() else None
-    print(f'{device}; torch {torch.__version__}; {args.arch}; {args.precision}; {args.rounds} rounds')
-    if limit:
-        print(f'measured bf16 matrix rate {limit / 1000:.0f} TFLOP/s; limit '
-              f'{limit / GFLOP_PER_IMAGE[args.arch]:.0f} images/s')
+    args = step_parser(__doc__).parse_args()
+    gflop = GFLOP_PER_IMAGE[args.arch]
+    limit = prepare(args, gflop)
     for size in args.batch:
         times, memory = interleave(tokenizer_contenders(args.precision, size), args.rounds)
         report(f'tokenizer, batch {size}', times, memory, size, None, None)
         times, memory = interleave(contenders(args.arch, args.precision, size), args.rounds)
-        report(f'whole step, batch {size}', times, memory, size, GFLOP_PER_IMAGE[args.arch], limit)
+        report(f'whole step, batch {size}', times, memory, size, gflop, limit)
 
 
 if __name__ == '__main__':
