@@ -85,15 +85,17 @@ class Attention(nn.Module):
         """
         q, k, v = self._qkv(x, queries)
         bias = self._bias(grid, shared_bias, queries, q.dtype)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        if bias is not None and bias.requires_grad and bias.device.type == 'cpu':
+            # The CPU's fused kernel gives no gradient of the bias, and what torch takes instead computes in float32.
+            x = _attention_weights(q, k, bias) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.proj(x.transpose(1, 2).flatten(2))
 
     def attention_map(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None) -> Tensor:
         """Attention weights (B, heads, N, N) after the softmax; arguments as in forward."""
         q, k, _ = self._qkv(x, None)
-        scores = q @ k.transpose(-2, -1) * q.shape[-1]**-0.5
-        bias = self._bias(grid, shared_bias, None, q.dtype)
-        return (scores if bias is None else scores + bias).softmax(dim=-1)
+        return _attention_weights(q, k, self._bias(grid, shared_bias, None, q.dtype))
 
     def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
@@ -120,3 +122,8 @@ class Attention(nn.Module):
         if queries is None:
             return bias
         return bias[0][:, queries].transpose(0, 1)  # heads, B, K, N -> B, heads, K, N
+
+
+def _attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    scores = q * q.shape[-1]**-0.5 @ k.transpose(-2, -1)
+    return (scores if bias is None else scores + bias).softmax(dim=-1)
