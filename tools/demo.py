@@ -1,6 +1,9 @@
-"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, a test on held-out photos.
+"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, fine-tuning, a test.
 
-    python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,test] [--work-dir work_dirs/demo]
+    python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,finetune,test] [--work-dir work_dirs/demo]
+
+Fine-tuning needs photos in class folders: DIR/<class>/*.jpg. It trains the pretrained model, and the same model from
+random weights for as long, so that one sees what pretraining is worth.
 """
 import argparse
 import json
@@ -9,14 +12,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from beit_mm.datasets.demo_photos import make_demo_photos
 from beit_mm.datasets.photos import list_photos
-from beit_mm.visualization.curves import read_scalars
+from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ('data', 'dvae', 'pretrain', 'test')
+STAGES = ('data', 'dvae', 'pretrain', 'finetune', 'test')
 HELD_OUT = 0.1  # share of the user's photos kept for the test
 MIN_PHOTOS = 100
 
@@ -43,12 +47,17 @@ def main() -> None:
         print(f'== {stage}: {time.time() - start:.0f} s', flush=True)
 
 
+def class_of(path: str) -> str | None:
+    """The folder that a listed photo lies in; None for a photo that lies in none."""
+    return Path(path).parent.name or None
+
+
 class Demo:
     """The stages; each leaves its files in the work directory, so that the next finds them.
 
     Args:
-        work_dir: `lists/` holds the photos' names, `dvae/` and `pretrain/` the runs. Tools run inside it on
-            relative paths, because `--cfg-options` drops the spaces of a value and splits it at commas.
+        work_dir: `lists/` holds the photos' names, `dvae/`, `pretrain/`, `finetune/` and `scratch/` the runs. Tools run
+            inside it on relative paths, because `--cfg-options` drops the spaces of a value and splits it at commas.
     """
 
     def __init__(self, work_dir: Path):
@@ -77,8 +86,12 @@ class Demo:
             held_out = round(HELD_OUT * len(photos))
             train, val = photos[held_out:], photos[:held_out]
         (self.lists / 'folder.txt').write_text(f'{link.name}\n')
+        classes = sorted({class_of(path) for path in train + val} - {None})
+        (self.lists / 'classes.txt').write_text('\n'.join(classes) + '\n')
         for name, paths in (('train', train), ('val', val)):
             (self.lists / f'{name}.txt').write_text('\n'.join(paths) + '\n')
+            labelled = [f'{path} {classes.index(class_of(path))}' for path in paths if class_of(path)]
+            (self.lists / f'{name}_labelled.txt').write_text('\n'.join(labelled) + '\n')
         print(f'{len(train)} photos of {folder} to learn from, {len(val)} held out')
 
     def dvae(self) -> None:
@@ -89,14 +102,25 @@ class Demo:
         """Pretrains on its tokens."""
         self._run('train.py', 'pretrain', tokenizer=self._checkpoint('dvae'))
 
+    def finetune(self) -> None:
+        """Trains classifiers from the pretrained and from random weights, equally long."""
+        if not self._has_classes():
+            print('no class folders, nothing to fine-tune on')
+            return
+        pretrained = self._checkpoint('pretrain')
+        self._run('train.py', 'finetune_folder', run='finetune',
+                  options=[f'model.backbone.init_cfg.checkpoint={pretrained}'])
+        # lower rates for lower layers keep what they have learned; here they have learned nothing
+        self._run('train.py', 'finetune_folder', run='scratch',
+                  options=['model.backbone.init_cfg=None', 'optim_wrapper.paramwise_cfg.layer_decay_rate=1.0'])
+
     def test(self) -> None:
-        """Evaluates both on the held-out photos and writes the summary."""
+        """Evaluates the models on the held-out photos and writes the summary."""
         out = self.work_dir / 'metrics.json'
         summary = {}
-        for name, options in (('dvae', {}), ('pretrain', dict(tokenizer=self._checkpoint('dvae')))):
-            self._run('test.py', name, str(self._checkpoint(name)), '--out', out.name, **options)
+        for name, tokenizer in (('dvae', None), ('pretrain', self._checkpoint('dvae'))):
+            self._run('test.py', name, str(self._checkpoint(name)), '--out', out.name, tokenizer=tokenizer)
             summary.update(json.loads(out.read_text()))
-        out.unlink()
         numbers = dict(
             recon_mae_01=summary['tokenizer/recon_mae_01'],
             codes_used=summary['tokenizer/codes_used'],
@@ -105,6 +129,15 @@ class Demo:
             position_entropy=summary['position_entropy'],
             val_mim_acc=summary['mim_acc'],
             images_per_second=self._images_per_second())
+        if (self.work_dir / 'scratch').is_dir():
+            for run in ('finetune', 'scratch'):
+                self._run('test.py', 'finetune_folder', str(self._checkpoint(run)), '--out', out.name, run=run,
+                          options=['model.backbone.init_cfg=None'])
+                numbers[f'{run}_accuracy'] = json.loads(out.read_text())['accuracy/top1']
+            curves = {label: read_curves(self.work_dir / run, 'accuracy/top1')
+                      for label, run in (('pretrained', 'finetune'), ('from scratch', 'scratch'))}
+            draw_comparison(curves, 'accuracy/top1', self.work_dir / 'finetune_curves.png')
+        out.unlink()
         path = self.work_dir / 'summary.json'
         path.write_text(json.dumps(numbers, indent=2) + '\n')
         print(f'\n{json.dumps(numbers, indent=2)}')
@@ -112,23 +145,40 @@ class Demo:
         print(f'\nHidden patches are predicted {gain:.0%} better than by how frequent each visual token is.')
         print(f'Look at\n  {self.work_dir}/pretrain/pictures/test.png   what was hidden and what was predicted\n'
               f'  {self.work_dir}/pretrain/curves.png          the loss over time\n'
-              f'  {self.work_dir}/dvae/pictures/test.png       what the visual tokens keep of a photo\n'
-              f'  {path}')
+              f'  {self.work_dir}/dvae/pictures/test.png       what the visual tokens keep of a photo')
+        if 'scratch_accuracy' in numbers:
+            print(f"  {self.work_dir}/finetune_curves.png           accuracy with and without pretraining: "
+                  f"{numbers['finetune_accuracy']:.1f} % and {numbers['scratch_accuracy']:.1f} %")
+        print(f'  {path}')
 
-    def _run(self, tool: str, name: str, *arguments: str, tokenizer: Path | None = None) -> None:
-        """A tool on configs/demo/<name>.py, with the listed photos; paths are relative to the work directory."""
+    def _run(self, tool: str, config: str, *arguments: str, run: str | None = None, tokenizer: Path | None = None,
+             options: Sequence[str] = ()) -> None:
+        """A tool on configs/demo/<config>.py in the folder `run`, with the listed photos.
+
+        All paths are relative to the work directory.
+        """
         if not self.lists.is_dir():
             sys.exit(f'{self.lists} is missing: run the stage data first')
         folder = (self.lists / 'folder.txt').read_text().strip()
-        options = [f'{loader}_dataloader.dataset.{key}={value}'
-                   for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val'))
-                   for key, value in (('data_root', '.'), ('data_prefix', folder), ('ann_file', f'lists/{split}.txt'))]
+        labelled = config == 'finetune_folder'
+        options = list(options)
+        for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val')):
+            dataset = dict(data_root='.', data_prefix=folder,
+                           ann_file=f'lists/{split}_labelled.txt' if labelled else f'lists/{split}.txt')
+            if labelled:
+                dataset['classes'] = 'lists/classes.txt'
+            options += [f'{loader}_dataloader.dataset.{key}={value}' for key, value in dataset.items()]
         if tokenizer is not None:
             options.append(f'model.target_generator.checkpoint={tokenizer}')
-        command = [sys.executable, str(ROOT / 'tools' / tool), str(ROOT / f'configs/demo/{name}.py'), *arguments,
-                   '--work-dir', name, '--cfg-options', *options]
+        run = run or config
+        command = [sys.executable, str(ROOT / 'tools' / tool), str(ROOT / f'configs/demo/{config}.py'), *arguments,
+                   '--work-dir', run, '--cfg-options', *options]
         if subprocess.run(command, check=False, cwd=self.work_dir).returncode:
-            sys.exit(f'the stage failed; its log is in {self.work_dir / name}')
+            sys.exit(f'the stage failed; its log is in {self.work_dir / run}')
+
+    def _has_classes(self) -> bool:
+        classes = self.lists / 'classes.txt'
+        return classes.is_file() and len(classes.read_text().split('\n')) > 2  # a line end stands after the last
 
     def _checkpoint(self, name: str) -> Path:
         """The newest checkpoint of a run, relative to the work directory."""

@@ -15,6 +15,7 @@ custom_hooks = [
     dict(type='beit_mm.PlainCheckpointHook'),
     dict(type='beit_mm.CurveHook'),
     dict(type='beit_mm.PictureHook'),
+    dict(type='beit_mm.ConfusionHook'),
 ]
 
 visualizer = dict(

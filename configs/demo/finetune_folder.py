@@ -93,7 +93,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(layer_decay_rate=0.8),
     optimizer=dict(
         type='AdamW', lr=2e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=50, val_interval=10)
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=20, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [
@@ -102,9 +102,9 @@ param_scheduler = [
         type='CosineAnnealingLR',
         eta_min_ratio=5e-4,
         begin=5,
-        end=50,
-        T_max=45,
+        end=20,
+        T_max=15,
         convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=64)
-default_hooks = dict(checkpoint=dict(interval=50, max_keep_ckpts=1))
+default_hooks = dict(checkpoint=dict(interval=20, max_keep_ckpts=1))
