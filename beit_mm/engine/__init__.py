@@ -8,6 +8,7 @@ from .optim_wrapper import AutocastOptimWrapper
 from .plain_checkpoint import PlainCheckpointHook
 from .predictions import Predictions
 from .preprocessing import PreprocessingCheckHook
+from .rank_seed import RankSeedHook
 from .start_check import StartCheckHook
 from .throughput import ThroughputHook
 from .tokenizer_metric import TokenizerMetric
@@ -15,6 +16,6 @@ from .unreadable_photos import UnreadablePhotosHook
 
 __all__ = [
     'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'FolderRunner', 'KNNHook', 'LayerAccuracy', 'MIMMetric',
-    'PlainCheckpointHook', 'Predictions', 'PreprocessingCheckHook', 'StartCheckHook', 'ThroughputHook',
+    'PlainCheckpointHook', 'Predictions', 'PreprocessingCheckHook', 'RankSeedHook', 'StartCheckHook', 'ThroughputHook',
     'TokenizerMetric', 'UnreadablePhotosHook'
 ]

@@ -95,9 +95,11 @@ class AutocastOptimWrapper(OptimWrapper):
         scheduled = [group['lr'] for group in groups]
         for group, rate in zip(groups, self.update_rates or scheduled, strict=True):
             group['lr'] = rate
-        yield
-        for group, rate in zip(groups, scheduled, strict=True):
-            group['lr'] = rate
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, scheduled, strict=True):
+                group['lr'] = rate
 
     def _clip_grad(self) -> Tensor:
         """Clips the gradients where that is asked for, logs their norm and returns it."""

@@ -9,6 +9,7 @@ default_hooks = dict(
     sampler_seed=dict(type='DistSamplerSeedHook'))
 custom_hooks = [
     dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.RankSeedHook'),
     dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadablePhotosHook'),

@@ -1,6 +1,6 @@
 """Architecture variant "ViT + LayerScale + relative position bias", fine-tuned on ImageNet-1K.
 
-Command: tools/dist_train.sh configs/beit_plus/pretrain_300e.py 16 --work-dir work_dirs/beit_plus_pretrain_300e
+Command: tools/dist_train.sh configs/beit_plus/pretrain_300e.py 16
          tools/dist_train.sh configs/ablation/finetune_layer_scale_rel_pos_in1k_100e.py 8
 Batch:   8 GPUs x 128 = 1024 images, lr 4e-3
 Steps:   1281167 // 1024 = 1251 an epoch, 125,100 in all

@@ -17,6 +17,7 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_pretrain_300e'  # not that of beit/pretrain_300e.py
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=20)
 param_scheduler = [
     # From 0 (mmengine refuses a factor of exactly 0) to the peak at the last step of epoch 10.

@@ -34,6 +34,11 @@ def test_every_config_has_one_entry_in_its_folders_metafile():
             assert entry['In Collection'] == 'BEiT'
 
 
+def test_no_two_configs_write_to_one_folder():
+    folders = [Config.fromfile(ROOT / leaf).get('work_dir', f'work_dirs/{Path(leaf).stem}') for leaf in LEAVES]
+    assert len(set(folders)) == len(folders)
+
+
 @pytest.mark.parametrize('leaf', LEAVES)
 def test_metadata_are_those_of_the_config(leaf):
     cfg, metadata = Config.fromfile(ROOT / leaf), entry_of(leaf)['Metadata']
