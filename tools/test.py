@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument('--tta', action='store_true', help="test-time augmentation: the config's tta_model and "
                         'tta_pipeline; without them the mean score of a photo and its mirror image')
     args = parser.parse_args()
+    if args.out and Path(args.out).is_dir():
+        parser.error(f'--out {args.out} is a folder; expected a file')
     cfg = load_config(args)
     if args.tta:
         augment(cfg)
@@ -39,9 +41,11 @@ def main() -> None:
     if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
         predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
         runner.test_evaluator.metrics.append(predictions)
+    if args.out:  # a folder that cannot be made shows before the test
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     report = runner.test()
     if args.out and is_main_process():
-        if predictions is not None:
+        if predictions is not None and predictions.found:
             report = dict(report, classes=predictions.classes, predictions=predictions.found)
         Path(args.out).write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
 
@@ -56,6 +60,9 @@ def augment(cfg: Config) -> None:
         if pack.type != 'PackInputs':
             sys.exit(f'error: --tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
                      'classifiers and segmentors have test-time augmentation')
+        if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
+            sys.exit('error: --tta averages the scores of one classifier, this probe has one for each layer; '
+                     'set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]

@@ -23,7 +23,8 @@ class ImageFolder(UnlabeledImages):
     Args:
         data_root: Folder of the class folders, or of what the two below name.
         classes: Names of the classes in the order of their labels, or a file with one name a line. None: the names of
-            the folders, sorted, as torchvision and mmpretrain do.
+            the folders, sorted, as torchvision and mmpretrain do. With `test_mode=True` a class of the list may have no
+            folder; the log says so.
         ann_file: List of photos relative to `data_prefix`, one path a line with its label after it; without a label the
             path begins with the class folder. '' takes every photo of every class.
         data_prefix, on_error, kwargs: As UnlabeledImages.
@@ -78,11 +79,17 @@ class ImageFolder(UnlabeledImages):
         for name, label in labels.items():
             path = os.path.join(folder, name)
             if name not in folders:
-                raise FileNotFoundError(f'no folder {path!r} for class {name!r}; expected one folder a class')
+                message = f'no folder {path!r} for class {name!r}'
+                if not self.test_mode:
+                    raise FileNotFoundError(f'{message}; expected one folder a class')
+                print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
+                continue
             photos = list_photos(path)
             if not photos:
                 raise FileNotFoundError(f'no photos in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
             samples += [(os.path.join(name, photo), label) for photo in photos]
+        if not samples:
+            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({", ".join(self.CLASSES[:5])}...)')
         return samples
 
     def _listed(self, labels: dict[str, int]) -> list[tuple[str, int]]:

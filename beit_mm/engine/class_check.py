@@ -16,12 +16,13 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     classes = classes_of(dataset)
     if classes is None:
         return
-    for name, module in model.named_modules():
-        built = getattr(module, 'num_classes', None)
-        if isinstance(built, int) and built != len(classes):
-            setting = '.'.join(['model', *name.removeprefix('module.').split('.'), 'num_classes']).replace('..', '.')
-            raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the '
-                             f'model is built for {built}; set {setting}={len(classes)}, or give the right folder')
+    built = {name: module.num_classes for name, module in model.named_modules()
+             if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)}
+    if built:
+        settings = ' '.join('.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
+                            + f'={len(classes)}' for name in built)
+        raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+                         f'built for {next(iter(built.values()))}; set {settings}, or give the right folder')
 
 
 def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
@@ -30,8 +31,11 @@ def check_same_classes(one: Classes | None, name: str, other: Classes | None, ot
         return
     label = next(i for i in range(max(len(one), len(other))) if one[i:i + 1] != other[i:i + 1])
     found, expected = (repr(classes[label]) if label < len(classes) else 'missing' for classes in (one, other))
+    lacking = [f'; {place} lacks {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}'
+               for place, names in ((name, sorted({*other} - {*one})), (other_name, sorted({*one} - {*other})))
+               if names]
     raise ValueError(f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {found} in '
-                     f'the first, {expected} in the second; give the datasets one list: classes=...')
+                     f'the first, {expected} in the second{"".join(lacking)}; give the datasets one list: classes=...')
 
 
 def path_of(dataset: Dataset) -> str:

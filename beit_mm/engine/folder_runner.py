@@ -3,9 +3,12 @@ import copy
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
+from torch.utils.data import Dataset
 
 from beit_mm.registry import DATASETS, RUNNERS
+
+from .start_check import check_size
 
 
 @RUNNERS.register_module()
@@ -13,12 +16,14 @@ class FolderRunner(Runner):
     """mmengine's Runner for configs with `runner_type='beit_mm.FolderRunner'` and one `data_root` at their top.
 
     Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
-    number of classes of the training dataset. A config cannot do so itself, because `--cfg-options data_root=...` is
+    number of classes of the training dataset; where its folder is missing, as it may be in a test, of the tested one.
+    A config cannot do so itself, because `--cfg-options data_root=...` is
     merged after it was read. `RUNNERS.build(cfg)` uses this class, as our tools and `mim` do; `Runner.from_cfg(cfg)`
     does not.
 
     Raises:
         FileNotFoundError: a folder is missing; the dataset's own message.
+        ValueError: in training, fewer photos than a batch.
     """
 
     @classmethod
@@ -29,9 +34,27 @@ class FolderRunner(Runner):
         for loader in loaders:
             if loader:
                 loader.dataset.setdefault('data_root', cfg.data_root)
-        labelled = DATASETS.build(dict(cfg.train_dataloader.dataset, pipeline=[]))
-        set_num_classes(cfg.model, len(labelled.metainfo['classes']))
+        set_num_classes(cfg.model, len(labelled_dataset(cfg).metainfo['classes']))
         return super().from_cfg(cfg)
+
+    def build_train_loop(self, loop: dict | BaseLoop) -> BaseLoop:
+        """The loop, whose epochs have at least one step; schedules counted in epochs need that."""
+        loop = super().build_train_loop(loop)
+        check_size(loop.dataloader)
+        return loop
+
+
+def labelled_dataset(cfg: Config) -> Dataset:
+    """The dataset that says which classes there are."""
+    train, test = (dict(cfg[f'{split}_dataloader'].dataset, pipeline=[]) for split in ('train', 'test'))
+    try:
+        return DATASETS.build(train)
+    except FileNotFoundError:
+        try:
+            return DATASETS.build(test)
+        except FileNotFoundError:
+            pass
+        raise
 
 
 def set_num_classes(config: Any, number: int) -> None:

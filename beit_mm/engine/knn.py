@@ -5,6 +5,7 @@ from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -38,6 +39,14 @@ def knn_predict(features: Tensor, known: Tensor, labels: Tensor, num_classes: in
         votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted)
+
+
+def index_of(sample: DataSample) -> int:
+    """Position of a photo in its dataset."""
+    if 'sample_idx' not in sample:
+        raise ValueError("KNNHook tells photos apart by 'sample_idx'; its pipelines end with PackInputs without "
+                         'meta_keys, or with sample_idx among them')
+    return sample.sample_idx
 
 
 @HOOKS.register_module()
@@ -100,7 +109,7 @@ class KNNHook(Hook):
                 images = (batch['inputs'].to(device).float() - preprocessor.mean) / preprocessor.std
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
                     model.backbone(images)
-                rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
+                rows += [(index_of(sample), int(sample.gt_label)) for sample in batch['data_samples']]
         finally:
             handle.remove()
         features = torch.cat(all_gather(torch.cat(taken).float()))

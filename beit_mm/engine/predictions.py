@@ -25,7 +25,8 @@ class Predictions(BaseMetric):
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
         """Keeps each photo's best classes."""
         for sample in data_samples:
-            self.results.append(describe(sample['pred_score'], self.classes, sample['img_path']))
+            if 'pred_score' in sample:  # a probe of several layers has none
+                self.results.append(describe(sample['pred_score'], self.classes, sample.get('img_path')))
 
     def compute_metrics(self, results: list[dict]) -> dict:
         """Keeps the photos of all ranks."""

@@ -5,7 +5,8 @@ from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
+from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.content import meta_of
 from beit_mm.registry import HOOKS
@@ -23,8 +24,8 @@ class StartCheckHook(Hook):
     `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
-        ValueError: a model with `check_data(transforms)` finds that the pipeline does not fit it; or classes of the
-            model, the datasets and, in a test, the checkpoint disagree.
+        ValueError: fewer photos than a batch; a model with `check_data(transforms)` finds that the pipeline does not
+            fit it; or classes of the model, the datasets and, in a test, the checkpoint disagree.
     """
 
     def __init__(self):
@@ -49,6 +50,7 @@ class StartCheckHook(Hook):
                 level=logging.WARNING)
         self.loaded = {}  # what is tested afterwards are this run's weights
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        check_size(runner.train_dataloader)
         dataset = runner.train_dataloader.dataset
         if runner.val_loop is not None:
             held_out = runner.val_dataloader.dataset
@@ -62,12 +64,26 @@ class StartCheckHook(Hook):
             print_log(f'Visual tokens: {origin}', logger='current', level=level)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Notes what the checkpoint says of itself."""
+        """Notes what the checkpoint says of itself; runs before its weights are put into the model."""
         self.loaded = meta_of(checkpoint)
+        if isinstance(runner._test_loop, BaseLoop):  # it is built when a test begins
+            self._check_trained_classes(runner)
 
     def before_test(self, runner: Runner) -> None:
         """Runs once, after everything is built and loaded."""
         dataset = runner.test_dataloader.dataset
+        self._check_trained_classes(runner)
+        check_num_classes(runner.model.module if is_model_wrapper(runner.model) else runner.model, dataset)
+
+    def _check_trained_classes(self, runner: Runner) -> None:
+        dataset = runner.test_dataloader.dataset
         trained = (self.loaded.get('dataset_meta') or {}).get('classes')
         check_same_classes(classes_of(dataset), path_of(dataset), trained and tuple(trained), 'the checkpoint')
-        check_num_classes(runner.model.module if is_model_wrapper(runner.model) else runner.model, dataset)
+
+
+def check_size(loader: DataLoader) -> None:
+    """Raises ValueError when a loader has no batch to give."""
+    if not len(loader):
+        raise ValueError(f'{path_of(loader.dataset)} has {len(loader.dataset)} photos, less than one batch of '
+                         f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
+                         'train_dataloader.batch_size')

@@ -6,7 +6,7 @@ Command: python tools/train.py configs/demo/linear_probe_folder.py --cfg-options
 Data:    as finetune_folder.py
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/linear_probe_in1k_50e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of
-         a photo, and in probing every block
+         a photo, in 20 epochs, and in probing every block
 """
 _base_ = './finetune_folder.py'
 
@@ -47,4 +47,4 @@ optim_wrapper = dict(
     dtype='bfloat16',
     optimizer=dict(
         type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4, fused=True))
-param_scheduler = [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50, T_max=50)]
+param_scheduler = [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=20, T_max=20)]

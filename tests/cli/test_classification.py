@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, make_runner
-from labelled import CLASSES, classifier_config, make_photos
+from labelled import BACKBONE, CLASSES, classifier_config, make_photos
+from mmengine.registry import init_default_scope
 from PIL import Image
 
 from beit_mm.apis.classify import Classifier
+from beit_mm.registry import MODELS
 
 LARGER = ['--cfg-options', 'model.backbone.img_size=48', 'test_dataloader.dataset.pipeline.1.scale=54',
           'test_dataloader.dataset.pipeline.2.crop_size=48']
@@ -128,6 +130,22 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()
     assert Classifier(path, device='cpu', config=work / 'config.py')(work / 'photos/val/red')[0]['name'] in CLASSES
+
+
+def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work):
+    preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
+    probe = dict(type='beit_mm.LinearProbe', data_preprocessor=preprocessor, backbone=BACKBONE, num_classes=3)
+    (work / 'probe.py').write_text(f"_base_ = './config.py'\nmodel = dict(_delete_=True, **{probe})\n"
+                                   "test_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')\n")
+    init_default_scope('mmpretrain')
+    torch.save(MODELS.build(probe).state_dict(), work / 'probe.pth')
+    command = (sys.executable, ROOT / 'tools/test.py', 'probe.py', 'probe.pth', '--out', 'new/folder/probe.json')
+    done = run(*command, cwd=work)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads((work / 'new/folder/probe.json').read_text())
+    assert {f'accuracy/layer_{layer}' for layer in range(3)} < set(report) and 'predictions' not in report
+    done = run(*command, '--tta', cwd=work)
+    assert done.returncode != 0 and 'set model.layers=...' in done.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(('options', 'message'), [

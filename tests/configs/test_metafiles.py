@@ -39,6 +39,14 @@ def test_no_two_configs_write_to_one_folder():
     assert len(set(folders)) == len(folders)
 
 
+@pytest.mark.parametrize('path', sorted((CONFIGS / 'demo').glob('*.py')), ids=lambda path: path.stem)
+def test_schedules_of_the_demo_end_where_training_ends(path):
+    cfg = Config.fromfile(path)
+    length = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters
+    assert cfg.param_scheduler[-1].end == length
+    assert cfg.param_scheduler[-1].get('T_max', length) == length - cfg.param_scheduler[-1].begin
+
+
 @pytest.mark.parametrize('leaf', LEAVES)
 def test_metadata_are_those_of_the_config(leaf):
     cfg, metadata = Config.fromfile(ROOT / leaf), entry_of(leaf)['Metadata']

@@ -24,16 +24,18 @@ def refused(cfg, message, loop='train'):
 
 
 def test_number_of_classes(cfg):
-    cfg.model.head.num_classes = 4
+    cfg.model.head.num_classes = cfg.model.data_preprocessor.num_classes = 4
     refused(cfg, r'photos/train has 3 classes \(blue to red\), the model is built for 4; set '
-            r'model.head.num_classes=3, or give the right folder')
+            r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder')
     refused(cfg, 'photos/val has 3 classes', loop='test')
 
 
 def test_a_class_that_one_split_lacks(cfg, tmp_path):
     shutil.rmtree(tmp_path / 'photos/val/green')
     refused(cfg, "photos/val has 2 classes, .*photos/train has 3, and class 1 is 'red' in the first, 'green' in the "
-            'second; give the datasets one list')
+            'second; .*photos/val lacks green; give the datasets one list')
+    cfg.train_dataloader.dataset.classes = cfg.val_dataloader.dataset.classes = ['blue', 'green', 'red']
+    make_runner(cfg).train()  # an explicit list may have classes of which there is nothing to test
 
 
 def test_classes_of_the_checkpoint(cfg, tmp_path):
@@ -44,6 +46,11 @@ def test_classes_of_the_checkpoint(cfg, tmp_path):
     cfg.test_dataloader.dataset.classes = ['red', 'green', 'blue']
     refused(cfg, "the checkpoint has 3, and class 0 is 'red' in the first, 'blue' in the second", loop='test')
     cfg.test_dataloader.dataset.classes = None
+    (tmp_path / 'photos/val/green').rename(tmp_path / 'green')
+    cfg.model.head.num_classes = 2
+    refused(cfg, 'photos/val lacks green', loop='test')  # said before the weights are found not to fit
+    cfg.model.head.num_classes = 3
+    (tmp_path / 'green').rename(tmp_path / 'photos/val/green')
     for split in Path(tmp_path / 'photos').iterdir():  # other names of the same classes are no contradiction
         for name in ('blue', 'green', 'red'):
             (split / name).rename(split / f'n0_{name}')

@@ -27,7 +27,7 @@ def demo(root: Path, work_dir: Path, **options: object) -> Config:
         'data_root': str(root), 'model.backbone.init_cfg': None, 'train_dataloader.batch_size': 3,
         'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
         'val_dataloader.num_workers': 0, 'val_dataloader.persistent_workers': False,
-        'train_cfg.max_epochs': 1, 'train_cfg.val_interval': 1, **options})
+        'train_cfg.max_epochs': 1, 'train_cfg.val_interval': 1, 'default_hooks.checkpoint.interval': 1, **options})
     cfg.work_dir, cfg.launcher = str(work_dir), 'none'
     return cfg
 
@@ -57,6 +57,21 @@ def test_an_unreadable_photo_is_replaced_and_listed(tree, tmp_path):
     broken.write_bytes(b'no photo')
     RUNNERS.build(demo(tree, tmp_path / 'work', **{'train_cfg.max_epochs': 2})).train()
     assert (tmp_path / 'work/unreadable_photos_rank0.txt').read_text() == f'{broken}\n'
+
+
+def test_fewer_photos_than_a_batch_are_named(tree, tmp_path):
+    runner = RUNNERS.build(demo(tree, tmp_path / 'work', **{'train_dataloader.batch_size': 7}))
+    with pytest.raises(ValueError, match='tree/train has 6 photos, less than one batch of 7 for each of 1 processes'):
+        runner.train()
+
+
+def test_a_test_needs_no_photos_to_train_on(tree, tmp_path):
+    RUNNERS.build(demo(tree, tmp_path / 'work')).train()
+    shutil.rmtree(tree / 'train')
+    cfg = demo(tree, tmp_path / 'work', load_from=str(tmp_path / 'work/epoch_1.pth'))
+    runner = RUNNERS.build(cfg)
+    assert runner.model.head.fc.out_features == 3
+    assert 'accuracy/top1' in runner.test()
 
 
 def test_a_missing_folder_is_named(tmp_path):
