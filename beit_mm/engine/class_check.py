@@ -12,16 +12,21 @@ def classes_of(dataset: Dataset) -> Classes | None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises ValueError when a head is built for another number of classes than the dataset has."""
+    """Raises ValueError when a head is built for another number of classes than the dataset has; names every setting."""
     classes = classes_of(dataset)
     if classes is None:
         return
-    for name, module in model.named_modules():
-        built = getattr(module, 'num_classes', None)
-        if isinstance(built, int) and built != len(classes):
-            setting = '.'.join(['model', *name.removeprefix('module.').split('.'), 'num_classes']).replace('..', '.')
-            raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the '
-                             f'model is built for {built}; set {setting}={len(classes)}, or give the right folder')
+    built = {name: module.num_classes for name, module in model.named_modules()
+             if isinstance(getattr(module, 'num_classes', None), int)}
+    wrong = [name for name, number in built.items() if number != len(classes)]
+    # a segmentor repeats the number of its decode head
+    inner = [name for name in wrong if not any(other.startswith(f'{name}.' if name else '') for other in wrong
+                                               if other != name)]
+    if inner:
+        names = [f'model.{name.removeprefix("module.")}.num_classes'.replace('..', '.') for name in inner]
+        raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+                         f'built for {built[inner[0]]}; set {" ".join(f"{name}={len(classes)}" for name in names)}, or '
+                         'give the right folder')
 
 
 def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
