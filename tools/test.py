@@ -2,6 +2,7 @@
 
     python tools/test.py configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
     python tools/test.py configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
+    python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta
 
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
 for each photo its path, label and name of the most likely class, and scores, [label, probability] of the five best.
@@ -49,6 +50,9 @@ def main() -> None:
 def augment(cfg: Config) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
+    if 'module' in cfg.model:
+        sys.exit('error: this config already tests with augmentation (all scales with flip); leave --tta out, or take '
+                 'the config without _ms')
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
         sys.exit('error: the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:
