@@ -44,7 +44,8 @@ def main() -> None:
     if args.out and is_main_process():
         if predictions is not None:
             report = dict(report, classes=predictions.classes, predictions=predictions.found)
-        Path(args.out).write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
+        # float: mmseg's metrics are numpy's numbers
+        Path(args.out).write_text(json.dumps(report, indent=2, default=float) + '\n', encoding='utf-8')
 
 
 def augment(cfg: Config) -> None:
