@@ -46,7 +46,7 @@ CONTENDERS = (OURS, 'mmseg', 'mmseg sliding')
 PARTS = ('time', 'memory', 'scales')
 PHOTO, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
 NARROW = dict(embed_dims=32, num_layers=4, num_heads=2)
-NARROW_PHOTO, NARROW_CROP, NARROW_STRIDE = (128, 171), 160, 106  # a quarter: as many windows
+NARROW_PHOTO, NARROW_SCALE, NARROW_CROP, NARROW_STRIDE = (128, 171), (160, 214), 160, 106  # a quarter: as many windows
 TAPS = dict(base=(3, 5, 7, 11), large=(7, 11, 15, 23), narrow=(0, 1, 2, 3))
 TOLERANCE = dict(float32=1e-4, bfloat16=0.1)  # of the logits' largest
 GPU = torch.cuda.is_available()
@@ -76,7 +76,9 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
         test_cfg=ConfigDict(mode='slide', crop_size=(crop, crop), stride=(stride, stride), precision=precision,
                             windows_per_batch=args.windows)))
     if name == 'mmseg':
-        model.backbone.load_state_dict(from_ours(ours.state_dict(), 'mmseg')[0], strict=False)  # it counts its indices
+        weights = {f'backbone.{key}': tensor for key, tensor in ours.state_dict().items()}
+        found = model.load_state_dict(from_ours(weights, 'mmseg')[0], strict=False)  # it keeps its indices
+        assert not found.unexpected_keys and all('backbone' not in key or 'index' in key for key in found.missing_keys)
     else:
         model.backbone = ours
     generator = torch.Generator().manual_seed(1)
@@ -91,7 +93,12 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
 def one_scale(model: nn.Module, image: Tensor) -> Tensor:
     """Logits of one scale, at its size."""
     with torch.autocast(image.device.type, torch.bfloat16, enabled=model.autocast):
-        return model.inference(image, [dict(ori_shape=PHOTO, img_shape=image.shape[2:])])
+        return model.inference(image, [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])])
+
+
+def image_of_one_scale(arch: str) -> Tensor:
+    """A normalised image as one_scale takes it."""
+    return torch.randn(1, 3, *(NARROW_SCALE if arch == 'narrow' else SCALE), device='cuda' if GPU else 'cpu')
 
 
 @torch.no_grad()
@@ -154,10 +161,10 @@ def report(title: str, times: dict[str, list[float]]) -> None:
 
 def part_time(args: argparse.Namespace) -> None:
     models = {name: build(name, args.arch, args) for name in CONTENDERS}
-    image = torch.randn(1, 3, *SCALE, device='cuda' if GPU else 'cpu')
+    image = image_of_one_scale(args.arch)
     times, logits = interleave({name: lambda m=model: one_scale(m, image) for name, model in models.items()},
                                args.rounds)
-    report(f'one scale, {SCALE[0]} x {SCALE[1]}', times)
+    report(f'one scale, {image.shape[2]} x {image.shape[3]}', times)
     for name in CONTENDERS[1:]:
         difference = float((logits[name].float() - logits[OURS]).abs().max() / logits[name].abs().max())
         print(f'largest difference to {name}: {difference:.1e} of the largest logit')
@@ -172,7 +179,7 @@ def part_memory(args: argparse.Namespace) -> None:
             model = build(name, args.arch, args)
             standing = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            one_scale(model, torch.randn(1, 3, *SCALE, device='cuda'))
+            one_scale(model, image_of_one_scale(args.arch))
             peaks[name] = torch.cuda.max_memory_allocated() - standing
             del model
         else:
@@ -203,7 +210,7 @@ def peak_of_child(name: str) -> int:
 
 def run_child(args: argparse.Namespace) -> None:
     """What `peak_of_child` looks at."""
-    model, image = build(args.child, args.arch, args), torch.randn(1, 3, *SCALE)
+    model, image = build(args.child, args.arch, args), image_of_one_scale(args.arch)
     print('ready', flush=True)
     sys.stdin.readline()
     one_scale(model, image)
@@ -231,7 +238,7 @@ def part_scales(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', choices=['base', 'large'], default='base')
+    parser.add_argument('--arch', choices=[*TAPS], default='base', help='narrow tries the script out')
     parser.add_argument('--precision', choices=[*TOLERANCE], default='float32')
     parser.add_argument('--peers-too', action='store_true', help="mmseg's contenders in --precision as well")
     parser.add_argument('--windows', type=int, default=1, help='windows a batch of ours')
