@@ -50,7 +50,7 @@ def unpack(source: Path, target: Path) -> None:
     with zipfile.ZipFile(source) as archive:
         wanted = {member: path for member in archive.infolist() if (path := place(member, source))}
         if not wanted:
-            raise ArchiveError(f'{source} holds none of images/training/*.jpg, annotations/training/*.png and so on: is '
+            raise ArchiveError(f'{source} holds none of images/training/*.jpg, annotations/training/*.png, ...: is '
                                'it another archive?')
         progress = ProgressBar(len(wanted))
         for member, path in wanted.items():

@@ -12,7 +12,7 @@ def classes_of(dataset: Dataset) -> Classes | None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises ValueError when a head is built for another number of classes than the dataset has; names every setting."""
+    """Raises ValueError when a head is built for another number of classes than the dataset has; names all settings."""
     classes = classes_of(dataset)
     if classes is None:
         return

@@ -1,4 +1,4 @@
-"""BEiT-Base with SETR-PUP on ADE20K at 512 pixels after fine-tuning on ImageNet-1K: the paper's intermediate fine-tuning.
+"""BEiT-Base with SETR-PUP on ADE20K at 512 pixels after ImageNet-1K: the paper's intermediate fine-tuning.
 
 Command: tools/dist_train.sh configs/beit/finetune_in1k_100e.py 8
          tools/dist_train.sh configs/beit/setr_pup_512_ade20k_160k_after_in1k.py 8
