@@ -3,7 +3,12 @@
 The `locations` are imported at the first look-up, so no config needs `custom_imports`, in any process
 (`mim train mmpretrain CONFIG` included).
 """
+from importlib.util import find_spec
+
 from mmengine import registry as root
+
+# The one folder that imports mmseg; a location that cannot be imported would break every look-up.
+SEGMENTATION = ('segmentation', ) if find_spec('mmseg') else ()
 
 
 def _child(name: str, *folders: str) -> root.Registry:
@@ -12,11 +17,11 @@ def _child(name: str, *folders: str) -> root.Registry:
         parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
 
 
-MODELS = _child('MODELS', 'models')
+MODELS = _child('MODELS', 'models', *SEGMENTATION)
 DATASETS = _child('DATASETS', 'datasets')
 DATA_SAMPLERS = _child('DATA_SAMPLERS', 'datasets')
-TRANSFORMS = _child('TRANSFORMS', 'datasets')
-HOOKS = _child('HOOKS', 'engine', 'visualization')
+TRANSFORMS = _child('TRANSFORMS', 'datasets', *SEGMENTATION)
+HOOKS = _child('HOOKS', 'engine', 'visualization', *SEGMENTATION)
 METRICS = _child('METRICS', 'engine')
 RUNNERS = _child('RUNNERS', 'engine')
 OPTIM_WRAPPERS = _child('OPTIM_WRAPPERS', 'engine')

@@ -2,6 +2,7 @@
 
     python tools/test.py configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
     python tools/test.py configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
+    python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta
 
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
 for each photo its path, label and name of the most likely class, and scores, [label, probability] of the five best.
@@ -47,12 +48,16 @@ def main() -> None:
     if args.out and is_main_process():
         if predictions is not None and predictions.found:
             report = dict(report, classes=predictions.classes, predictions=predictions.found)
-        Path(args.out).write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
+        # float: mmseg's metrics are numpy's numbers
+        Path(args.out).write_text(json.dumps(report, indent=2, default=float) + '\n', encoding='utf-8')
 
 
 def augment(cfg: Config) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
+    if 'module' in cfg.model:
+        sys.exit('error: this config already tests with augmentation (all scales with flip); leave --tta out, or take '
+                 'the config without _ms')
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
         sys.exit('error: the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:

@@ -1,4 +1,5 @@
 """Photos, their transforms and samplers, and photos that the package makes itself."""
+from .annotation import LoadAnnotation
 from .color_jitter import TwoViewColorJitter
 from .formatting import PackViews
 from .image_folder import ImageFolder
@@ -8,10 +9,11 @@ from .photos import UnlabeledImages
 from .rand_augment import RandAugment
 from .random_erasing import RandomErasing
 from .sampler import RepeatedAugmentationSampler, SeededSampler
+from .segmentation_folder import SegmentationFolder
 from .two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop
 
 __all__ = [
-    'BlockwiseMask', 'ImageFolder', 'LoadPhoto', 'PackViews', 'RandAugment', 'RandomErasing', 'RandomMask',
-    'RepeatedAugmentationSampler', 'SeededSampler', 'TwoViewCenterCrop', 'TwoViewColorJitter',
-    'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
+    'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadPhoto', 'PackViews', 'RandAugment', 'RandomErasing',
+    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'SegmentationFolder', 'TwoViewCenterCrop',
+    'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
 ]

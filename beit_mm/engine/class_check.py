@@ -12,17 +12,20 @@ def classes_of(dataset: Dataset) -> Classes | None:
 
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises ValueError when a head is built for another number of classes than the dataset has."""
+    """Raises ValueError when a head is built for another number of classes than the dataset has; names all settings."""
     classes = classes_of(dataset)
     if classes is None:
         return
     built = {name: module.num_classes for name, module in model.named_modules()
              if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)}
-    if built:
+    # A segmentor repeats the number of its decode head: what holds another holder is left out.
+    inner = [name for name in built if not any(other != name and f'{other}.'.startswith(f'{name}.' if name else '')
+                                               for other in built)]
+    if inner:
         settings = ' '.join('.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
-                            + f'={len(classes)}' for name in built)
+                            + f'={len(classes)}' for name in inner)
         raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
-                         f'built for {next(iter(built.values()))}; set {settings}, or give the right folder')
+                         f'built for {built[inner[0]]}; set {settings}, or give the right folder')
 
 
 def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:

@@ -40,7 +40,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if dtype not in DTYPES:
             raise ValueError(f'dtype is {dtype!r}; choose one of {DTYPES}')
         self.device_type = torch.device(get_device()).type
-        used = _usable(dtype, self.device_type)
+        used = usable_dtype(dtype, self.device_type)
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.steps_without_gradient = 0
@@ -121,7 +121,7 @@ class AutocastOptimWrapper(OptimWrapper):
         super().load_state_dict(state_dict)
 
 
-def _usable(dtype: str, device_type: str) -> str:
+def usable_dtype(dtype: str, device_type: str) -> str:
     """The type that the device computes in, when `dtype` is asked for."""
     if device_type != 'cpu' or dtype == 'float32':
         return dtype

@@ -15,6 +15,7 @@ PANELS = {
     'loss': ('loss', 'mim_loss', 'token_entropy', 'position_entropy'),
     'accuracy': ('mim_acc', ),
     'accuracy, %': ('top1', 'top5', 'best'),
+    'mIoU, %': ('mIoU', ),
     'k-NN accuracy': ('knn_accuracy', ),
     'reconstruction': ('loss_recon', 'recon_mae_01'),
     'codes in use': ('codes_used', 'perplexity'),

@@ -119,6 +119,9 @@ def test_the_package_obeys():
         ('beit_mm/models/deep/x.py', 'from ...datasets import y'),
         ('beit_mm/models/x.py', 'import beit_mm.engine.hooks as h'),
         ('beit_mm/engine/x.py', 'from beit_mm.models import y'),
+        ('beit_mm/engine/x.py', 'from mmseg.structures import y'),
+        ('beit_mm/segmentation/x.py', 'from beit_mm.datasets import y'),
+        ('beit_mm/segmentation/x.py', 'import mmpretrain'),
         ('beit_mm/visualization/x.py', 'import mmpretrain'),
         ('beit_mm/apis/x.py', 'from beit_mm.segmentation import y'),
         ('beit_mm/registry.py', 'from beit_mm import models'),
@@ -145,6 +148,7 @@ def test_a_violation_is_found(path, line):
             'beit_mm/models/deep/x.py',
             'from ...layers import y\nfrom ..backbone import z\nfrom mmpretrain import models',
         ),
+        ('beit_mm/segmentation/x.py', 'import mmseg\nfrom beit_mm.engine.y import z\nfrom .y import z'),
         (
             'beit_mm/datasets/x.py',
             'from mmcv.transforms import BaseTransform\nfrom beit_mm.registry import TRANSFORMS',
@@ -171,3 +175,13 @@ def test_import_beit_mm_is_light():
     )
     loaded = set(ast.literal_eval(result.stdout))
     assert not loaded & {'mmcv', 'mmpretrain', 'mmseg'}
+
+
+def test_without_mmseg_everything_else_is_found():
+    code = """import sys
+sys.modules['mmseg'] = None  # as if it were not installed
+from beit_mm import registry
+assert registry.MODELS.get('BEiTBackbone') and registry.HOOKS.get('StartCheckHook')
+assert registry.MODELS.get('SlidingSegmentor') is None
+assert 'beit_mm.segmentation' not in sys.modules"""
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=ROOT, check=True)

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,59 @@ def test_cifar100_runs_no_program(tmp_path, monkeypatch):
     with pytest.raises(pickle.UnpicklingError, match='asks for .*system; nothing of it was run'):
         module('prepare_cifar100').unpack(path, tmp_path / 'cifar100', md5)
     assert not (tmp_path / 'program_was_run').exists()
+
+
+ADE20K = {'images/training/ADE_train_00000001.jpg': b'photo 1', 'images/validation/ADE_val_00000001.jpg': b'photo 2',
+          'annotations/training/ADE_train_00000001.png': b'labels 1',
+          'annotations/validation/ADE_val_00000001.png': b'labels 2', 'objectInfo150.txt': b'Idx\tName\n1\twall\n'}
+
+
+def ade20k_zip(folder: Path, files: dict[str, bytes]) -> Path:
+    path = folder / 'ADEChallengeData2016.zip'
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def ade20k(tmp_path) -> Path:
+    top = 'ADEChallengeData2016/'
+    others = {top: b'', f'{top}images/': b'', f'{top}sceneCategories.txt': b'ADE_train_00000001 street'}
+    return ade20k_zip(tmp_path, {**others, **{top + name: content for name, content in ADE20K.items()}})
+
+
+def test_ade20k(ade20k, tmp_path):
+    done = run('prepare_ade20k.py', ade20k, tmp_path / 'ade20k')
+    assert tree(tmp_path / 'ade20k') == ADE20K
+    assert done.returncode == 1 and 'expected 20,210 of each in training' in done.stderr.strip().splitlines()[-1]
+    assert 'training: 1 photos, 1 annotations' in done.stdout
+
+
+def test_ade20k_finished_files_stay_and_damaged_ones_are_written_again(ade20k, tmp_path):
+    target = tmp_path / 'ade20k'
+    (target / 'images/training').mkdir(parents=True)
+    (target / 'images/validation').mkdir(parents=True)
+    (target / 'images/training/ADE_train_00000001.jpg').write_bytes(b'PHOTO 1')  # of the right size
+    (target / 'images/validation/ADE_val_00000001.jpg').write_bytes(b'pho')
+    module('prepare_ade20k').unpack(ade20k, target)
+    assert tree(target) == dict(ADE20K, **{'images/training/ADE_train_00000001.jpg': b'PHOTO 1'})
+
+
+@pytest.mark.parametrize('name', ['../images/training/evil.jpg', '/images/training/evil.jpg',
+                                  'a/../../images/training/evil.jpg', 'images/training/..\\evil.jpg'])
+def test_ade20k_paths_that_lead_out_are_refused(tmp_path, name):
+    path = ade20k_zip(tmp_path, {**ADE20K, name: b'evil'})
+    with pytest.raises(ArchiveError, match='no plain file inside of it; nothing was written'):
+        module('prepare_ade20k').unpack(path, tmp_path / 'deep/target')
+    assert not [*tmp_path.rglob('*evil*')] and not (tmp_path / 'deep').exists()
+
+
+def test_ade20k_other_and_damaged_archives(ade20k, tmp_path):
+    done = run('prepare_ade20k.py', ade20k_zip(tmp_path, {'readme.txt': b'text'}), tmp_path / 'out')
+    assert done.returncode == 1 and 'is it another archive?' in done.stderr and 'Traceback' not in done.stderr
+    ade20k.write_bytes(b'<html>not found</html>')
+    done = run('prepare_ade20k.py', ade20k, tmp_path / 'out')
+    assert done.returncode == 1 and 'ADEChallengeData2016.zip: File is not a zip file' in done.stderr
+    done = run('prepare_ade20k.py', tmp_path / 'missing.zip', tmp_path / 'out')
+    assert done.returncode == 1 and 'missing.zip' in done.stderr.strip().splitlines()[-1]

@@ -61,9 +61,9 @@ def test_metadata_are_those_of_the_config(leaf):
         assert metadata['Iterations'] == cfg.train_cfg.max_iters
     assert metadata['Batch Size'] == cfg.auto_scale_lr.base_batch_size
     folder = cfg.train_dataloader.dataset.data_root
-    names = {'imagenet': 'ImageNet-1K', 'imagenet22k': 'ImageNet-22K', 'cifar100': 'CIFAR-100'}
+    names = {'imagenet': 'ImageNet-1K', 'imagenet22k': 'ImageNet-22K', 'cifar100': 'CIFAR-100', 'ade20k': 'ADE20K'}
     assert metadata['Training Data'] == names[folder.removeprefix('data/').removesuffix('/train')]
-    backbone = cfg.model.get('backbone')
+    backbone = cfg.model.get('module', cfg.model).get('backbone')  # of what is tested at all scales, too
     if backbone:
         words = metadata['Architecture']
         assert f"ViT-{backbone.arch.capitalize()}, " in words

@@ -4,7 +4,7 @@ import torch
 from helpers import narrow_model
 
 from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor, decay_groups
-from beit_mm.engine.optim_wrapper import MAX_STEPS_WITHOUT_GRADIENT, AutocastOptimWrapper, _usable
+from beit_mm.engine.optim_wrapper import MAX_STEPS_WITHOUT_GRADIENT, AutocastOptimWrapper, usable_dtype
 from beit_mm.registry import MODELS
 
 ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)
@@ -46,14 +46,14 @@ def make_wrapper(dtype: str, **kwargs) -> tuple[torch.nn.Linear, AutocastOptimWr
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 def test_forward_runs_in_the_type_that_the_device_has(dtype):
     model, wrapper = make_wrapper(dtype)
-    expected = getattr(torch, _usable(dtype, wrapper.device_type))
+    expected = getattr(torch, usable_dtype(dtype, wrapper.device_type))
     with wrapper.optim_context(model):
         assert model(torch.randn(2, 4)).dtype == expected
 
 
 def test_a_cpu_never_computes_in_float16():
-    assert _usable('float16', 'cpu') == 'float32'
-    assert _usable('float16', 'cuda') == 'float16' and _usable('bfloat16', 'cuda') == 'bfloat16'
+    assert usable_dtype('float16', 'cpu') == 'float32'
+    assert usable_dtype('float16', 'cuda') == 'float16' and usable_dtype('bfloat16', 'cuda') == 'bfloat16'
 
 
 def test_step_clips_the_true_gradient():

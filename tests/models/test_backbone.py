@@ -214,3 +214,12 @@ def test_wrong_calls_are_explained():
         BEiTBackbone(**SMALL)(images, mask)
     with pytest.raises(ValueError, match='last block'):
         BEiTBackbone(**SMALL, out_indices=0)(images, positions=torch.zeros(1, 1, dtype=torch.int64))
+
+
+def test_large_positions_are_not_remembered(monkeypatch):
+    """The biases of a window of 640 pixels are 1.5 GB for a base model."""
+    monkeypatch.setattr('beit_mm.layers.derived.MAX_BYTES', 4 * 4 * 17**2 - 1)  # 4 heads, 16 patches, float32
+    model = BEiTBackbone(**SMALL, rel_pos_bias='shared').eval()
+    with torch.no_grad():
+        assert model.rel_pos_bias((4, 4)) is not model.rel_pos_bias((4, 4))
+        assert model.rel_pos_bias((3, 4)) is model.rel_pos_bias((3, 4))

@@ -1,0 +1,16 @@
+"""BEiT-Base with SETR-PUP on ADE20K, with the auxiliary heads of mmseg's SETR configs: three of two convolutions each.
+
+Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
+         tools/dist_train.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py 8
+Batch:   8 GPUs x 2 = 16 images, lr 1e-3
+Steps:   160,000, 126.7 times through the 20,210 photos
+Time:    as setr_pup_512_ade20k_160k.py
+Result:  none of BEiT's own: the paper does not say which heads its figure belongs to
+Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
+Differs: from setr_pup_512_ade20k_160k.py, which has SETR's own four heads, in the auxiliary heads. They are on the
+         outputs of blocks 5, 8 and 10, without one on the last, and their logits come at the size of the image.
+"""
+_base_ = './setr_pup_512_ade20k_160k.py'
+
+model = dict(
+    auxiliary_head=[dict(head, num_convs=2) for head in _base_.model.auxiliary_head[:3]])  # noqa: F821

@@ -1,0 +1,267 @@
+"""Every segmentation config holds the numbers of the paper's appendix table, or of the released configs (FACTS 9)."""
+import ast
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+
+from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor
+from beit_mm.registry import MODELS
+
+CONFIGS = ROOT / 'configs'
+LEAVES = sorted(str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob('*.py') if not {'_base_', 'demo'} & set(p.parts)
+                and p.name.startswith(('setr', 'upernet')))
+PHOTOS = 20_210
+
+
+class Recipe(NamedTuple):
+    """The paper's table of ADE20K settings, or one released config."""
+    parameters: int
+    start: str  # config whose last checkpoint it starts from
+    rate: float
+    layer_decay: float = 0.65
+    drop_path: float = 0.1
+    layer_scale: float | None = None
+    table: bool = False  # a relative position bias in every block instead of a position embedding
+    taps: tuple[int, ...] = (3, 5, 7, 11)
+    size: int = 512
+    stride: int = 341
+    batches: int = 160_000  # of the schedule; an update takes `accumulated` of them
+    accumulated: int = 1
+    width: int = 768
+
+
+# Backbone without last norm, with 32 x 32 + 1 instead of 197 positions: FACTS 1.4. Heads: FACTS 9.1 and 2.1.
+VIT_512 = 85_789_440 - 2 * 768 + (1025 - 197) * 768
+SETR = Recipe(VIT_512 + 3_581_078 + 4 * 1_810_070, 'beit/pretrain_800e.py', 1e-3, taps=(4, 7, 9, 11))
+PYRAMID = 7_081_728 + 67_963_542 + 1_808_534
+UPERNET = Recipe(VIT_512 + PYRAMID, 'beit/pretrain_300e.py', 7e-4)
+PT = UPERNET._replace(parameters=163_080_812, start='beit_plus/pretrain_in22k_150e.py', layer_scale=0.1, table=True)
+BASE_640 = PT._replace(parameters=163_407_980, start='beit_plus/intermediate_in22k_90e.py', rate=3e-5, layer_decay=0.9,
+                       size=640, stride=426)
+LARGE_640 = BASE_640._replace(
+    parameters=441_271_084, start='beit_plus/intermediate_large_in22k_90e.py', rate=2e-5, layer_decay=0.95,
+    drop_path=0.2, layer_scale=1e-6, taps=(7, 11, 15, 23), batches=320_000, accumulated=2, width=1024)
+RECIPES = {
+    'beit/setr_pup_512_ade20k_160k.py': SETR,
+    # one head less; the others have a second convolution of 256 channels with its norm
+    'beit/setr_pup_512_three_aux_ade20k_160k.py': SETR._replace(
+        parameters=SETR.parameters - 1_810_070 + 3 * (256 * 256 * 9 + 2 * 256)),
+    'beit/setr_pup_512_ade20k_160k_after_in1k.py': SETR._replace(start='beit/finetune_in1k_100e.py'),
+    **{f'ablation/setr_pup_{row}_512_ade20k_160k.py': SETR._replace(start=f'ablation/pretrain_{row}_300e.py')
+       for row in ('random_mask', 'pixels', 'pixels_random_mask', 'recover_all', 'no_mask_recover_all')},
+    'ablation/setr_pup_baseline_512_ade20k_160k.py': SETR._replace(start='beit/pretrain_300e.py'),
+    'beit/upernet_512_ade20k_160k.py': UPERNET,
+    'ablation/upernet_layer_scale_512_ade20k_160k.py': UPERNET._replace(
+        parameters=UPERNET.parameters + 12 * 2 * 768, start='ablation/pretrain_layer_scale_300e.py', layer_scale=0.1),
+    'ablation/upernet_layer_scale_rel_pos_512_ade20k_160k.py': PT._replace(start='beit_plus/pretrain_300e.py'),
+    'beit_plus/upernet_512_ade20k_160k.py': PT,
+    'beit_plus/upernet_640_ade20k_160k.py': BASE_640,
+    'beit_plus/upernet_large_640_ade20k_160k.py': LARGE_640,
+}
+MULTI_SCALE = [leaf for leaf in LEAVES if leaf.endswith('_ms.py')]
+STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])  # ImageNet's, under every pretraining
+
+
+def load(leaf: str) -> Config:
+    cfg = Config.fromfile(CONFIGS / leaf)
+    init_default_scope(cfg.default_scope)
+    return cfg
+
+
+def header_of(leaf: str) -> str:
+    return ast.get_docstring(ast.parse((CONFIGS / leaf).read_text()))
+
+
+def on_meta(model: dict) -> torch.nn.Module:
+    with torch.device('meta'):
+        return MODELS.build(model)
+
+
+def steps_of(pipeline: list[dict]) -> dict[str, dict]:
+    return {step['type'].removeprefix('beit_mm.'): step for step in pipeline}
+
+
+def test_no_row_is_left_out():
+    assert sorted([*RECIPES, *MULTI_SCALE]) == LEAVES
+    plain = {leaf.removesuffix('_ms.py') + '.py' for leaf in MULTI_SCALE}
+    assert plain == {leaf for leaf in RECIPES if 'setr_pup' not in leaf or leaf.startswith('beit/')} - {
+        'beit/setr_pup_512_three_aux_ade20k_160k.py'}
+
+
+@pytest.mark.parametrize('leaf', RECIPES)
+def test_model_is_the_published_one(leaf):
+    recipe, cfg = RECIPES[leaf], load(leaf)
+    model, backbone, head = cfg.model, cfg.model.backbone, cfg.model.decode_head
+    assert sum(p.numel() for p in on_meta(model).parameters()) == recipe.parameters
+    assert (backbone.drop_path_rate, backbone.get('layer_scale_init')) == (recipe.drop_path, recipe.layer_scale)
+    assert (backbone.get('abs_pos_embed', True), backbone.get('rel_pos_bias')) == (
+        (False, 'per_layer') if recipe.table else (True, None))
+    assert (backbone.out_type, tuple(backbone.out_indices), backbone.img_size) == ('featmap', recipe.taps, recipe.size)
+    preprocessor = model.data_preprocessor
+    assert (preprocessor.mean, preprocessor.std) == STATISTICS and not preprocessor.get('bgr_to_rgb')
+    assert (tuple(preprocessor.size), preprocessor.pad_val, preprocessor.seg_pad_val) == ((recipe.size, ) * 2, 0, 255)
+    assert (model.test_cfg.mode, tuple(model.test_cfg.crop_size), tuple(model.test_cfg.stride)) == (
+        'slide', (recipe.size, ) * 2, (recipe.stride, ) * 2)
+    heads = [head, *(model.auxiliary_head if isinstance(model.auxiliary_head, list) else [model.auxiliary_head])]
+    assert [h.loss_decode.loss_weight for h in heads] == [1.0] + [0.4] * (len(heads) - 1)
+    assert all(h.num_classes == 150 and h.align_corners is False and h.norm_cfg.type == 'beit_mm.SyncBN' for h in heads)
+    if 'setr_pup' in leaf:
+        three = 'three_aux' in leaf
+        assert backbone.interpolate_mode == 'bilinear'
+        assert [(h.type.removeprefix('beit_mm.Lean'), h.in_index, h.num_convs, h.up_scale) for h in heads] == [
+            ('SETRUPHead', 3, 4, 2), *(('SETRUPHead', i, 2 if three else 1, 4) for i in range(3 if three else 4))]
+        assert all((h.channels, h.dropout_ratio, h.kernel_size, h.norm_layer.eps) == (256, 0, 3, 1e-6) for h in heads)
+    else:
+        auxiliary = heads[1]
+        assert backbone.get('interpolate_mode', 'bicubic') == 'bicubic' and len(heads) == 2
+        assert model.neck == dict(type='Feature2Pyramid', embed_dim=recipe.width, rescales=[4, 2, 1, 0.5],
+                                  norm_cfg=dict(type='beit_mm.SyncBN'))
+        assert (head.type, head.channels, tuple(head.pool_scales), head.dropout_ratio, head.in_channels) == (
+            'beit_mm.LeanUPerHead', recipe.width, (1, 2, 3, 6), 0.1, [recipe.width] * 4)
+        assert (auxiliary.type, auxiliary.in_index, auxiliary.channels, auxiliary.num_convs, auxiliary.concat_input,
+                auxiliary.dropout_ratio, auxiliary.in_channels) == ('FCNHead', 2, 256, 1, False, 0.1, recipe.width)
+
+
+def test_large_at_512_has_the_published_size():
+    model = load('beit_plus/upernet_large_640_ade20k_160k.py').model
+    model.backbone.img_size = 512
+    assert sum(p.numel() for p in on_meta(model).parameters()) == 440_398_636
+
+
+@pytest.mark.parametrize('leaf', RECIPES)
+def test_optimizer_is_the_published_one(leaf):
+    recipe, cfg = RECIPES[leaf], load(leaf)
+    wrapper, optimizer = cfg.optim_wrapper, cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
+        'AdamW', recipe.rate, (0.9, 0.999), 1e-8, 0.05)
+    assert (wrapper.type, wrapper.dtype, wrapper.constructor) == (
+        'beit_mm.AutocastOptimWrapper', 'bfloat16', 'beit_mm.BEiTOptimWrapperConstructor')
+    assert wrapper.paramwise_cfg == dict(layer_decay_rate=recipe.layer_decay) and 'clip_grad' not in wrapper
+    assert cfg.auto_scale_lr.base_batch_size == 16
+    assert wrapper.get('accumulative_counts', 1) == recipe.accumulated
+    assert 8 * cfg.train_dataloader.batch_size * recipe.accumulated == 16
+    assert cfg.train_cfg.max_iters == recipe.batches
+    tenth = recipe.batches // 10  # evaluated and stored ten times
+    assert cfg.train_cfg.val_interval == cfg.default_hooks.checkpoint.interval == tenth
+    assert not cfg.default_hooks.checkpoint.by_epoch and not cfg.log_processor.by_epoch
+
+
+@pytest.mark.parametrize('leaf', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_640_ade20k_160k.py',
+                                  'beit_plus/upernet_large_640_ade20k_160k.py'])
+def test_every_layer_learns_at_its_rate_and_positions_do_not_decay(leaf):
+    """The formula of FACTS 8.3 for every parameter, necks and heads at the full rate; no decay for vectors,
+    `cls_token` and `pos_embed` (which the released segmentation decays by mistake)."""
+    recipe, cfg = RECIPES[leaf], load(leaf)
+    model = on_meta(cfg.model)
+    wrapper = dict(cfg.optim_wrapper, optimizer=dict(cfg.optim_wrapper.optimizer, fused=False))
+    assert wrapper.pop('constructor') == 'beit_mm.BEiTOptimWrapperConstructor'
+    groups = BEiTOptimWrapperConstructor(wrapper, wrapper.pop('paramwise_cfg'))(model).optimizer.param_groups
+    depth, seen = model.backbone.num_layers, {}
+    for group in groups:
+        for name, parameter in zip(group['names'], group['params'], strict=True):
+            seen[name] = True
+            if name.startswith('backbone.blocks.'):
+                layer = int(name.split('.')[2]) + 1
+            else:
+                layer = 0 if name.startswith('backbone.') else depth + 1
+            assert group['lr'] == pytest.approx(recipe.rate * recipe.layer_decay**(depth + 1 - layer)), name
+            spared = parameter.dim() <= 1 or name in ('backbone.cls_token', 'backbone.pos_embed')
+            assert group['weight_decay'] == (0 if spared else 0.05), name
+    assert seen.keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize('leaf', RECIPES)
+def test_schedules_end_where_training_ends(leaf):
+    """mmengine's last factor stands one step before `end`; warm-up and run count batches."""
+    recipe, cfg = RECIPES[leaf], load(leaf)
+    assert cfg.param_scheduler == [
+        dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500 * recipe.accumulated + 1),
+        dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=recipe.batches + 1)]
+
+
+def test_learning_rate_follows_the_released_formula():
+    """mmcv's poly schedule of power 1 times its warm-up, from the first batch to the last."""
+    cfg = load('beit/setr_pup_512_ade20k_160k.py')
+    peak, total, warmup = 1e-3, 160_000, 1500
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    schedulers = []
+    for scheduler in cfg.param_scheduler:
+        scheduler = dict(scheduler)
+        schedulers.append(PARAM_SCHEDULERS.get(scheduler.pop('type'))(optimizer=optimizer, **scheduler))
+    for step in range(total):
+        if step < 1600 or step % 997 == 0 or step > total - 10:
+            factor = 1 - (1 - step / warmup) * (1 - 1e-6) if step < warmup else 1
+            expected = peak * (1 - step / total) * factor
+            assert optimizer.param_groups[0]['lr'] == pytest.approx(expected, rel=1e-4), step
+        optimizer._opt_called = True  # schedulers warn of steps before the optimizer's
+        for scheduler in schedulers:
+            scheduler.step()
+    assert optimizer.param_groups[0]['lr'] < 1e-7 * peak  # where the next batch would be
+
+
+@pytest.mark.parametrize('leaf', RECIPES)
+def test_data_are_the_published_ones(leaf):
+    recipe, cfg = RECIPES[leaf], load(leaf)
+    size = recipe.size
+    train = steps_of(cfg.train_dataloader.dataset.pipeline)
+    assert list(train) == ['LoadPhoto', 'LoadAnnotation', 'RandomResize', 'RandomCrop', 'RandomFlip',
+                           'PhotoMetricDistortion', 'PackSegInputs']
+    assert train['RandomResize'] == dict(
+        type='RandomResize', scale=(4 * size, size), ratio_range=(0.5, 2.0), keep_ratio=True)
+    assert train['RandomCrop'] == dict(type='RandomCrop', crop_size=(size, size), cat_max_ratio=0.75)
+    assert train['RandomFlip'].prob == 0.5 and 'unreadable' in train['PackSegInputs'].meta_keys
+    assert cfg.train_dataloader.drop_last
+    for loader, split in ((cfg.train_dataloader, 'training'), (cfg.val_dataloader, 'validation')):
+        dataset = loader.dataset
+        assert dataset.data_prefix == dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}')
+        assert (dataset.data_root, dataset.classes, dataset.reduce_zero_label) == (
+            'data/ade20k', 'mmseg.ADE20KDataset', True)
+    test = steps_of(cfg.test_dataloader.dataset.pipeline)
+    assert list(test) == ['LoadPhoto', 'Resize', 'LoadAnnotation', 'PackSegInputs']
+    assert test['Resize'] == dict(type='Resize', scale=(4 * size, size), keep_ratio=True)
+    assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
+    assert cfg.val_evaluator == dict(type='IoUMetric', iou_metrics=['mIoU'])
+    assert list(steps_of(cfg.tta_pipeline)) == ['LoadPhoto', 'LoadAnnotation', 'MultiScaleViews']
+    assert cfg.tta_pipeline[-1] == dict(type='beit_mm.MultiScaleViews', short_side=size, crop_size=(size, size))
+
+
+@pytest.mark.parametrize('leaf', MULTI_SCALE)
+def test_multi_scale_is_what_tta_makes_of_its_config(leaf):
+    plain, cfg = load(leaf.removesuffix('_ms.py') + '.py'), load(leaf)
+    assert cfg.model == dict(plain.tta_model, module=plain.model)
+    assert cfg.test_dataloader.dataset.pipeline == plain.tta_pipeline
+    cfg.test_dataloader.dataset.pipeline = plain.test_dataloader.dataset.pipeline
+    assert cfg.test_dataloader == plain.test_dataloader and cfg.test_evaluator == plain.test_evaluator
+    model = cfg.model
+    with pytest.raises(ValueError, match='leave --tta out'):  # what mmseg's test.py makes of --tta
+        on_meta(dict(cfg.tta_model, module=model))
+    sides = re.search(r'short sides are (\d+) \(counted three times\), (\d+), (\d+) and (\d+) pixels', header_of(leaf))
+    size = plain.model.test_cfg.crop_size[0]
+    assert [int(side) for side in sides.groups()] == [size, 1.25 * size, 1.5 * size, 1.75 * size]
+
+
+@pytest.mark.parametrize('leaf', RECIPES)
+def test_header_counts_and_commands_are_true(leaf):
+    recipe, header = RECIPES[leaf], header_of(leaf)
+    updates, passes = re.search(r'^Steps: +([\d,]+).* ([\d.]+) times through the 20,210 photos$', header, re.M).groups()
+    assert int(updates.replace(',', '')) * recipe.accumulated == recipe.batches
+    assert float(passes) == round(16 * 160_000 / PHOTOS, 1)
+    batch, rate = re.search(r'^Batch: +8 GPUs x (\d).* = 16 images, lr ([\de-]+)', header, re.M).groups()
+    assert int(batch) * recipe.accumulated == 2 and float(rate) == recipe.rate
+    checkpoint = load(leaf).model.backbone.init_cfg.checkpoint
+    command = re.search(rf'dist_train.sh configs/{recipe.start} \d+(?: --work-dir (\S+))?\n', header)
+    folder = command[1] or f'work_dirs/{Path(recipe.start).stem}'
+    assert checkpoint == f'{folder}/epoch_{load(recipe.start).train_cfg.max_epochs}.pth'
+    assert f'tools/dist_train.sh configs/{leaf} 8' in header
+
+
+@pytest.mark.parametrize('leaf', LEAVES)
+def test_commands_name_files_that_exist(leaf):
+    named = re.findall(r'configs/\S+\.py', header_of(leaf))
+    assert f'configs/{leaf}' in named and all((ROOT / path).is_file() for path in named)

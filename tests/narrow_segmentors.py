@@ -1,0 +1,42 @@
+"""Narrow segmentors with random weights, for tests of inference."""
+import torch
+from mmengine.config import ConfigDict
+from torch import nn
+
+from beit_mm.registry import MODELS
+
+CLASSES, WIDTH, CROP, STRIDE = 5, 32, 64, 43
+VARIANTS = {
+    'absolute': dict(abs_pos_embed=True),
+    'bias': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+}
+
+
+def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.LeanUPerHead', **test_cfg: object) -> nn.Module:
+    """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
+    backbone = dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4), img_size=CROP,
+                    out_type='featmap', **VARIANTS[variant])
+    norm = dict(type='BN')
+    common = dict(type=head, num_classes=CLASSES, norm_cfg=norm)
+    if 'SETR' in head:
+        parts = dict(backbone=backbone, decode_head=dict(
+            common, in_channels=WIDTH, in_index=0, channels=16, num_convs=4, up_scale=2, dropout_ratio=0))
+    else:
+        parts = dict(backbone=dict(backbone, out_indices=[0, 1, 2, 3]),
+                     neck=dict(type='mmseg.Feature2Pyramid', embed_dim=WIDTH, norm_cfg=norm),
+                     decode_head=dict(common, in_channels=[WIDTH] * 4, in_index=[0, 1, 2, 3], channels=WIDTH))
+    parts['decode_head']['type'] = head if '.' in head else f'mmseg.{head}'
+    model = MODELS.build(dict(
+        type='beit_mm.SlidingSegmentor', data_preprocessor=dict(
+            type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+        test_cfg=ConfigDict(dict(dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE),
+                                      precision='float32'), **test_cfg)), **parts))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name.endswith('running_var'):
+                tensor.uniform_(0.5, 2, generator=generator)
+            elif tensor.is_floating_point():
+                scale = 0.5 if tensor.ndim < 2 or name.endswith('table') else tensor[0].numel()**-0.5
+                tensor.normal_(0, scale, generator=generator)
+    return model.eval()

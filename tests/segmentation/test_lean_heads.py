@@ -1,0 +1,80 @@
+"""The lean heads against mmseg's, with the same weights."""
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.structures import PixelData
+from mmseg.registry import MODELS as MMSEG
+from mmseg.structures import SegDataSample
+
+from beit_mm.registry import MODELS
+
+PYRAMIDS = [[(16, 16), (8, 8), (4, 4), (2, 2)], [(11, 24), (5, 12), (3, 6), (1, 3)]]
+
+
+def pair(name: str, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """mmseg's head and ours in evaluation mode, weights and statistics random and the same."""
+    if name == 'UPer':
+        cfg = dict(in_channels=[12] * 4, in_index=[0, 1, 2, 3], channels=8, num_classes=5)
+    else:
+        cfg = dict(in_channels=12, in_index=0, channels=8, num_classes=5, num_convs=4, up_scale=2)
+    cfg = dict(dict(cfg, norm_cfg=dict(type='BN'), dropout_ratio=0), **changes)
+    theirs = MMSEG.build(dict(cfg, type=f'mmseg.{name}Head'))
+    ours = MODELS.build(dict(cfg, type=f'beit_mm.Lean{name}Head'))
+    for tensor in theirs.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5) if tensor.ndim == 1 else tensor.normal_(0, tensor[0].numel()**-0.5)
+    ours.load_state_dict(theirs.state_dict())  # strict: the same names and shapes
+    return theirs.eval(), ours.eval()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings('ignore:When align_corners')
+@pytest.mark.parametrize('changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(pool_scales=(1, 2))])
+@pytest.mark.parametrize('sizes', PYRAMIDS)
+def test_upernet_is_mmsegs(sizes, changes):
+    """Also where one level is no multiple of the next."""
+    theirs, ours = pair('UPer', **changes)
+    features = [torch.randn(2, 12, *size) for size in sizes]
+    expected = theirs(features)
+    kept = [feature.clone() for feature in features]
+    torch.testing.assert_close(ours(features), expected, atol=1e-5, rtol=1e-5)
+    assert all(map(torch.equal, features, kept))
+
+
+@torch.no_grad()
+def test_upernet_in_bfloat16_is_as_exact_as_mmsegs():
+    theirs, ours = pair('UPer', in_channels=[48] * 4, channels=48)
+    features = [torch.randn(2, 48, *size) for size in PYRAMIDS[0]]
+    exact = theirs(features)
+    with torch.autocast('cpu', torch.bfloat16):
+        errors = [(head(features).float() - exact).square().mean().sqrt() for head in (theirs, ours)]
+    assert errors[1] < 1.1 * errors[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('size', [(4, 4), (3, 5)])
+def test_setr_pup_is_mmsegs_before_the_last_resizing(size):
+    theirs, ours = pair('SETRUP')
+    features = [torch.randn(2, 12, *size)]
+    expected = theirs(features)
+    found = ours(features)
+    assert found.shape[2:] == (8 * size[0], 8 * size[1])
+    found = F.interpolate(found, expected.shape[2:], mode='bilinear')
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['UPer', 'SETRUP'])
+def test_loss_and_gradients_are_mmsegs(name):
+    sizes = PYRAMIDS[0] if name == 'UPer' else [(4, 4)]
+    features = [torch.randn(2, 12, *size) for size in sizes]
+    label = torch.randint(5, (1, 64, 64))
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for _ in range(2)]
+    losses, gradients = [], []
+    for head in pair(name):
+        head.train()
+        loss = head.loss(features, samples, None)['loss_ce']
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([parameter.grad for parameter in head.parameters()])
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)

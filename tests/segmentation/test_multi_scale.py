@@ -1,0 +1,163 @@
+"""Multi-scale inference with flip against the released protocol in plain loops: every ratio, every window."""
+import runpy
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmseg.models.segmentors import EncoderDecoder
+from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
+from PIL import Image
+
+from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.segmentation.multi_scale import RATIOS, MultiScaleTTA, MultiScaleViews
+from beit_mm.segmentation.sliding import spans
+
+
+def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.ndarray:
+    """The released SETR_Resize: short side of ratio * short_side, at least the window."""
+    height, width = image.shape[:2]
+    short = max(int(short_side * ratio), crop)
+    scale = short / min(height, width)
+    return cv2.resize(image, (int(width * scale + 0.5), int(height * scale + 0.5)), interpolation=cv2.INTER_LINEAR)
+
+
+@torch.no_grad()
+def slow_reference(model: EncoderDecoder, photo: np.ndarray, ratios: tuple, short_side: int = CROP) -> torch.Tensor:
+    """Probabilities (C, H, W): every ratio and flip on its own, windows one by one, logits at the image's size."""
+    total, runs = 0, 0
+    for ratio in ratios:
+        view = resized(photo, ratio, short_side, CROP)
+        image = (torch.from_numpy(view).permute(2, 0, 1)[None].float() - 127.5) / 127.5
+        height, width = image.shape[2:]
+        for flip in (False, True):
+            seen = image.flip(3) if flip else image
+            logits, count = torch.zeros(1, CLASSES, height, width), torch.zeros(height, width)
+            for bottom in range(CROP, height + STRIDE, STRIDE):
+                for right in range(CROP, width + STRIDE, STRIDE):
+                    bottom_, right_ = min(bottom, height), min(right, width)
+                    rows, columns = slice(bottom_ - CROP, bottom_), slice(right_ - CROP, right_)
+                    of_window = model(seen[:, :, rows, columns])
+                    logits[:, :, rows, columns] += F.interpolate(of_window, (CROP, CROP), mode='bilinear')
+                    count[rows, columns] += 1
+                    if right >= width:
+                        break
+                if bottom >= height:
+                    break
+            logits = F.interpolate(logits / count, photo.shape[:2], mode='bilinear')[0]
+            probability = logits.softmax(dim=0)
+            total = total + (probability.flip(2) if flip else probability)
+            runs += 1
+    return total / runs
+
+
+def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CROP) -> list[tuple]:
+    """Probabilities and labels of photo files, by the test pipeline, the collation and `test_step`."""
+    load = TRANSFORMS.build(dict(type='beit_mm.LoadPhoto'))
+    views = TRANSFORMS.build(dict(type='beit_mm.MultiScaleViews', short_side=short_side, crop_size=(CROP, CROP),
+                                  ratios=ratios))
+    batch = pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths])
+    merged, plain = [], tta.probabilities
+
+    def kept(*args):
+        for mean in plain(*args):
+            merged.append(mean.clone())
+            yield mean
+
+    tta.probabilities = kept
+    with torch.no_grad():
+        samples = tta.test_step(batch)
+    return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
+
+
+def save_photo(folder, name: str, height: int, width: int, mode: str = 'RGB'):
+    small = np.random.default_rng(0).integers(0, 256, (5, 7, len(mode)), dtype=np.uint8).squeeze()
+    Image.fromarray(small, mode).resize((width, height), Image.Resampling.BICUBIC).save(folder / name)
+    return folder / name
+
+
+@pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
+@pytest.mark.parametrize('variant, head', [('bias', 'UPer'), ('absolute', 'SETRUP')])
+@pytest.mark.parametrize('size, ratios', [((33, 47), RATIOS), ((5, 100), (0.5, 1.0, 1.25)), ((90, 64), (1.0, 1.75)),
+                                          ((1, 1), (0.75, 1.0))])
+def test_the_mean_is_the_slow_references(tmp_path, variant, head, size, ratios):
+    """Also 20 times as wide as high, and one pixel."""
+    path = save_photo(tmp_path, 'photo.png', *size)
+    tta = MultiScaleTTA(narrow_segmentor(variant, f'beit_mm.Lean{head}Head', windows_per_batch=5))
+    expected = slow_reference(narrow_segmentor(variant, f'{head}Head'), np.array(Image.open(path)), ratios)
+    ((mean, label), ) = predict(tta, [path], ratios)
+    torch.testing.assert_close(mean, expected, atol=1e-5, rtol=0)
+    assert torch.equal(label[0], mean.argmax(dim=0)) and label.dtype == torch.int64
+    assert mean.std(dim=(1, 2)).max() > 1e-3 or size == (1, 1)
+
+
+@pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
+def test_photos_of_any_kind_and_size_in_one_batch(tmp_path):
+    paths = [save_photo(tmp_path, 'gray.png', 40, 50, 'L'), save_photo(tmp_path, 'cmyk.jpg', 47, 33, 'CMYK')]
+    tta = MultiScaleTTA(narrow_segmentor(windows_per_batch=7))
+    ratios = (0.5, 1.0, 1.5)
+    for path, (mean, label) in zip(paths, predict(tta, paths, ratios), strict=True):
+        photo = TRANSFORMS.build(dict(type='beit_mm.LoadPhoto'))(dict(img_path=str(path)))['img']
+        torch.testing.assert_close(mean, slow_reference(tta.module, photo, ratios), atol=1e-5, rtol=0)
+        assert label.shape == (1, *photo.shape[:2])
+
+
+@pytest.mark.parametrize('short_side, sides', [(512, [512, 640, 768, 896]), (640, [640, 800, 960, 1120])])
+def test_equal_sizes_are_one_view_that_counts_thrice(short_side, sides):
+    photo = np.zeros((512, 683, 3), np.uint8)
+    packed = MultiScaleViews(short_side, (short_side, short_side))(dict(img=photo, ori_shape=(512, 683)))
+    shapes = [tuple(view.shape[1:]) for view in packed['inputs']]
+    assert shapes == [resized(photo, side / short_side, short_side, short_side).shape[:2] for side in sides]
+    assert [min(shape) for shape in shapes] == sides
+    assert packed['data_samples'].view_weights == (3, 1, 1, 1)
+
+
+def test_windows_of_the_640_protocol():
+    """PERFORMANCE.md section 5: 52 windows with flip, 60 when equal scales are run again."""
+    counts = []
+    for side in (640, 800, 960, 1120):
+        width = int(683 * side / 512 + 0.5)
+        counts.append(2 * len(spans(side, 512, 640, 426)) * len(spans(width, 683, 640, 426)))
+    assert sum(counts) == 52 and sum(counts) + 2 * counts[0] == 60
+
+
+def test_two_classes_by_one_logit(tmp_path):
+    model = narrow_segmentor()
+    model.decode_head.conv_seg = torch.nn.Conv2d(model.decode_head.channels, 1, 1)
+    model.decode_head.threshold = 0.5
+    ((mean, label), ) = predict(MultiScaleTTA(model), [save_photo(tmp_path, 'photo.png', 64, 64)], (1.0, ))
+    assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64)
+
+
+def test_tta_twice_is_refused_before_anything_is_built():
+    """What mmseg's test.py makes of a config with _ms and --tta."""
+    config = dict(type='beit_mm.MultiScaleTTA', module=dict(type='beit_mm.MultiScaleTTA', module=dict(type='Nothing')))
+    with pytest.raises(ValueError, match='leave --tta out'):
+        MODELS.build(config)
+
+
+def test_tta_twice_is_refused_by_our_tool():
+    cfg = Config.fromfile(ROOT / 'configs/beit_plus/upernet_640_ade20k_160k.py')
+    augment = runpy.run_path(str(ROOT / 'tools/test.py'))['augment']
+    augment(cfg)
+    assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
+    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
+    with pytest.raises(SystemExit, match='leave --tta out'):
+        augment(cfg)
+
+
+def test_another_segmentor_is_refused():
+    with pytest.raises(ValueError, match='needs a beit_mm.SlidingSegmentor, got Linear'):
+        linear = torch.nn.Linear(1, 1)
+        linear.test_step = None
+        MultiScaleTTA(linear)
+
+
+@pytest.mark.parametrize('change', [dict(ratios=()), dict(ratios=(0, 1)), dict(short_side=0)])
+def test_settings_that_are_no_sizes(change):
+    with pytest.raises(ValueError, match='must be positive'):
+        MultiScaleViews(**dict(dict(short_side=64, crop_size=(64, 64)), **change))

@@ -1,0 +1,115 @@
+"""Sliding inference against mmseg's own, at any size."""
+import pytest
+import torch
+import torch.nn.functional as F
+from mmseg.models.segmentors import EncoderDecoder
+from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
+
+from beit_mm.segmentation.sliding import Grid, View, slide, spans
+
+# wide, smaller than a window, one side smaller, odd, exactly a window, exactly on the strides
+SIZES = [(32, 200), (33, 47), (40, 150), (97, 131), (64, 64), (64 + 43, 64 + 86)]
+
+
+def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
+    """mmseg's logits of images (B, 3, h, w) at their size."""
+    metas = [dict(ori_shape=images.shape[2:], img_shape=images.shape[2:])] * len(images)
+    return EncoderDecoder.inference(model, images, metas)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('mode', ['slide', 'whole'])
+@pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.LeanSETRUPHead'), ('bias', 'beit_mm.LeanUPerHead'),
+                                           ('bias', 'SETRUPHead'), ('absolute', 'UPerHead')])
+def test_logits_are_mmsegs_at_any_size(variant, head, mode):
+    model = narrow_segmentor(variant, head, mode=mode, windows_per_batch=3)
+    for size in SIZES:
+        images = torch.randn(2, 3, *size)
+        if mode == 'whole':  # mmseg resizes the logits to pad_shape or to an img_shape that is a torch.Size
+            expected = F.interpolate(model(images), size, mode='bilinear')
+        else:
+            expected = reference(model, images)
+        torch.testing.assert_close(model.inference(images), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('per_batch', [1, 4, 100])
+def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
+    """Each view's logits are mmseg's, resized to the size wanted; of a mirror image, mirrored back."""
+    model = narrow_segmentor(windows_per_batch=per_batch)
+    batches = []
+    model.backbone.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+    wanted = [(30, 45), (64, 96), (90, 135)]
+    views = [View(torch.randn(3, *size), out, flip) for flip in (False, True)
+             for size, out in zip([(64, 96), (75, 131), (130, 195)], wanted, strict=True)]
+    found = list(model.slide(views))
+    count = sum(batches)
+    assert max(batches) == min(per_batch, count) and len(batches) == -(-count // per_batch)
+    for view, logits in zip(views, found, strict=True):
+        image = view.image.unsqueeze(0)
+        expected = reference(model, image.flip(3) if view.flip else image)
+        expected = F.interpolate(expected, view.size, mode='bilinear')[0]
+        torch.testing.assert_close(logits, expected.flip(2) if view.flip else expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('align_corners', [False, True])
+def test_a_head_that_aligns_corners(align_corners):
+    """Against interpolation in plain steps: window, mean, wanted size."""
+    def network(images):
+        return F.avg_pool2d(images, 4).square()
+
+    def resize(x, size):
+        return F.interpolate(x, size, mode='bilinear', align_corners=align_corners)
+
+    image = torch.randn(3, 48, 80)
+    total, count = torch.zeros(1, 3, 48, 80), torch.zeros(48, 80)
+    for top in (0, 16):
+        for left in (0, 24, 48):
+            window = slice(top, top + 32), slice(left, left + 32)
+            total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
+            count[window] += 1
+    expected = resize(total / count, (37, 59))[0]
+    (found, ) = slide(network, [View(image, (37, 59))], Grid((32, 32), (16, 24)), 4, align_corners)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('length', [1, CROP - 1, CROP, CROP + 1, CROP + STRIDE, CROP + STRIDE + 1, 500])
+def test_windows_cover_every_pixel_as_mmseg_lays_them(length):
+    found = [(span.start, span.stop) for span in spans(length, 10, CROP, STRIDE)]
+    count = max(length - CROP + STRIDE - 1, 0) // STRIDE + 1  # mmseg's h_grids
+    stops = [min(index * STRIDE + CROP, length) for index in range(count)]
+    assert found == [(max(stop - CROP, 0), stop) for stop in stops]
+    assert {pixel for start, stop in found for pixel in range(start, stop)} == set(range(length))
+
+
+@torch.no_grad()
+def test_the_image_decides_not_its_place_in_a_batch():
+    model = narrow_segmentor(windows_per_batch=8)
+    images = torch.randn(3, 3, 70, 90)
+    alone = torch.cat([model.inference(image.unsqueeze(0)) for image in images])
+    torch.testing.assert_close(model.inference(images), alone, atol=1e-5, rtol=1e-5)
+    assert alone.shape == (3, CLASSES, 70, 90)
+
+
+@torch.no_grad()
+def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
+    """Also where a CPU without fast bfloat16 would take float32."""
+    model = narrow_segmentor()
+    image = torch.randn(1, 3, 70, 90)
+    exact = model.inference(image)
+    monkeypatch.setattr('beit_mm.segmentation.segmentor.usable_dtype', lambda dtype, device: dtype)
+    model.test_cfg.update(precision='bfloat16')
+    rough = model.inference(image)
+    assert rough.dtype == torch.float32 and not torch.equal(rough, exact)
+    assert (rough - exact).std() < 0.03 * exact.std()
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(mode='sliding'), "mode is 'sliding'"),
+    (dict(precision='fp16'), "precision is 'fp16'"),
+    (dict(windows_per_batch=0), 'at least 1'),
+    (dict(stride=(65, 64)), 'leaves gaps'),
+])
+def test_settings_that_cannot_be_met(change, message):
+    with pytest.raises(ValueError, match=message):
+        narrow_segmentor(**change)
