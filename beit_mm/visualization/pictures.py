@@ -72,8 +72,6 @@ class PictureHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         if not hasattr(model, 'pictures'):
             return
-        if not hasattr(model, 'pictures'):
-            return
         batch = {key: values[:self.num_images] for key, values in data_batch['inputs'].items()}
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(dict(inputs=batch))['inputs'])
