@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.utils import ProgressBar
 from PIL import Image
+
+from beit_mm.datasets.archives import progress_bar
 
 MD5 = 'eb9058c3a382ffc7106e4002c42a8d85'
 SPLITS = dict(train='train', test='val')  # of the archive -> folder
@@ -63,12 +64,12 @@ def write_split(content: dict[bytes, Any], classes: list[str], folder: Path) -> 
     for name in classes:
         (part / name).mkdir(parents=True)
     photos = content[b'data'].pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    progress = ProgressBar(len(photos))
-    for photo, label, name in zip(photos, content[b'fine_labels'], content[b'filenames'], strict=True):
-        Image.fromarray(photo).save(part / classes[label] / Path(name.decode()).name)
-        progress.update()
+    with progress_bar(len(photos)) as update:
+        for photo, label, name in zip(photos, content[b'fine_labels'], content[b'filenames'], strict=True):
+            Image.fromarray(photo).save(part / classes[label] / Path(name.decode()).name)
+            update()
     part.rename(folder)
-    print(f'\n{folder}: {len(photos):,} photos')
+    print(f'{folder}: {len(photos):,} photos')
 
 
 class Array:

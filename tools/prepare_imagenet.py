@@ -9,12 +9,11 @@ archives; run again after an interruption, it goes on where it was.
 import argparse
 import io
 import sys
-import tarfile
 from pathlib import Path
 
 from scipy.io import loadmat
 
-from beit_mm.datasets.archives import ArchiveError, unpack_classes, unpack_files
+from beit_mm.datasets.archives import ArchiveError, intact, open_tar, unpack_classes, unpack_files
 from beit_mm.datasets.photos import list_photos
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
@@ -36,7 +35,7 @@ def main() -> None:
         unpack_files(args.source / VAL, args.target / 'val', class_of)
         print(f'{TRAIN} -> {args.target / "train"}')
         unpack_classes(args.source / TRAIN, args.target / 'train', CLASSES)
-    except (ArchiveError, OSError, tarfile.TarError) as error:
+    except (ArchiveError, OSError) as error:
         sys.exit(f'error: {error}')
     for split, expected in COUNTS.items():
         found = len(list_photos(str(args.target / split)))
@@ -47,16 +46,21 @@ def main() -> None:
 
 
 def val_classes(devkit: Path) -> dict[str, str]:
-    """Name of each validation photo -> its class (WordNet id), from the development kit."""
-    with tarfile.open(devkit) as archive:
+    """Name of each validation photo -> its class (WordNet id), from the development kit.
+
+    Raises:
+        ArchiveError: it is damaged or another archive.
+    """
+    with intact(devkit), open_tar(devkit) as archive:
         content = {Path(member.name).name: archive.extractfile(member).read() for member in archive
                    if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}'))}
     if len(content) != 2:
         raise ArchiveError(f'{devkit} lacks {SYNSETS} or {LABELS}: is it another archive?')
-    synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True)['synsets']
-    names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
-    labels = content[LABELS].split()
-    return {f'ILSVRC2012_val_{i:08}.JPEG': names[int(label)] for i, label in enumerate(labels, start=1)}
+    with intact(devkit, Exception):  # scipy at work on damaged bytes raises nearly everything
+        synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True)['synsets']
+        names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
+        labels = content[LABELS].split()
+        return {f'ILSVRC2012_val_{i:08}.JPEG': names[int(label)] for i, label in enumerate(labels, start=1)}
 
 
 if __name__ == '__main__':

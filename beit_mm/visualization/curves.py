@@ -1,6 +1,6 @@
 """Curves from the numbers that runs log, of one run or of several, and the hook that keeps a run's drawn."""
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -38,12 +38,22 @@ def read_scalars(work_dir: Path, prefixes: bool = False) -> tuple[list[dict], li
     """
     rows: list[dict] = []
     for path in sorted(work_dir.glob('*/vis_data/scalars.json')):
-        later = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         later = [{key if prefixes else key.split('/')[-1]: value for key, value in row.items()}
-                 for row in later if 'step' in row]
+                 for row in _rows(path) if 'step' in row]
         if later:
             rows = [row for row in rows if row['step'] < later[0]['step']] + later
     return [r for r in rows if 'lr' in r], [r for r in rows if 'lr' not in r]
+
+
+def _rows(path: Path) -> Iterator[dict]:
+    """Rows of a log without those that a full disk or a kill has torn: half a row is no measurement."""
+    for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
 
 
 def draw_curves(work_dir: Path, picture: Path) -> None:

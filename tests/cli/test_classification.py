@@ -11,10 +11,14 @@ import pytest
 import torch
 from helpers import ROOT, make_runner
 from labelled import BACKBONE, CLASSES, classifier_config, make_photos
-from mmengine.registry import init_default_scope
+from mmengine.config import Config
+from mmengine.registry import DefaultScope, init_default_scope
 from PIL import Image
 
-from beit_mm.apis.classify import Classifier
+from beit_mm.apis.classify import Classifier, _own_config, _usual_preparation
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.engine.folder_runner import set_num_classes
+from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
 LARGER = ['--cfg-options', 'model.backbone.img_size=48', 'test_dataloader.dataset.pipeline.1.scale=54',
@@ -108,10 +112,6 @@ def test_the_inferencer_needs_the_checkpoint_alone_and_agrees(work, tmp_path):
     one, array = classifier([file, np.asarray(Image.open(file))], top=2)
     assert array == dict(one, path=None) and len(one['scores']) == 2
     assert one['path'] == str(file)
-    with pytest.raises(FileNotFoundError, match='gone.jpg'):
-        classifier('gone.jpg')
-    with pytest.raises(ValueError, match=r'float64 .*expected uint8'):
-        classifier(np.zeros((8, 8, 3)))
 
 
 def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path):
@@ -146,6 +146,107 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     assert {f'accuracy/layer_{layer}' for layer in range(3)} < set(report) and 'predictions' not in report
     done = run(*command, '--tta', cwd=work)
     assert done.returncode != 0 and 'set model.layers=...' in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(('photos', 'options', 'error', 'message'), [
+    ('gone.jpg', {}, FileNotFoundError, "no file or folder 'gone.jpg'"),
+    (np.zeros((8, 8, 3)), {}, ValueError, r'float64 .*expected uint8'),
+    (np.zeros((0, 20, 3), np.uint8), {}, ValueError, r'\(0, 20, 3\); expected .* not empty'),
+    (7, {}, TypeError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
+    ([b'photo.jpg'], {}, TypeError, 'type bytes; expected a file'),
+    ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
+    ('.', dict(top=0), ValueError, 'top is 0; expected 1 or more'),
+])
+def test_what_is_no_photo_is_one_line(work, photos, options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        Classifier(work / 'epoch_2.pth', device='cpu')(photos, **options)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'I;16'])
+def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
+    image = Image.open(work / 'photos/val/green/1.png')
+    image = Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45) if mode == 'I;16' else (
+        image.convert(mode))
+    assert image.mode == mode
+    if mode == 'RGBA':
+        image.putalpha(90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    image.save(tmp_path / 'photo.png', exif=exif)
+    file, opened = Classifier(work / 'epoch_2.pth', device='cpu')([tmp_path / 'photo.png',
+                                                                   Image.open(tmp_path / 'photo.png')])
+    assert opened == dict(file, path=None)
+
+
+def changed(work: Path, path: Path, cfg: Config) -> Path:
+    """The checkpoint with another config in it."""
+    content = torch.load(work / 'epoch_2.pth', weights_only=True)
+    content['meta']['cfg'] = cfg.pretty_text
+    torch.save(content, path)
+    return path
+
+
+def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
+    cfg = Config.fromfile(work / 'config.py')
+    cfg.model.backbone.img_size = 32
+    for split in ('val', 'test'):
+        cfg[f'{split}_dataloader'] = cfg[f'{split}_cfg'] = cfg[f'{split}_evaluator'] = None
+    cfg.train_dataloader.dataset.pipeline[1:] = [dict(type='RandomResizedCrop', scale=32), dict(type='PackInputs')]
+    path = changed(work, tmp_path / 'changed.pth', cfg)
+    for classifier in (Classifier(path, device='cpu'), Classifier(path, device='cpu', config=cfg)):
+        resize, crop, _ = classifier.prepare.transforms
+        assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
+        assert len(classifier(work / 'photos/val')) == 21
+
+    cfg.train_dataloader = None
+    for config in (None, cfg, ROOT / 'configs/_base_/default_runtime.py'):
+        with pytest.raises(ValueError, match='has no model and test pipeline of a classifier; give another') as error:
+            Classifier(changed(work, tmp_path / 'changed.pth', cfg), device='cpu', config=config)
+        assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(('name', 'edge', 'size'), [('beit/finetune_in1k_100e', 256, 224),
+                                                    ('beit/finetune_384_in1k_10e', 384, 384),
+                                                    ('beit_plus/finetune_large_512_in1k', 512, 512)])
+def test_the_usual_pipeline_is_the_one_of_the_configs(name, edge, size):
+    backbone = Config.fromfile(ROOT / f'configs/{name}.py').model.backbone
+    backbone = BEiTBackbone('tiny', img_size=backbone.get('img_size', 224))
+    pipeline = Config.fromfile(ROOT / f'configs/{name}.py').test_dataloader.dataset.pipeline
+    made = _usual_preparation(torch.nn.ModuleDict(dict(backbone=backbone)))
+    assert (made[0]['scale'], made[1]['crop_size']) == (edge, (size, size))
+    assert [dict(made[0]), dict(made[1], crop_size=size), made[2]] == [dict(step) for step in pipeline[1:]]
+
+
+def test_a_folder_runners_config_takes_the_classes_of_the_checkpoint(tmp_path):
+    path = ROOT / 'configs/demo/finetune_folder.py'
+    cfg = Config.fromfile(path)
+    set_num_classes(cfg.model, 3)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(cfg.model)
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=CLASSES))), tmp_path / 'x.pth')
+    given = Config.fromfile(path)
+    for config in (path, str(path), given):
+        classifier = Classifier(tmp_path / 'x.pth', device='cpu', config=config)
+        assert classifier(np.zeros((80, 90, 3), np.uint8))[0]['name'] in CLASSES
+        assert len(classifier.classes) == classifier.model.head.num_classes == 3
+    assert given.model.head.num_classes == 2  # the caller's config stays as it is
+
+
+def test_a_pretrainings_checkpoint_builds_nothing(work, tmp_path):
+    path = changed(work, tmp_path / 'changed.pth', Config.fromfile(ROOT / 'configs/demo/pretrain.py'))
+    with pytest.raises(CheckpointError, match="asks for 'beit_mm.BEiTPretrainer', which is no part of a classifier"):
+        Classifier(path, device='cpu')
+
+
+def test_every_classification_config_is_built_on_a_checkpoints_word():
+    seen = 0
+    for path in sorted(ROOT.glob('configs/*/*.py')):
+        cfg = Config.fromfile(path)
+        if path.parent.name != '_base_' and cfg.model.type in ('ImageClassifier', 'beit_mm.LinearProbe'):
+            _own_config(dict(cfg=cfg.pretty_text), path)
+            seen += 1
+    assert seen > 20
 
 
 @pytest.mark.parametrize(('options', 'message'), [

@@ -1,4 +1,5 @@
-"""The preparation scripts on small archives of the official form: right folders, going on, and nothing outside."""
+"""The preparation scripts on small archives of the official form: right folders, going on, nothing outside, and damage
+named in one line."""
 import hashlib
 import importlib.util
 import io
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import ROOT
+from mmengine.config import Config
 from PIL import Image
 from scipy.io import savemat
 
@@ -42,7 +44,15 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def run(tool: str, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, str(ROOT / 'tools' / tool), *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120, env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'))
+                          text=True, timeout=240, env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'))
+
+
+def call(tool: str, *arguments: object) -> subprocess.CompletedProcess:
+    """As `run`, without the seconds that a process of its own takes to begin."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
+        module(tool.removesuffix('.py')).main()
+    return subprocess.CompletedProcess(tool, 1, '', f'{end.value.code}\n')
 
 
 def module(name: str):
@@ -97,9 +107,105 @@ def test_finished_classes_stay_and_an_interrupted_one_is_redone(downloads, tmp_p
 def test_a_cut_archive_ends_with_an_error_and_leaves_no_half_class(downloads, tmp_path):
     path = downloads / 'ILSVRC2012_img_train.tar'
     path.write_bytes(path.read_bytes()[:22000])  # within the second class
-    with pytest.raises(tarfile.TarError):
+    with pytest.raises(ArchiveError, match='img_train.tar: damaged or incomplete'):
         unpack_classes(path, tmp_path / 'train', 3)
     assert [f.name for f in (tmp_path / 'train').iterdir() if not f.name.startswith('.')] == [SYNSETS[0]]
+
+
+HTML = b'<!DOCTYPE html>\n<html><body>Please sign in</body></html>\n' * 40
+DEVKIT = 'ILSVRC2012_devkit_t12.tar.gz'
+
+
+def refuse(done: subprocess.CompletedProcess, *words: str) -> None:
+    """The script ended with one line of an error, which begins on a line of its own and has these words."""
+    assert done.returncode == 1 and done.stderr.count('\n') == 1, done.stderr
+    assert not done.stdout or done.stdout.endswith('\n')
+    assert done.stderr.startswith('error: ')
+    for word in words:
+        assert word in done.stderr
+
+
+def meta_damaged(devkit: bytes) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(devkit)) as archive:
+        content = {member.name: archive.extractfile(member).read() for member in archive}
+    name = next(name for name in content if name.endswith('meta.mat'))
+    content[name] = content[name][:140]
+    return tar(content, 'w:gz')
+
+
+@pytest.mark.parametrize('damage', [
+    lambda devkit: devkit[:len(devkit) // 2],
+    lambda devkit: devkit[:-60] + bytes(40) + devkit[-20:],
+    lambda devkit: b'',
+    lambda devkit: HTML,
+    meta_damaged,
+], ids=['cut', 'bytes changed', 'empty', 'HTML', 'meta.mat cut'])
+def test_a_damaged_devkit_is_one_line(downloads, tmp_path, damage):
+    path = downloads / DEVKIT
+    path.write_bytes(damage(path.read_bytes()))
+    done = call('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
+    refuse(done, f'error: {path}: damaged or incomplete (', '); download it again')
+    assert not (tmp_path / 'imagenet').exists()
+
+
+@pytest.mark.parametrize('name', ['ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'])
+@pytest.mark.parametrize('damage', [lambda content: content[:1700], lambda content: HTML], ids=['cut', 'HTML'])
+def test_a_damaged_archive_of_photos_is_one_line(downloads, tmp_path, name, damage):
+    (downloads / name).write_bytes(damage((downloads / name).read_bytes()))
+    done = call('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
+    refuse(done, f'error: {downloads / name}: damaged or incomplete (', '); download it again')
+
+
+def test_a_header_damaged_in_the_middle_is_not_the_end_of_the_archive(downloads, tmp_path):
+    path = downloads / 'ILSVRC2012_img_train.tar'
+    content = bytearray(path.read_bytes())
+    content[content.index(b'n00000002.tar')] ^= 1
+    path.write_bytes(content)
+    refuse(call('prepare_imagenet.py', downloads, tmp_path / 'imagenet'), f'error: {path}: damaged or incomplete')
+    path.write_bytes(content[:content.index(b'00000002.tar') + 100])  # cut within a header
+    refuse(call('prepare_imagenet.py', downloads, tmp_path / 'imagenet'), f'error: {path}: damaged or incomplete')
+
+
+@pytest.mark.parametrize(('share', 'start'), [(0.3, call), (0.6, run), (0.95, call)])
+def test_a_cut_archive_of_imagenet22k_is_one_line(tmp_path, share, start):
+    rng = np.random.default_rng(0)  # photos do not shrink, so that a cut falls into one
+    content = tar({f'winter21_whole/{name}.tar': tar({f'{name}_1.JPEG': rng.bytes(30000)}) for name in SYNSETS}, 'w:gz')
+    path = tmp_path / 'winter21_whole.tar.gz'
+    path.write_bytes(content[:int(share * len(content))])
+    refuse(start('prepare_imagenet22k.py', path, tmp_path / 'out'), f'error: {path}: damaged or incomplete (')
+
+
+def test_a_source_without_class_archives_is_named(tmp_path):
+    (tmp_path / 'source/n00000001').mkdir(parents=True)
+    done = call('prepare_imagenet22k.py', tmp_path / 'source', tmp_path / 'out')
+    refuse(done, f'error: {tmp_path / "source"} holds no archive of a class, expected n########.tar for each')
+    assert not (tmp_path / 'out').exists()
+    path = tmp_path / 'source/n00000001.tar'
+    path.write_bytes(tar({'n00000001_1.JPEG': b'photo' * 1000})[:3000])
+    refuse(call('prepare_imagenet22k.py', tmp_path / 'source', tmp_path / 'out'), f'error: {path}: damaged')
+    refuse(call('prepare_imagenet22k.py', tmp_path / 'gone.tar', tmp_path / 'out'), 'No such file', 'gone.tar')
+
+
+def test_the_options_for_the_release_of_fewer_classes(tmp_path):
+    for number in range(19_167):
+        (tmp_path / f'out/n{number:08}').mkdir(parents=True)
+    (tmp_path / 'winter21_whole.tar').write_bytes(classes_tar())  # of classes that are there already
+    done = run('prepare_imagenet22k.py', tmp_path / 'winter21_whole.tar', tmp_path / 'out')
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert 'have 21,841 classes; train them with --cfg-options ' in last
+    for name in ('intermediate_in22k_90e', 'intermediate_large_in22k_90e'):
+        cfg = Config.fromfile(ROOT / f'configs/beit_plus/{name}.py')
+        assert set(numbers_of_classes(cfg.model)) == {21_841}
+        cfg.merge_from_dict({key: int(value) for key, value in (
+            option.split('=') for option in last.partition('--cfg-options ')[2].split())})
+        assert set(numbers_of_classes(cfg.model)) == {19_167}
+
+
+def numbers_of_classes(config: dict) -> list[int]:
+    found = [config['num_classes']] if 'num_classes' in config else []
+    return found + [number for value in config.values() if isinstance(value, dict)
+                    for number in numbers_of_classes(value)]
 
 
 @pytest.mark.parametrize('form', ['tar', 'tar.gz', 'folder'])
@@ -113,7 +219,7 @@ def test_imagenet22k(tmp_path, form):
     else:
         source.write_bytes(classes_tar('w:gz' if form == 'tar.gz' else 'w', 'winter21_whole/'))
     done = run('prepare_imagenet22k.py', source, tmp_path / 'out')
-    assert 'holds 3 classes, expected 21,841 (fall 2011) or 19,167' in done.stderr
+    refuse(done, 'holds 3 classes, expected 21,841 (fall 2011) or 19,167', 'model.head.num_classes=3')
     assert len(tree(tmp_path / 'out')) == 9 and (tmp_path / 'out/n00000002/n00000002_2.JPEG').exists()
 
 

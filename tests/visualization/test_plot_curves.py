@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, make_runner
 from PIL import Image
 
-from beit_mm.visualization.curves import draw_comparison, read_curves
+from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars
 
 ACCURACY = {'fine=tuned': [(10, 40.0), (20, 62.5)], 'scratch': [(10, 5.0), (20, 12.5), (30, 21.0)]}
 LOSS = {'fine=tuned': [(5, 4.0), (15, 2.0)], 'scratch': [(5, 4.6), (15, 4.1), (25, 3.5)]}
@@ -76,3 +76,33 @@ def test_a_run_without_validation_says_so(runs):
     log.write_text('{"lr": 1.0, "loss": 2.0, "step": 1}\n')
     with pytest.raises(ValueError, match='its logs have no validation yet'):
         read_curves(runs / 'scratch', 'accuracy/top1')
+
+
+TORN = ['{"accuracy/top1": 99.0, "lo', '{"lr": 1e-3, "loss": 9.0, "st\n{"lr": 0.001, "lo', '\0\0\0', '\xe9\n7\n']
+
+
+@pytest.mark.parametrize('torn', TORN)
+def test_a_torn_line_is_no_measurement(runs, torn):
+    log = next((runs / 'scratch').glob('*/vis_data/scalars.json'))
+    log.write_bytes(log.read_bytes() + torn.encode('latin-1'))
+    done = plot(runs, 'scratch', '--out', 'curves.png')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == 'scratch: accuracy/top1 21 at step 30'
+    assert read_curves(runs / 'scratch', 'accuracy/top1') == (ACCURACY['scratch'], LOSS['scratch'])
+
+
+def test_a_run_resumes_after_a_log_was_torn(pretrain_config):
+    pretrain_config.train_cfg.max_epochs = 1
+    make_runner(pretrain_config).train()
+    work = Path(pretrain_config.work_dir)
+    log = next(work.glob('*/vis_data/scalars.json'))
+    log.parents[1].rename(work / '20200101_000000')  # earlier than the run to come, which may begin in the same second
+    log = work / '20200101_000000/vis_data/scalars.json'
+    log.write_bytes(log.read_bytes()[:-20])  # of the validation's row
+    (work / 'curves.png').unlink()
+    pretrain_config.resume = True
+    pretrain_config.train_cfg.max_epochs = 2
+    make_runner(pretrain_config).train()
+    train, val = read_scalars(work)
+    assert [row['step'] for row in train] == list(range(1, 7)) and [row['step'] for row in val] == [6]
+    assert (work / 'curves.png').exists()
