@@ -2,7 +2,7 @@
 
 Moving average of the weights, which is then what is evaluated (released code: --model_ema):
 --cfg-options default_hooks.ema.type=EMAHook default_hooks.ema.momentum=0.0001
-With accumulation: also default_hooks.ema.interval=<accumulative_counts>, since mmengine counts batches.
+With accumulation its `interval` is accumulative_counts, because mmengine counts batches.
 """
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
