@@ -1,9 +1,10 @@
-"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, fine-tuning, a test.
+"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, fine-tuning, segmentation, a test.
 
-    python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,finetune,test] [--work-dir work_dirs/demo]
+    python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,finetune,segment,test] [--work-dir work_dirs/demo]
 
 Fine-tuning needs photos in class folders: DIR/<class>/*.jpg. It trains the pretrained model, and the same model from
-random weights for as long, so that one sees what pretraining is worth.
+random weights for as long, so that one sees what pretraining is worth. Segmentation needs label maps, which the drawn
+pictures have.
 """
 import argparse
 import json
@@ -15,14 +16,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from beit_mm.apis.segment import Segmenter
+from beit_mm.datasets.annotation import IGNORED, read_labels
 from beit_mm.datasets.demo_photos import make_demo_photos
+from beit_mm.datasets.photo_reading import read_photo
 from beit_mm.datasets.photos import list_photos
 from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars
+from beit_mm.visualization.overlays import draw_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ('data', 'dvae', 'pretrain', 'finetune', 'test')
+STAGES = ('data', 'dvae', 'pretrain', 'finetune', 'segment', 'test')
 HELD_OUT = 0.1  # share of the user's photos kept for the test
 MIN_PHOTOS = 100
+DRAWN = 'drawn_photos'
+SEGMENT_STEPS = 300
+SEGMENTED = 6  # photos in the picture of overlays
 
 
 def main() -> None:
@@ -56,8 +66,9 @@ class Demo:
     """The stages; each leaves its files in the work directory, so that the next finds them.
 
     Args:
-        work_dir: `lists/` holds the photos' names, `dvae/`, `pretrain/`, `finetune/` and `scratch/` the runs. Tools run
-            inside it on relative paths, because `--cfg-options` drops the spaces of a value and splits it at commas.
+        work_dir: `lists/` holds the photos' names, `dvae/`, `pretrain/`, `finetune/`, `scratch/` and `segment/` the
+            runs. Tools run inside it on relative paths, because `--cfg-options` drops the spaces of a value and splits
+            it at commas.
     """
 
     def __init__(self, work_dir: Path):
@@ -68,7 +79,7 @@ class Demo:
         """Lists the photos to learn from and those held out."""
         self.lists.mkdir(parents=True, exist_ok=True)
         if folder is None:
-            link = folder = self.work_dir / 'drawn_photos'
+            link = folder = self.work_dir / DRAWN
             make_demo_photos(folder, num_train=1200, num_val=300, size=160, seed=0)
             train, val = ([f'{split}/{path}' for path in list_photos(str(folder / split))]
                           for split in ('train', 'val'))
@@ -114,6 +125,17 @@ class Demo:
         self._run('train.py', 'finetune_folder', run='scratch',
                   options=['model.backbone.init_cfg=None', 'optim_wrapper.paramwise_cfg.layer_decay_rate=1.0'])
 
+    def segment(self) -> None:
+        """Trains SETR-PUP on the pretrained model."""
+        if not self._has_label_maps():
+            print('no label maps, nothing to segment')
+            return
+        steps = SEGMENT_STEPS
+        self._run('train.py', 'segment_setr_pup', run='segment', options=[
+            f'model.backbone.init_cfg.checkpoint={self._checkpoint("pretrain")}', f'train_cfg.max_iters={steps}',
+            f'train_cfg.val_interval={steps}', f'param_scheduler.1.end={steps + 1}',
+            f'default_hooks.checkpoint.interval={steps}'])
+
     def test(self) -> None:
         """Evaluates the models on the held-out photos and writes the summary."""
         out = self.work_dir / 'metrics.json'
@@ -137,6 +159,11 @@ class Demo:
             curves = {label: read_curves(self.work_dir / run, 'accuracy/top1')
                       for label, run in (('pretrained', 'finetune'), ('from scratch', 'scratch'))}
             draw_comparison(curves, 'accuracy/top1', self.work_dir / 'finetune_curves.png')
+        if (self.work_dir / 'segment').is_dir() and self._has_label_maps():
+            self._run('test.py', 'segment_setr_pup', str(self._checkpoint('segment')), '--out', out.name, run='segment',
+                      options=['model.backbone.init_cfg=None'])
+            numbers['segment_miou'] = json.loads(out.read_text())['mIoU']
+            self._draw_segmentation()
         out.unlink()
         path = self.work_dir / 'summary.json'
         path.write_text(json.dumps(numbers, indent=2) + '\n')
@@ -149,7 +176,25 @@ class Demo:
         if 'scratch_accuracy' in numbers:
             print(f"  {self.work_dir}/finetune_curves.png           accuracy with and without pretraining: "
                   f"{numbers['finetune_accuracy']:.1f} % and {numbers['scratch_accuracy']:.1f} %")
+        if 'segment_miou' in numbers:
+            print(f"  {self.work_dir}/segmentation.png              what each pixel is taken for: "
+                  f"{numbers['segment_miou']:.1f} % mIoU")
         print(f'  {path}')
+
+    def _draw_segmentation(self) -> None:
+        """A picture of some held-out photos, with what they show and what the model sees in them."""
+        folder = self.work_dir / self._folder()
+        names = (self.lists / 'val.txt').read_text().splitlines()
+        names = names[::len(names) // SEGMENTED][:SEGMENTED]  # sorted by class
+        segmenter = Segmenter(self.work_dir / self._checkpoint('segment'))
+        found = [result['labels'] for result in segmenter([folder / name for name in names])]
+        true = []
+        for name in names:
+            labels = read_labels(str((folder / 'annotations' / name).with_suffix('.png')))
+            true.append(np.where(labels == 0, IGNORED, labels - 1))  # the labels of reduce_zero_label
+        photos = [read_photo(str(folder / name)) for name in names]
+        columns = {'annotation': true, 'prediction': found}
+        draw_sheet(photos, columns, segmenter.classes, segmenter.palette).save(self.work_dir / 'segmentation.png')
 
     def _run(self, tool: str, config: str, *arguments: str, run: str | None = None, tokenizer: Path | None = None,
              options: Sequence[str] = ()) -> None:
@@ -157,17 +202,7 @@ class Demo:
 
         All paths are relative to the work directory.
         """
-        if not self.lists.is_dir():
-            sys.exit(f'{self.lists} is missing: run the stage data first')
-        folder = (self.lists / 'folder.txt').read_text().strip()
-        labelled = config == 'finetune_folder'
-        options = list(options)
-        for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val')):
-            dataset = dict(data_root='.', data_prefix=folder,
-                           ann_file=f'lists/{split}_labelled.txt' if labelled else f'lists/{split}.txt')
-            if labelled:
-                dataset['classes'] = 'lists/classes.txt'
-            options += [f'{loader}_dataloader.dataset.{key}={value}' for key, value in dataset.items()]
+        options = [*options, *self._data_options(config)]
         if tokenizer is not None:
             options.append(f'model.target_generator.checkpoint={tokenizer}')
         run = run or config
@@ -175,6 +210,30 @@ class Demo:
                    '--work-dir', run, '--cfg-options', *options]
         if subprocess.run(command, check=False, cwd=self.work_dir).returncode:
             sys.exit(f'the stage failed; its log is in {self.work_dir / run}')
+
+    def _data_options(self, config: str) -> list[str]:
+        """The photos for a config."""
+        folder = self._folder()
+        if config == 'segment_setr_pup':
+            return [f'data_root={folder}']
+        labelled = config == 'finetune_folder'
+        options = []
+        for loader, split in (('train', 'train'), ('val', 'val'), ('test', 'val')):
+            dataset = dict(data_root='.', data_prefix=folder,
+                           ann_file=f'lists/{split}_labelled.txt' if labelled else f'lists/{split}.txt')
+            if labelled:
+                dataset['classes'] = 'lists/classes.txt'
+            options += [f'{loader}_dataloader.dataset.{key}={value}' for key, value in dataset.items()]
+        return options
+
+    def _folder(self) -> str:
+        """Name of the photos' folder in the work directory."""
+        if not self.lists.is_dir():
+            sys.exit(f'{self.lists} is missing: run the stage data first')
+        return (self.lists / 'folder.txt').read_text().strip()
+
+    def _has_label_maps(self) -> bool:
+        return self._folder() == DRAWN
 
     def _has_classes(self) -> bool:
         classes = self.lists / 'classes.txt'

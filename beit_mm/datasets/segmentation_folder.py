@@ -21,9 +21,9 @@ class SegmentationFolder(UnlabeledImages):
 
     Args:
         data_root: Folder of the two folders.
-        classes: Names of the classes in the order of their labels. Or a file: one name a line, or a table with a column
-            `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset, 'mmseg.ADE20KDataset', whose names and
-            colours these are.
+        classes: Names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
+            line, or a table with a column `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset,
+            'mmseg.ADE20KDataset', whose names and colours these are.
         palette: Colours of the classes, [red, green, blue] of 0-255 each. None: the registered dataset's, else any.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` the photos
@@ -43,7 +43,11 @@ class SegmentationFolder(UnlabeledImages):
     def __init__(self, data_root: str = '', classes: str | Sequence[str] = (), palette: Sequence | None = None,
                  reduce_zero_label: bool = False, ann_file: str = '', data_prefix: str | dict = '',
                  seg_map_suffix: str = '.png', **kwargs) -> None:
-        names, colours = named_classes(classes) if isinstance(classes, str) else (tuple(classes), None)
+        if isinstance(classes, str):
+            inside = os.path.join(data_root, classes)
+            names, colours = named_classes(inside if os.path.isfile(inside) else classes)
+        else:
+            names, colours = tuple(classes), None
         palette = palette or colours or distinct_colours(len(names))
         if not 0 < len(names) < IGNORED:
             raise ValueError(f'{len(names)} classes; expected 1 to {IGNORED - 1}: their names, a file with them, or a '

@@ -1,6 +1,7 @@
-"""Pictures: reconstructions, curves and confusions, and the hooks that draw them."""
+"""Pictures: reconstructions, curves, confusions and overlays, and the hooks that draw them."""
 from .confusion import ConfusionHook
 from .curves import CurveHook
+from .overlays import SavePredictionsHook
 from .pictures import PictureHook
 
-__all__ = ['ConfusionHook', 'CurveHook', 'PictureHook']
+__all__ = ['ConfusionHook', 'CurveHook', 'PictureHook', 'SavePredictionsHook']

@@ -7,6 +7,8 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=16000, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
+    # predictions of a test as PNG and drawn: --cfg-options default_hooks.predictions.folder=DIR
+    predictions=dict(type='beit_mm.SavePredictionsHook', folder=None),
     # draws where `mim test` is given --show-dir
     visualization=dict(type='SegVisualizationHook'))
 custom_hooks = [

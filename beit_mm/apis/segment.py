@@ -1,0 +1,160 @@
+"""Segments photos with a checkpoint and nothing else."""
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.device import get_device
+from mmengine.registry import DefaultScope
+from PIL import Image
+
+from beit_mm.checkpoint.config_text import read_config_text
+from beit_mm.checkpoint.content import meta_of
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.loading import load_from_file
+from beit_mm.datasets.segmentation_folder import distinct_colours
+from beit_mm.engine.folder_runner import set_num_classes
+from beit_mm.registry import MODELS, TRANSFORMS
+
+from .classify import LOADERS, Photo, _photos, _pixels, _types, _without
+
+# What a checkpoint's own config may name; see classify.py.
+TYPES = re.compile(
+    r'beit_mm\.(SlidingSegmentor|BEiTBackbone|LeanUPerHead|LeanSETRUPHead|SyncBN|LoadPhoto|MultiScaleViews|'
+    r'MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|LoadImageFromFile|'
+    r'Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU')
+FOR_TRAINING = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')  # keys of a model
+MOST_CLASSES = 256  # that labels of 8 bits can tell apart
+
+
+class Segmenter:
+    """A trained segmentor, with the names and colours of its classes and the preparation of its images.
+
+    Args:
+        checkpoint: a file that a training of ours wrote; it holds its config. Of other files give the `config`.
+        device: such as 'cuda:1' or 'cpu'; None for what there is.
+        config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
+            Of a FolderRunner's the number of classes is taken from the checkpoint.
+        multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: the checkpoint has no config, or one that names types which only a given config may; or its
+            weights do not fit.
+        ValueError: the config describes something else than a segmentor, or has no scales.
+
+    Labels are those of tools/test.py, of which `test_cfg` of the model says the windows and the precision. `classes`
+    are the names, `palette` the colours, [red, green, blue] of 0-255.
+    """
+
+    def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
+                 config: str | Path | Config | None = None, multi_scale: bool = False):
+        content = load_from_file(str(checkpoint))
+        meta = meta_of(content)
+        known = meta.get('dataset_meta') or {}
+        if config is None:
+            cfg = _own_config(meta, checkpoint, multi_scale)
+        else:
+            cfg = _given_config(config, known.get('classes'), multi_scale)
+        load, *prepare = cfg.pipeline
+        if load['type'].split('.')[-1] not in LOADERS:
+            raise ValueError(f'the test pipeline begins with {load["type"]}; expected one of {LOADERS}')
+        self.rgb = load['type'].endswith('LoadPhoto')
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            self.model = MODELS.build(cfg.model)
+            self.load = TRANSFORMS.build(load)
+            self.prepare = Compose([TRANSFORMS.build(transform) for transform in prepare])
+        segmentor = getattr(self.model, 'module', self.model)
+        count = getattr(getattr(segmentor, 'decode_head', None), 'num_classes', None)
+        if count is None:
+            raise ValueError(f'{checkpoint} is no segmentor, but a {type(segmentor).__name__}')
+        if count > MOST_CLASSES:
+            raise ValueError(f'{checkpoint} has {count} classes; labels of 8 bits have {MOST_CLASSES}')
+        weights = {name: tensor for name, tensor in content['state_dict'].items()
+                   if not name.startswith('auxiliary_head.')}
+        try:
+            segmentor.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise CheckpointError(f'{checkpoint} does not fit its config: {" ".join(str(error).split())}') from None
+        self.device = torch.device(device or get_device())
+        self.model.to(self.device).eval()
+        self.classes: tuple[str, ...] = tuple(known.get('classes') or map(str, range(count)))
+        self.palette: list[list[int]] = known.get('palette') or distinct_colours(count)
+
+    def __call__(self, photos: Photo | Sequence[Photo]) -> Iterator[dict[str, Any]]:
+        """Segments photos, each when it is asked for.
+
+        Args:
+            photos: a file, a folder (all its photos, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
+                image, or a list of these; of any size.
+
+        Yields:
+            For each photo dict(path=its file, None for an array or image; labels=uint8 (H, W), indices into
+            `classes`, of the photo as a viewer shows it).
+
+        Raises:
+            FileNotFoundError: no such file, or a folder without photos.
+            UnreadableImageError: a file that is no photo; names it.
+            TypeError, ValueError: something else than photos.
+        """
+        for photo in _photos(photos):
+            with torch.no_grad():
+                sample, = self.model.test_step(pseudo_collate([self._prepared(photo)]))
+            path = str(photo) if isinstance(photo, (str, Path)) else None
+            yield dict(path=path, labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
+
+    def _prepared(self, photo: Photo) -> dict:
+        if isinstance(photo, (str, Path)):
+            return self.prepare(self.load(dict(img_path=str(photo))))
+        if isinstance(photo, Image.Image):
+            photo = _pixels(photo)
+        if photo.ndim != 3 or photo.shape[2] != 3 or photo.dtype != np.uint8 or not photo.size:
+            raise ValueError(f'an array of {photo.dtype} {photo.shape}; expected uint8 (height, width, 3), RGB, '
+                             'not empty')
+        image = np.ascontiguousarray(photo if self.rgb else photo[..., ::-1])
+        return self.prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
+
+
+def _own_config(meta: dict, checkpoint: str | Path, multi_scale: bool) -> ConfigDict:
+    text = meta.get('cfg')
+    if not isinstance(text, str):
+        raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: '
+                              'Segmenter(checkpoint, config=...)')
+    parts = dict(_parts(read_config_text(text), f'The config in {checkpoint}', multi_scale), default_scope='mmseg')
+    for name in _types(parts):
+        if not isinstance(name, str) or not TYPES.fullmatch(name):
+            raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a segmentor '
+                                  'that is built on the word of a checkpoint; if you trust it, give the config: '
+                                  'Segmenter(checkpoint, config=...)')
+    return ConfigDict(parts)
+
+
+def _given_config(config: str | Path | Config, classes: Sequence[str] | None, multi_scale: bool) -> ConfigDict:
+    cfg = config if isinstance(config, Config) else Config.fromfile(str(config))
+    parts = _parts(cfg, f'The config {cfg.filename or ""}'.rstrip(), multi_scale)
+    if classes and str(cfg.get('runner_type')).endswith('FolderRunner'):
+        set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
+    return ConfigDict(parts)
+
+
+def _parts(values: Mapping[str, Any], name: str, multi_scale: bool) -> dict[str, Any]:
+    """Model, pipeline and scope of a config called `name`, without what only training needs."""
+    try:
+        model = _without(values['model'], FOR_TRAINING)
+        loader = values.get('test_dataloader') or values['val_dataloader']
+        pipeline = loader['dataset']['pipeline']
+        model['type'], pipeline[0]['type']
+    except (KeyError, TypeError, IndexError):
+        raise ValueError(f'{name} has no model and test pipeline of a segmentor; give another: '
+                         'Segmenter(checkpoint, config=...)') from None
+    if multi_scale:
+        if not {'tta_model', 'tta_pipeline'} <= set(values):
+            raise ValueError(f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
+                             'Segmenter(checkpoint, config=..., multi_scale=True)')
+        model, pipeline = dict(values['tta_model'], module=model), values['tta_pipeline']
+    pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
+    return dict(model=model, pipeline=pipeline, default_scope=values.get('default_scope', 'mmseg'))

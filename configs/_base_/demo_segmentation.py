@@ -1,0 +1,75 @@
+"""Segmentation in minutes on two CPU cores: 128-pixel crops of the photos of tools/run_demo.sh, 1,200 steps of 8."""
+runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
+data_root = 'work_dirs/demo/drawn_photos'
+
+train_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='RandomResize', scale=(2048, 160), ratio_range=(0.75, 1.5), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.75),
+    dict(type='RandomFlip', prob=0.5),
+    dict(type='PhotoMetricDistortion'),
+    dict(
+        type='PackSegInputs',
+        meta_keys=('img_path', 'seg_map_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
+                   'flip_direction', 'reduce_zero_label', 'unreadable')),
+]
+test_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='Resize', scale=(2048, 160), keep_ratio=True),
+    # after the resizing: the annotation keeps the photo's size
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='PackSegInputs'),
+]
+tta_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='beit_mm.MultiScaleViews', short_side=160, crop_size=(128, 128)),
+]
+tta_model = dict(type='beit_mm.MultiScaleTTA')
+
+train_dataloader = dict(
+    batch_size=8,
+    num_workers=1,
+    persistent_workers=True,
+    drop_last=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
+    dataset=dict(
+        type='beit_mm.SegmentationFolder',
+        data_prefix=dict(img_path='train', seg_map_path='annotations/train'),
+        classes='meta/segmentation_classes.txt',
+        reduce_zero_label=True,
+        on_error='skip',
+        pipeline=train_pipeline))
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
+    dataset=dict(
+        type='beit_mm.SegmentationFolder',
+        data_prefix=dict(img_path='val', seg_map_path='annotations/val'),
+        classes='meta/segmentation_classes.txt',
+        reduce_zero_label=True,
+        test_mode=True,
+        pipeline=test_pipeline))
+val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
+
+optim_wrapper = dict(
+    type='beit_mm.AutocastOptimWrapper',
+    dtype='bfloat16',
+    constructor='beit_mm.BEiTOptimWrapperConstructor',
+    paramwise_cfg=dict(layer_decay_rate=0.8),
+    optimizer=dict(
+        type='AdamW', lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
+auto_scale_lr = dict(base_batch_size=8)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=1200, val_interval=1200)
+val_cfg = dict(type='ValLoop')
+test_cfg = dict(type='TestLoop')
+# mmengine's schedulers arrive at their last factor one step before `end`
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=101),
+    dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=1201),
+]
