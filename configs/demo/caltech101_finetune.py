@@ -8,8 +8,9 @@ Command: python tools/train.py configs/demo/caltech101_finetune.py --cfg-options
 Data:    data/caltech101/{train,val}/<class>/*.jpg
 Batch:   1 process x 64 images, lr 4e-3
 Expect:  docs/few_labels.md
-Shorter: fewer epochs with more labels: 48 with 5 a class, 24 with 20, 10 with all; --cfg-options train_cfg.max_epochs=10
-             param_scheduler.0.end=2 param_scheduler.1.begin=2 param_scheduler.1.end=10 param_scheduler.1.T_max=8
+Shorter: fewer epochs with more labels: 48 with 5 a class, 24 with 20, 10 with all; --cfg-options
+             train_cfg.max_epochs=10 param_scheduler.0.end=2 param_scheduler.1.begin=2 param_scheduler.1.end=10
+             param_scheduler.1.T_max=8
 Differs: from finetune_folder.py in size (48 pixels), rate and length, and in lighter augmentation: without RandAugment,
          Mixup and CutMix
 """

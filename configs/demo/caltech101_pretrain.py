@@ -1,6 +1,7 @@
 """The small BEiT on the photos of Caltech-101, without their labels: 48-pixel images in 8 x 8 patches.
 
-Command: python tools/train.py configs/demo/dvae.py --cfg-options train_dataloader.dataset.data_root=data/caltech101/train
+Command: python tools/train.py configs/demo/dvae.py --cfg-options
+             train_dataloader.dataset.data_root=data/caltech101/train
              val_dataloader.dataset.data_root=data/caltech101/val
          python tools/train.py configs/demo/caltech101_pretrain.py
 Data:    data/caltech101/{train,val}/<class>/*.jpg; class folders are not looked at

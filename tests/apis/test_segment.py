@@ -1,0 +1,141 @@
+"""The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
+from PIL import Image
+
+from beit_mm.apis.segment import Segmenter
+from beit_mm.visualization.overlays import draw_overlay
+
+CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
+SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}
+LOAD = dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.LoadAnnotation')
+NORM = dict(type='BN')
+MODEL = dict(
+    type='beit_mm.SlidingSegmentor',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+    backbone=dict(
+        type='beit_mm.BEiTBackbone', arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4), img_size=CROP,
+        out_type='featmap', out_indices=[0, 1, 2, 3], abs_pos_embed=False, rel_pos_bias='per_layer',
+        layer_scale_init=0.1, init_cfg=dict(type='Pretrained', checkpoint='gone.pth')),
+    neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
+    decode_head=dict(
+        type='beit_mm.LeanUPerHead', num_classes=len(CLASSES), norm_cfg=NORM, in_channels=[WIDTH] * 4,
+        in_index=[0, 1, 2, 3], channels=WIDTH, loss_decode=dict(type='CrossEntropyLoss')),
+    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'))
+
+
+def config(folder: Path) -> Config:
+    dataset = dict(
+        type='beit_mm.SegmentationFolder', data_root=str(folder), classes='classes.txt', reduce_zero_label=True,
+        data_prefix=dict(img_path='images', seg_map_path='annotations'), test_mode=True,
+        pipeline=[LOAD[0], dict(type='Resize', scale=(2048, CROP), keep_ratio=True), LOAD[1],
+                  dict(type='PackSegInputs')])
+    return Config(dict(
+        default_scope='mmseg', model=MODEL, test_dataloader=dict(
+            batch_size=1, num_workers=0, sampler=dict(type='beit_mm.SeededSampler', shuffle=False), dataset=dataset),
+        test_evaluator=dict(type='IoUMetric'), test_cfg=dict(type='TestLoop'),
+        default_hooks=dict(predictions=dict(type='beit_mm.SavePredictionsHook')),
+        tta_model=dict(type='beit_mm.MultiScaleTTA'),
+        tta_pipeline=[*LOAD, dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP),
+                                  ratios=(1.0, 1.25))]))
+
+
+@pytest.fixture(scope='module')
+def work(tmp_path_factory) -> Path:
+    """images/, annotations/, config.py and model.pth, which holds its config and the dataset's classes."""
+    folder = tmp_path_factory.mktemp('segmentation')
+    rng = np.random.default_rng(0)
+    for name, (height, width) in SIZES.items():
+        for kind in ('images', 'annotations'):
+            (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
+        photo = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
+        if 'gray' in name:
+            photo = photo.convert('L')
+        exif = Image.Exif()
+        if 'turned' in name:
+            exif[0x0112] = 6
+            height, width = width, height
+        photo.save(folder / 'images' / name, exif=exif)
+        labels = rng.integers(0, len(CLASSES) + 1, (height, width), dtype=np.uint8)
+        Image.fromarray(labels).save((folder / 'annotations' / name).with_suffix('.png'))
+    (folder / 'classes.txt').write_text('\n'.join(CLASSES) + '\n')
+    cfg = config(folder)
+    cfg.dump(folder / 'config.py')
+    palette = [[40 * i, 255 - 40 * i, 90] for i in range(len(CLASSES))]
+    model = narrow_segmentor('bias')
+    with torch.no_grad():  # every class wins somewhere
+        logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
+        model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(
+        cfg=cfg.pretty_text, dataset_meta=dict(classes=CLASSES, palette=palette))), folder / 'model.pth')
+    return folder
+
+
+@pytest.mark.parametrize('options', [[], ['--tta']], ids=['one scale', 'all scales'])
+def test_labels_are_those_of_the_test_tool(work, options):
+    name = 'all' if options else 'one'
+    done = subprocess.run(
+        [sys.executable, str(ROOT / 'tools/test.py'), 'config.py', 'model.pth', '--work-dir', name, '--out',
+         f'{name}.json', *options, '--cfg-options', f'default_hooks.predictions.folder={name}/saved'],
+        cwd=work, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
+    segmenter = Segmenter(work / 'model.pth', device='cpu', multi_scale=bool(options))
+    assert segmenter.classes == CLASSES
+    results = list(segmenter(work / 'images'))
+    assert sorted(str(Path(r['path']).relative_to(work / 'images')) for r in results) == sorted(SIZES)
+    several = set()
+    for result in results:
+        file = Path(result['path']).relative_to(work / 'images')
+        saved = np.asarray(Image.open((work / name / 'saved/labels' / file).with_suffix('.png')))
+        annotation = np.asarray(Image.open((work / 'annotations' / file).with_suffix('.png')))
+        assert result['labels'].dtype == np.uint8 and result['labels'].shape == annotation.shape
+        assert (saved == result['labels'] + 1).all()  # ADE20K's numbers
+        several |= set(np.unique(saved))
+        with Image.open((work / name / 'saved/overlays' / file).with_suffix('.jpg')) as picture:
+            assert picture.width == annotation.shape[1] and picture.height > annotation.shape[0]
+    assert len(several) > 1
+
+
+def test_arrays_and_images_as_files(work):
+    segmenter = Segmenter(work / 'model.pth', device='cpu', config=work / 'config.py')
+    file = work / 'images/a/small.png'
+    of_file, of_array, of_image = segmenter([file, np.asarray(Image.open(file)), Image.open(file)])
+    assert of_file['path'] == str(file) and of_array['path'] is None
+    assert (of_file['labels'] == of_array['labels']).all() and (of_file['labels'] == of_image['labels']).all()
+    tiny, = segmenter(np.zeros((1, 3, 3), np.uint8))
+    assert tiny['labels'].shape == (1, 3)
+    assert draw_overlay(np.asarray(Image.open(file)), of_file['labels'], segmenter.classes, segmenter.palette).width
+    for photos, error, message in (
+            ('gone.jpg', FileNotFoundError, 'gone.jpg'), (7, TypeError, 'type int'),
+            (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
+            (np.zeros((0, 8, 3), np.uint8), ValueError, 'not empty')):
+        with pytest.raises(error, match=message):
+            next(segmenter(photos))
+
+
+def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
+    content = torch.load(work / 'model.pth', weights_only=True)
+    text, path = content['meta']['cfg'], tmp_path / 'changed.pth'
+    for cfg, message in (
+            (None, r'holds no config; .*Segmenter\(checkpoint, config=...\)'),
+            (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
+            (text.replace("type='beit_mm.MultiScaleViews'", "type='os.system'"), "asks for 'os.system'"),
+            (text.replace(f'embed_dims={WIDTH}', f'embed_dims={2 * WIDTH}'), 'does not fit|another'),
+            ('a = 1\n', 'has no model and test pipeline'),
+            (text.replace('tta_model', 'no_model'), 'has no tta_model and tta_pipeline')):
+        torch.save(dict(content, meta=dict(content['meta'], cfg=cfg)), path)
+        with pytest.raises(ValueError, match=message) as error:
+            Segmenter(path, device='cpu', multi_scale=True)
+        assert '\n' not in str(error.value)
+    assert not (tmp_path / 'ran').exists()
