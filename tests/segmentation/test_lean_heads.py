@@ -17,7 +17,9 @@ def pair(name: str, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module
         cfg = dict(in_channels=[12] * 4, in_index=[0, 1, 2, 3], channels=8, num_classes=5)
     else:
         cfg = dict(in_channels=12, in_index=0, channels=8, num_classes=5, num_convs=4, up_scale=2)
-    cfg = dict(dict(cfg, norm_cfg=dict(type='BN'), dropout_ratio=0), **changes)
+    # named with its scope: other tests leave mmpretrain's as the default one
+    cfg.update(norm_cfg=dict(type='BN'), dropout_ratio=0, loss_decode=dict(type='mmseg.CrossEntropyLoss'))
+    cfg.update(changes)
     theirs = MMSEG.build(dict(cfg, type=f'mmseg.{name}Head'))
     ours = MODELS.build(dict(cfg, type=f'beit_mm.Lean{name}Head'))
     for tensor in theirs.state_dict().values():
