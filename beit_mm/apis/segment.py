@@ -1,28 +1,26 @@
 """Segments photos with a checkpoint and nothing else."""
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.config import Config, ConfigDict
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from mmengine.device import get_device
 from mmengine.registry import DefaultScope
-from PIL import Image
 
-from beit_mm.checkpoint.config_text import read_config_text
 from beit_mm.checkpoint.content import meta_of
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.loading import load_from_file
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.engine.folder_runner import set_num_classes
-from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.registry import MODELS
 
-from .classify import LOADERS, Photo, _photos, _pixels, _types, _without
+from .parts import Kind, parts_of, without
+from .photos import Photo, Preparation, each_photo, path_of
 
-# What a checkpoint's own config may name; see classify.py.
 TYPES = re.compile(
     r'beit_mm\.(SlidingSegmentor|BEiTBackbone|LeanUPerHead|LeanSETRUPHead|SyncBN|LoadPhoto|MultiScaleViews|'
     r'MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|LoadImageFromFile|'
@@ -56,18 +54,11 @@ class Segmenter:
         content = load_from_file(str(checkpoint))
         meta = meta_of(content)
         known = meta.get('dataset_meta') or {}
-        if config is None:
-            cfg = _own_config(meta, checkpoint, multi_scale)
-        else:
-            cfg = _given_config(config, known.get('classes'), multi_scale)
-        load, *prepare = cfg.pipeline
-        if load['type'].split('.')[-1] not in LOADERS:
-            raise ValueError(f'the test pipeline begins with {load["type"]}; expected one of {LOADERS}')
-        self.rgb = load['type'].endswith('LoadPhoto')
+        kind = Kind('segmentor', 'Segmenter', 'mmseg', TYPES, partial(_take, multi_scale=multi_scale))
+        cfg = parts_of(kind, checkpoint, meta, config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
-            self.load = TRANSFORMS.build(load)
-            self.prepare = Compose([TRANSFORMS.build(transform) for transform in prepare])
+            self.prepared = Preparation(cfg.pipeline)
         segmentor = getattr(self.model, 'module', self.model)
         count = getattr(getattr(segmentor, 'decode_head', None), 'num_classes', None)
         if count is None:
@@ -101,50 +92,16 @@ class Segmenter:
             UnreadableImageError: a file that is no photo; names it.
             TypeError, ValueError: something else than photos.
         """
-        for photo in _photos(photos):
+        for photo in each_photo(photos):
             with torch.no_grad():
-                sample, = self.model.test_step(pseudo_collate([self._prepared(photo)]))
-            path = str(photo) if isinstance(photo, (str, Path)) else None
-            yield dict(path=path, labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
-
-    def _prepared(self, photo: Photo) -> dict:
-        if isinstance(photo, (str, Path)):
-            return self.prepare(self.load(dict(img_path=str(photo))))
-        if isinstance(photo, Image.Image):
-            photo = _pixels(photo)
-        if photo.ndim != 3 or photo.shape[2] != 3 or photo.dtype != np.uint8 or not photo.size:
-            raise ValueError(f'an array of {photo.dtype} {photo.shape}; expected uint8 (height, width, 3), RGB, '
-                             'not empty')
-        image = np.ascontiguousarray(photo if self.rgb else photo[..., ::-1])
-        return self.prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
+                sample, = self.model.test_step(pseudo_collate([self.prepared(photo)]))
+            yield dict(path=path_of(photo), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
 
 
-def _own_config(meta: dict, checkpoint: str | Path, multi_scale: bool) -> ConfigDict:
-    text = meta.get('cfg')
-    if not isinstance(text, str):
-        raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: '
-                              'Segmenter(checkpoint, config=...)')
-    parts = dict(_parts(read_config_text(text), f'The config in {checkpoint}', multi_scale), default_scope='mmseg')
-    for name in _types(parts):
-        if not isinstance(name, str) or not TYPES.fullmatch(name):
-            raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a segmentor '
-                                  'that is built on the word of a checkpoint; if you trust it, give the config: '
-                                  'Segmenter(checkpoint, config=...)')
-    return ConfigDict(parts)
-
-
-def _given_config(config: str | Path | Config, classes: Sequence[str] | None, multi_scale: bool) -> ConfigDict:
-    cfg = config if isinstance(config, Config) else Config.fromfile(str(config))
-    parts = _parts(cfg, f'The config {cfg.filename or ""}'.rstrip(), multi_scale)
-    if classes and str(cfg.get('runner_type')).endswith('FolderRunner'):
-        set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
-    return ConfigDict(parts)
-
-
-def _parts(values: Mapping[str, Any], name: str, multi_scale: bool) -> dict[str, Any]:
+def _take(values: Mapping[str, Any], name: str, multi_scale: bool) -> dict[str, Any]:
     """Model, pipeline and scope of a config called `name`, without what only training needs."""
     try:
-        model = _without(values['model'], FOR_TRAINING)
+        model = without(values['model'], FOR_TRAINING)
         loader = values.get('test_dataloader') or values['val_dataloader']
         pipeline = loader['dataset']['pipeline']
         model['type'], pipeline[0]['type']

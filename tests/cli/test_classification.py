@@ -15,7 +15,8 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope, init_default_scope
 from PIL import Image
 
-from beit_mm.apis.classify import Classifier, _own_config, _usual_preparation
+from beit_mm.apis.classify import CLASSIFIER, Classifier, _usual_preparation
+from beit_mm.apis.parts import parts_of
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.engine.folder_runner import set_num_classes
 from beit_mm.models import BEiTBackbone
@@ -244,7 +245,7 @@ def test_every_classification_config_is_built_on_a_checkpoints_word():
     for path in sorted(ROOT.glob('configs/*/*.py')):
         cfg = Config.fromfile(path)
         if path.parent.name != '_base_' and cfg.model.type in ('ImageClassifier', 'beit_mm.LinearProbe'):
-            _own_config(dict(cfg=cfg.pretty_text), path)
+            parts_of(CLASSIFIER, path, dict(cfg=cfg.pretty_text), None)
             seen += 1
     assert seen > 20
 

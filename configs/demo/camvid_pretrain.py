@@ -1,0 +1,43 @@
+"""The small BEiT pretrained on CamVid's frames and on Caltech-101, from its weights of caltech101_pretrain.py.
+
+Command: as caltech101_pretrain.py first; then, in data/, a list in which the 367 frames stand six times:
+             (find caltech101/train -type f
+              for i in 1 2 3 4 5 6; do find camvid/images/training -type f; done) | sort > camvid_pretrain.txt
+             find camvid/images/validation -type f | sort > camvid_pretrain_val.txt
+         python tools/train.py configs/demo/camvid_pretrain.py
+Data:    data/caltech101/train/**/*.jpg and data/camvid/images/{training,validation}/*.jpg, without any labels
+Batch:   1 process x 64 images, lr 1e-3
+Steps:   3,000, 30 times through the 6,286 lines of the list
+Time:    half an hour on two CPU cores without bfloat16
+Expect:  docs/segmentation_with_few_steps.md
+Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of a photo, which
+         show things as large as the segmentation's crops of photos of 160 pixels do
+"""
+_base_ = './pretrain.py'
+
+model = dict(
+    backbone=dict(
+        init_cfg=dict(
+            type='Pretrained', checkpoint='work_dirs/caltech101_pretrain/iter_8000.pth')),
+    target_generator=dict(checkpoint='work_dirs/dvae/iter_1000.pth'))
+
+train_pipeline = [
+    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.1, 0.6)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(
+    batch_size=64,
+    dataset=dict(data_root='data', ann_file='camvid_pretrain.txt', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root='data', ann_file='camvid_pretrain_val.txt'))
+test_dataloader = val_dataloader
+
+optim_wrapper = dict(optimizer=dict(lr=1e-3))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=200),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=200, end=3000, T_max=2800, eta_min=1e-5),
+]
+auto_scale_lr = dict(base_batch_size=64)
+default_hooks = dict(checkpoint=dict(interval=1000))

@@ -1,0 +1,27 @@
+"""CamVid's 11 classes with SETR-PUP and the small BEiT of camvid_pretrain.py: 128-pixel crops, two CPU cores.
+
+Command: python tools/train.py configs/demo/camvid_setr_pup.py
+         From random weights: --cfg-options model.backbone.init_cfg=None
+             optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+         All scales with flip: python tools/test.py configs/demo/camvid_setr_pup.py
+             work_dirs/camvid_setr_pup/iter_1200.pth --tta
+Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
+         in the annotations 0 is unlabelled and 1 the first class
+Batch:   1 process x 8 images, lr 1e-3
+Expect:  docs/segmentation_with_few_steps.md
+Differs: from segment_setr_pup.py in the data alone: a pattern for folders and classes of your own
+"""
+_base_ = './segment_setr_pup.py'
+
+data_root = 'data/camvid'
+training = dict(
+    classes='classes.txt',
+    data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'))
+validation = dict(
+    classes='classes.txt',
+    data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'))
+model = dict(
+    backbone=dict(init_cfg=dict(checkpoint='work_dirs/camvid_pretrain/iter_3000.pth')))
+train_dataloader = dict(dataset=training)
+val_dataloader = dict(dataset=validation)
+test_dataloader = val_dataloader
