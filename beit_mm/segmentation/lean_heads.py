@@ -17,7 +17,7 @@ class LeanUPerHead(UPerHead):
     """UPerHead whose inference never makes the concatenation of all levels at the finest resolution.
 
     The 3x3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
-    (1087 of 1924 GFLOP for 640 x 640 pixels, PERFORMANCE.md section 5). Here every coarse level goes through the nine
+    (1087 of 1924 GFLOP for 640 x 640 pixels). Here every coarse level goes through the nine
     taps of the convolution at its own resolution and is resized and shifted afterwards: a third of the arithmetic.
 
     Args: as UPerHead; state dicts are the same. Training is mmseg's own.

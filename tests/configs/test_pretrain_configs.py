@@ -18,7 +18,7 @@ PRETRAIN = [leaf for leaf in LEAVES if Path(leaf).name.startswith('pretrain')]
 IMAGENET = [leaf for leaf in PRETRAIN if not leaf.startswith('demo')]
 STEPS_1K, STEPS_22K = 1_281_167 // 2048, 14_197_122 // 2048  # an epoch
 
-# config -> epochs, steps, warm-up steps, gradient clip, trainable parameters (FACTS sections 1.4 and 7)
+# config -> epochs, steps, warm-up steps, gradient clip, trainable parameters
 VIT_BASE = 92_089_856
 RECIPES = {
     'beit/pretrain_800e.py': (800, 500_000, 6_250, 3.0, VIT_BASE),
@@ -181,7 +181,7 @@ def test_half_precision_is_one_option():
 
 
 def test_dalle_tokenizer_recipe_is_the_published_one():
-    """DALL-E paper, appendix A (FACTS section 4.1)."""
+    """DALL-E paper, appendix A."""
     cfg = load('dvae/dalle_8k_in1k.py')
     model, optimizer = cfg.model, cfg.optim_wrapper.optimizer
     assert sum(p.numel() for p in build_on_meta(cfg).parameters()) == 53_786_240 + 43_829_766

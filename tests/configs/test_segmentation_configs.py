@@ -1,4 +1,4 @@
-"""Every segmentation config holds the numbers of the paper's appendix table, or of the released configs (FACTS 9)."""
+"""Every segmentation config holds the numbers of the paper's appendix table, or of the released configs."""
 import ast
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     width: int = 768
 
 
-# Backbone without last norm, with 32 x 32 + 1 instead of 197 positions: FACTS 1.4. Heads: FACTS 9.1 and 2.1.
+# Backbone without last norm, with 32 x 32 + 1 instead of 197 positions; heads as mmseg builds them for the released configs.
 VIT_512 = 85_789_440 - 2 * 768 + (1025 - 197) * 768
 SETR = Recipe(VIT_512 + 3_581_078 + 4 * 1_810_070, 'beit/pretrain_800e.py', 1e-3, taps=(4, 7, 9, 11))
 PYRAMID = 7_081_728 + 67_963_542 + 1_808_534
@@ -155,7 +155,7 @@ def test_optimizer_is_the_published_one(leaf):
 @pytest.mark.parametrize('leaf', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_640_ade20k_160k.py',
                                   'beit_plus/upernet_large_640_ade20k_160k.py'])
 def test_every_layer_learns_at_its_rate_and_positions_do_not_decay(leaf):
-    """The formula of FACTS 8.3 for every parameter, necks and heads at the full rate; no decay for vectors,
+    """The released formula for every parameter, necks and heads at the full rate; no decay for vectors,
     `cls_token` and `pos_embed` (which the released segmentation decays by mistake)."""
     recipe, cfg = RECIPES[leaf], load(leaf)
     model = on_meta(cfg.model)

@@ -112,7 +112,7 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
 
     @MODELS.register_module(name='PlainTokenizer', force=True)
     class PlainTokenizer(torch.nn.Module):
-        """The least that DESIGN's interface asks for."""
+        """The least that the interface of tokenizers asks for."""
         vocab_size = 32
 
         def grid_size(self, height, width):

@@ -117,7 +117,7 @@ def test_equal_sizes_are_one_view_that_counts_thrice(short_side, sides):
 
 
 def test_windows_of_the_640_protocol():
-    """PERFORMANCE.md section 5: 52 windows with flip, 60 when equal scales are run again."""
+    """52 windows with flip, 60 when equal scales are run again."""
     counts = []
     for side in (640, 800, 960, 1120):
         width = int(683 * side / 512 + 0.5)
