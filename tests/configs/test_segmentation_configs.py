@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     width: int = 768
 
 
-# Backbone without last norm, with 32 x 32 + 1 instead of 197 positions; heads as mmseg builds them for the released configs.
+# Backbone without last norm, with 32 x 32 + 1 instead of 197 positions; heads as mmseg builds the released configs.
 VIT_512 = 85_789_440 - 2 * 768 + (1025 - 197) * 768
 SETR = Recipe(VIT_512 + 3_581_078 + 4 * 1_810_070, 'beit/pretrain_800e.py', 1e-3, taps=(4, 7, 9, 11))
 PYRAMID = 7_081_728 + 67_963_542 + 1_808_534
