@@ -41,7 +41,7 @@ def runner_of(name: str, photos: Path, work_dir: Path):
     for loader in ('train', 'val', 'test'):
         options |= {f'{loader}_dataloader.num_workers': 0, f'{loader}_dataloader.persistent_workers': False}
     cfg.merge_from_dict(options)
-    assert len(cfg.param_scheduler) == 2 and cfg.param_scheduler[1].end == 1200 + 1  # as the run that the header names
+    assert len(cfg.param_scheduler) == 2 and cfg.param_scheduler[1].end == 600 + 1  # as the run that the header names
     cfg.work_dir, cfg.launcher, cfg.experiment_name = str(work_dir), 'none', f'{name}_{work_dir.name}'
     return RUNNERS.build(cfg)
 
