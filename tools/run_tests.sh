@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From a fresh machine to a green test run: environment, lint, tests.
+# From a fresh machine to a green test run: environment, lint, tests, one process a core.
 #   tools/run_tests.sh [--stack onedl|openmmlab] [pytest arguments]
 #   tools/run_tests.sh tests/models -k bias
-#   tools/run_tests.sh -m slow
+#   tools/run_tests.sh -m slow -n 0            in one process
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 
@@ -15,4 +15,5 @@ prepare_environment "$stack" test
 say "ruff"
 python -m ruff check --output-format concise .
 say "pytest, stack $stack"
-python -m pytest "$@"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
+python -m pytest -n auto --dist loadfile "$@"

@@ -9,7 +9,7 @@ Data:    data/caltech101/train/**/*.jpg and data/camvid/images/{training,validat
 Batch:   1 process x 64 images, lr 1e-3
 Steps:   3,000, 30 times through the 6,286 lines of the list
 Time:    half an hour on two CPU cores without bfloat16
-Expect:  docs/segmentation_with_few_steps.md
+Expect:  docs/camvid.md
 Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of a photo, which
          show things as large as the segmentation's crops of photos of 160 pixels do
 """
