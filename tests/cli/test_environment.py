@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RUFF = '-m ruff check --output-format concise .'
+PYTEST = '-m pytest -n auto --dist loadfile'
 # Answers like a Python of a new machine; `-m venv` makes an environment with itself inside.
 PYTHON = """#!/bin/bash
 echo "$*" >>"{log}"
@@ -72,7 +73,7 @@ def test_onedl(machine):
         '-r requirements/dev.txt',
         '--no-deps -r requirements/dev_no_deps.txt',
     ]
-    assert log.splitlines()[-2:] == [RUFF, '-m pytest tests/models -m slow']
+    assert log.splitlines()[-2:] == [RUFF, f'{PYTEST} tests/models -m slow']
 
 
 def test_openmmlab_builds_mmcv_before_the_rest(machine):
@@ -97,7 +98,7 @@ def test_second_call_installs_nothing(machine):
     machine()
     result, log = machine()
     assert 'environment .venv is up to date' in result.stdout
-    assert log.splitlines() == [RUFF, '-m pytest']
+    assert log.splitlines() == [RUFF, PYTEST]
 
 
 @pytest.mark.parametrize('changed', ['setup.py', 'requirements/dev.txt'])
