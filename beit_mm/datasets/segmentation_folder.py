@@ -9,7 +9,7 @@ from .annotation import IGNORED
 from .image_folder import read_lines
 from .photos import UnlabeledImages, list_photos
 
-GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle never come close to one another
+GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle fall into its largest gaps
 
 
 @DATASETS.register_module()
@@ -26,8 +26,8 @@ class SegmentationFolder(UnlabeledImages):
             'mmseg.ADE20KDataset', whose names and colours these are.
         palette: Colours of the classes, [red, green, blue] of 0-255 each. None: the registered dataset's, else any.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
-        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path` the photos
-            have no annotations (a test server has them).
+        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
+            None, the photos have no annotations (a test server has them).
         seg_map_suffix: What stands in the place of a photo's suffix.
         ann_file, on_error, kwargs: As UnlabeledImages.
 
@@ -55,6 +55,8 @@ class SegmentationFolder(UnlabeledImages):
         if len(palette) != len(names):
             raise ValueError(f'palette has {len(palette)} colours, classes has {len(names)} names; expected one for '
                              'each, or no palette')
+        if isinstance(data_prefix, dict):  # seg_map_path=None is how a command line takes it away
+            data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         self.reduce_zero_label = reduce_zero_label
         self.seg_map_suffix = seg_map_suffix
         metainfo = dict(classes=names, palette=[list(map(int, colour)) for colour in palette],
@@ -97,7 +99,8 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return read_class_table(source), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        raise ValueError(f'classes is {source!r}; no such file, and no registered dataset with classes of that name')
+        raise ValueError(f'classes is {source!r}; no such file, in data_root or not, and no registered '
+                         'dataset with classes of that name')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 

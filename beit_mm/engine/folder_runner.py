@@ -17,9 +17,9 @@ class FolderRunner(Runner):
 
     Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
     number of classes of the training dataset; where its folder is missing, as it may be in a test, of the tested one.
-    A config cannot do so itself, because `--cfg-options data_root=...` is
-    merged after it was read. `RUNNERS.build(cfg)` uses this class, as our tools and `mim` do; `Runner.from_cfg(cfg)`
-    does not.
+    A config cannot do so itself, because `--cfg-options data_root=...` is merged after it was read. Our tools,
+    mmpretrain's and mmseg's train.py use this class, as `RUNNERS.build(cfg)` does; mmseg's test.py calls
+    `Runner.from_cfg(cfg)` and needs a config that names folders and numbers itself, as configs/demo/camvid_*.py do.
 
     Raises:
         FileNotFoundError: a folder is missing; the dataset's own message.

@@ -11,6 +11,8 @@ from mmseg.structures import SegDataSample
 
 from beit_mm.registry import HOOKS
 
+from .multi_scale import MultiScaleTTA
+
 MOSTLY = 0.5  # share of ignored pixels that is worth a warning
 
 
@@ -30,13 +32,17 @@ class LabelCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """A run that goes on looks again."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        if isinstance(model, MultiScaleTTA):
+            raise ValueError('this config is for testing only; train the one without _ms')
         self.looked = False
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         """Checks the first batch, before the model sees it."""
         if not self.looked:
             self.looked = True
-            head = (runner.model.module if is_model_wrapper(runner.model) else runner.model).decode_head
+            model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+            head = model.decode_head
             check_labels(data_batch['data_samples'], head.num_classes, head.ignore_index)
 
 

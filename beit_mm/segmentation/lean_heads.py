@@ -47,22 +47,23 @@ class LeanUPerHead(UPerHead):
         height, width = levels[0].shape[2:]
         fused = F.conv2d(levels[0], weights[0], bottleneck.conv.bias, padding=1)
         dtype = fused.dtype
-        fused = fused.float()  # the parts are summed in float32, as inside a convolution
+        fused = fused.float()  # the levels are summed in float32
         for level, weight in zip(levels[1:], weights[1:], strict=True):
-            rows = _shifted(level.shape[2], height, self.align_corners, level.device)
-            columns = _shifted(level.shape[3], width, self.align_corners, level.device)
+            rows = _shifted(level.shape[2], height, self.align_corners).to(level)
+            columns = _shifted(level.shape[3], width, self.align_corners).to(level)
             for row_taps, row_shift in zip(weight.unbind(2), rows, strict=True):
                 line = sum(F.conv2d(level, tap[:, :, None, None]) @ column_shift.T
                            for tap, column_shift in zip(row_taps.unbind(2), columns, strict=True))
                 fused += row_shift @ line
         fused = fused.to(dtype)
-        return bottleneck.activate(bottleneck.norm(fused) if bottleneck.with_norm else fused)
+        fused = bottleneck.norm(fused) if bottleneck.with_norm else fused
+        return bottleneck.activate(fused) if bottleneck.with_activation else fused
 
 
-def _shifted(source: int, target: int, align_corners: bool, device: torch.device) -> Tensor:
+def _shifted(source: int, target: int, align_corners: bool) -> Tensor:
     """Resizing an axis, then looking one pixel back, at it, and ahead, zero outside: (3, target, source)."""
     matrix = F.pad(bilinear_matrix(source, target, align_corners), (0, 0, 1, 1))
-    return matrix.unfold(0, target, 1).transpose(1, 2).contiguous().to(device)
+    return matrix.unfold(0, target, 1).transpose(1, 2).contiguous()
 
 
 @MODELS.register_module()
@@ -70,7 +71,8 @@ class LeanSETRUPHead(SETRUPHead):
     """SETRUPHead that classifies before the last resizing instead of after it, in training too.
 
     Its logits have the resolution before the last resizing; whoever compares them with an image or a label resizes
-    them, bilinearly, as mmseg does for every head.
+    them, bilinearly, as mmseg does for every head. Where the last resizing comes to the image's size, as in training
+    and in SlidingSegmentor, that is the same as SETRUPHead; elsewhere that one resizes twice.
 
     Args: as SETRUPHead; state dicts are the same.
 

@@ -20,8 +20,9 @@ RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 class MultiScaleViews:
     """Packs a photo at several sizes; the annotation keeps the photo's own.
 
-    The short side is `ratio * short_side`, and never under the window, `crop_size`; the long side follows. Ratios that
-    give one size are one view that counts as often.
+    The short side is `ratio * short_side`, and never under the window, `crop_size`; the long side follows, whatever its
+    length: of 100 x 2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give one size are
+    one view that counts as often.
 
     Args:
         short_side: of ratio 1, in pixels.
@@ -81,8 +82,8 @@ class MultiScaleTTA(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module, flip: bool = True):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise ValueError('this config already tests at all scales with flip; leave --tta out, or take the config '
-                             'without _ms')
+            raise ValueError('this config already tests at all scales with flip; leave --tta out (in '
+                             'Python multi_scale=True), or take the config without _ms')
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
             raise ValueError('multi-scale inference needs a beit_mm.SlidingSegmentor, got '

@@ -30,8 +30,9 @@ class SlidingSegmentor(EncoderDecoder):
     Raises:
         ValueError: a test_cfg that cannot be met.
 
-    Differs from it in: any image size in both modes; see `sliding.slide`; windows of a batch of images go through the
-    network together; no more than one image's logits at a time.
+    Differs from it in: any image size in both modes, filled up to whole patches and to whole cells of a pyramid's
+    coarsest level; see `sliding.slide`; windows of a batch of images go through the network together; no more than one
+    image's logits at a time.
     """
 
     def __init__(self, *args, **kwargs):
@@ -58,7 +59,14 @@ class SlidingSegmentor(EncoderDecoder):
         grid = Grid(cfg['crop_size'], cfg['stride']) if cfg.get('mode') == 'slide' else Grid()
         device = views[0].image.device.type
         default = WINDOWS_PER_BATCH.get(device, WINDOWS_PER_BATCH_OF_ACCELERATORS)
-        return slide(self.logits, views, grid, cfg.get('windows_per_batch', default), self.align_corners)
+        return slide(self.logits, views, grid, cfg.get('windows_per_batch', default), self.align_corners,
+                     self._divisor())
+
+    def _divisor(self) -> int:
+        """Pixels that a cell of the coarsest map sees: patches of 16 under a pyramid down to a half make 32."""
+        patch = getattr(self.backbone, 'patch_size', 1)
+        rescales = self.neck.rescales if self.with_neck and hasattr(self.neck, 'rescales') else [1]
+        return max(patch, round(patch / min(rescales)))
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') at the decode head's resolution, of images (B, 3, h, w), in `test_cfg`'s precision."""

@@ -4,6 +4,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from beit_mm.functional.bilinear import bilinear_matrix, bilinear_taps
@@ -31,7 +32,7 @@ class Grid(NamedTuple):
 
 
 def slide(network: Callable[[Tensor], Tensor], views: list[View], grid: Grid, windows_per_batch: int,
-          align_corners: bool = False) -> Iterator[Tensor]:
+          align_corners: bool = False, divisor: int = 1) -> Iterator[Tensor]:
     """Logits of each view, in turn: the mean over the windows that see a pixel, resized bilinearly.
 
     Resizing is linear, and windows lie in rows and columns. So what one window adds to the logits wanted is
@@ -45,24 +46,30 @@ def slide(network: Callable[[Tensor], Tensor], views: list[View], grid: Grid, wi
         grid: size of a window and distance between two, in pixels.
         windows_per_batch: windows of one size that go through the network together, of all views.
         align_corners: as the head resizes its logits.
+        divisor: sides of a window that are no multiple of it are filled up with zeros, at the bottom and on the
+            right, and what the network makes of these is cut off.
 
     Yields:
         float32 (C, H, W), `size` of the view. Only the views of the batch at hand are in memory.
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
     Differs from it in: all sizes in common batches; one buffer of the wanted size instead of one of the image's and
-    one more for each window. The same to rounding.
+    one more for each window. The same to rounding, but for windows whose sides are no multiple of a patch, as of an
+    image smaller than the window: there the backbone fills up by itself, and the logits of the filling are squeezed
+    into the image.
     """
     windows = (window for number, view in enumerate(views) for window in _windows(number, view, grid))
     buffer: Tensor | None = None
     for batch in _batches(windows, windows_per_batch):
-        logits = network(torch.stack([window.image for window in batch])).float()
+        images = torch.stack([window.image for window in batch])
+        filling = [-side % divisor for side in images.shape[2:]]
+        logits = network(F.pad(images, (0, filling[1], 0, filling[0]))).float()
         for window, found in zip(batch, logits, strict=True):
             height, width = views[window.view].size
             if buffer is None:
                 buffer = found.new_zeros(len(found), height, width)
-            rows, row_matrix = window.rows.place(found.shape[1], align_corners)
-            columns, column_matrix = window.columns.place(found.shape[2], align_corners)
+            rows, row_matrix = window.rows.place(found.shape[1], filling[0], align_corners)
+            columns, column_matrix = window.columns.place(found.shape[2], filling[1], align_corners)
             part = row_matrix.to(found) @ found @ column_matrix.to(found).T
             buffer[:, rows, columns] += part
             del part
@@ -80,9 +87,10 @@ class Span(NamedTuple):
     windows_over: Tensor
     flip: bool
 
-    def place(self, resolution: int, align_corners: bool) -> tuple[slice, Tensor]:
-        """Which of the wanted pixels read this window, and (pixels, resolution) how much of which of its logits."""
-        upsample = bilinear_matrix(resolution, self.stop - self.start, align_corners)
+    def place(self, resolution: int, filling: int, align_corners: bool) -> tuple[slice, Tensor]:
+        """Which of the wanted pixels read this window, and (pixels, resolution) how much of which of its logits, where
+        these are of `filling` more pixels."""
+        upsample = bilinear_matrix(resolution, self.stop - self.start + filling, align_corners)
         low, high, share = bilinear_taps(self.length, self.size, align_corners)
         matrix = torch.zeros(self.size, resolution)
         for pixel, weight in ((low, 1 - share), (high, share)):

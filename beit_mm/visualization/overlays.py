@@ -83,13 +83,15 @@ def _with_legend(picture: Image.Image, labels: Sequence[np.ndarray], classes: Se
     present = [label for label in np.argsort(-counts, kind='stable') if counts[label]]
     font = ImageFont.load_default(TEXT)
     line, places, left, row = TEXT + MARGIN, [], MARGIN, 0
+    widest = picture.width  # a narrow photo's classes have names, too
     for label in present:
         width = TEXT + MARGIN + round(font.getlength(classes[label]))
         if left > MARGIN and left + width > picture.width:
             left, row = MARGIN, row + 1
         places.append((left, picture.height + MARGIN + row * line))
+        widest = max(widest, MARGIN + width)
         left += width + 2 * MARGIN
-    canvas = Image.new('RGB', (picture.width, picture.height + MARGIN + (row + 1) * line), 'white')
+    canvas = Image.new('RGB', (widest, picture.height + MARGIN + (row + 1) * line), 'white')
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
     for label, (x, y) in zip(present, places, strict=True):

@@ -13,6 +13,7 @@ default_hooks = dict(
     visualization=dict(type='SegVisualizationHook'))
 custom_hooks = [
     dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.RankSeedHook'),
     dict(type='beit_mm.LabelCheckHook'),
     dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),

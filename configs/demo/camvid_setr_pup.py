@@ -14,18 +14,18 @@ Differs: from segment_setr_pup.py in the data, as a pattern for folders and clas
 """
 _base_ = './segment_setr_pup.py'
 
-data_root = 'data/camvid'
-training = dict(
-    classes='classes.txt',
-    data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'))
-validation = dict(
-    classes='classes.txt',
-    data_prefix=dict(img_path='images/validation', seg_map_path='annotations/validation'))
-model = dict(
-    backbone=dict(init_cfg=dict(checkpoint='work_dirs/camvid_pretrain/iter_3000.pth')))
-train_dataloader = dict(dataset=training)
-val_dataloader = dict(dataset=validation)
+# All is named here, so a plain runner will do, and any tool of mmseg.
+runner_type = 'Runner'
+folder = dict(data_root='data/camvid', classes='classes.txt', reduce_zero_label=True)
+training = dict(img_path='images/training', seg_map_path='annotations/training')
+validation = dict(img_path='images/validation', seg_map_path='annotations/validation')
+train_dataloader = dict(dataset=dict(folder, data_prefix=training))
+val_dataloader = dict(dataset=dict(folder, data_prefix=validation))
 test_dataloader = val_dataloader
+model = dict(
+    backbone=dict(init_cfg=dict(checkpoint='work_dirs/camvid_pretrain/iter_3000.pth')),
+    decode_head=dict(num_classes=11),
+    auxiliary_head=[dict(head, num_classes=11) for head in _base_.model.auxiliary_head])  # noqa: F821
 
 train_cfg = dict(max_iters=600, val_interval=600)
 param_scheduler = [

@@ -1,12 +1,13 @@
-"""A small BEiT under SETR-PUP on any folder in ADE20K's layout, in ten minutes on two CPU cores.
+"""A small BEiT under SETR-PUP on a folder of photos and label maps, in ten minutes on two CPU cores.
 
 Command: tools/run_demo.sh (all stages), or, with a pretraining of configs/demo/pretrain.py,
          python tools/train.py configs/demo/segment_setr_pup.py --cfg-options
              model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
          From random weights: --cfg-options model.backbone.init_cfg=None
              optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
-Data:    data_root=... is one folder, {train,val} and annotations/{train,val}; the number of classes is that of the
-         dataset's. Other folders and classes: camvid_setr_pup.py is a pattern
+Data:    data_root=... is one folder with {train,val} and annotations/{train,val}, in which 0 is unlabelled and 1 the
+         first class, and meta/segmentation_classes.txt, one name a line. Other folders: camvid_setr_pup.py is a
+         pattern
 Batch:   1 process x 8 images, lr 1e-3
 Shorter: --cfg-options train_cfg.max_iters=300 param_scheduler.1.end=301
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of photos of 160 in 8 x 8 patches, heads of

@@ -1,4 +1,4 @@
-"""A small BEiT under UperNet on any folder in ADE20K's layout, in ten minutes on two CPU cores.
+"""A small BEiT under UperNet on a folder of photos and label maps, in ten minutes on two CPU cores.
 
 Command: with a pretraining of configs/demo/pretrain.py,
          python tools/train.py configs/demo/segment_upernet.py --cfg-options

@@ -39,6 +39,12 @@ def test_no_two_configs_write_to_one_folder():
     assert len(set(folders)) == len(folders)
 
 
+def test_every_process_draws_its_own_noise_in_every_recipe():
+    for leaf in LEAVES:
+        hooks = [hook.type for hook in Config.fromfile(ROOT / leaf).custom_hooks]
+        assert 'beit_mm.RankSeedHook' in hooks, leaf
+
+
 @pytest.mark.parametrize('path', sorted((CONFIGS / 'demo').glob('*.py')), ids=lambda path: path.stem)
 def test_schedules_of_the_demo_end_where_training_ends(path):
     cfg = Config.fromfile(path)

@@ -31,7 +31,8 @@ def pair(name: str, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module
 
 @torch.no_grad()
 @pytest.mark.filterwarnings('ignore:When align_corners')
-@pytest.mark.parametrize('changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(pool_scales=(1, 2))])
+@pytest.mark.parametrize('changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(act_cfg=None),
+                                     dict(pool_scales=(1, 2))])
 @pytest.mark.parametrize('sizes', PYRAMIDS)
 def test_upernet_is_mmsegs(sizes, changes):
     """Also where one level is no multiple of the next."""

@@ -7,14 +7,23 @@ from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
 
 from beit_mm.segmentation.sliding import Grid, View, slide, spans
 
-# wide, smaller than a window, one side smaller, odd, exactly a window, exactly on the strides
-SIZES = [(32, 200), (33, 47), (40, 150), (97, 131), (64, 64), (64 + 43, 64 + 86)]
+# wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
+SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
 
 
 def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
-    """mmseg's logits of images (B, 3, h, w) at their size."""
-    metas = [dict(ori_shape=images.shape[2:], img_shape=images.shape[2:])] * len(images)
-    return EncoderDecoder.inference(model, images, metas)
+    """mmseg's logits of images (B, 3, h, w) at their size; sides that are no multiple of the coarsest cell and not
+    those of a window are filled up before, and what becomes of that is cut off."""
+    height, width = images.shape[2:]
+    cell = 32 if model.with_neck else 16
+    sides = [side if side >= CROP and model.test_cfg.mode == 'slide' else -(-side // cell) * cell
+             for side in (height, width)]
+    images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
+    if model.test_cfg.mode == 'whole':  # mmseg resizes the logits to pad_shape or to an img_shape that is a torch.Size
+        logits = F.interpolate(model(images), sides, mode='bilinear')
+    else:
+        logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
+    return logits[:, :, :height, :width]
 
 
 @torch.no_grad()
@@ -25,11 +34,20 @@ def test_logits_are_mmsegs_at_any_size(variant, head, mode):
     model = narrow_segmentor(variant, head, mode=mode, windows_per_batch=3)
     for size in SIZES:
         images = torch.randn(2, 3, *size)
-        if mode == 'whole':  # mmseg resizes the logits to pad_shape or to an img_shape that is a torch.Size
-            expected = F.interpolate(model(images), size, mode='bilinear')
-        else:
-            expected = reference(model, images)
-        torch.testing.assert_close(model.inference(images), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model.inference(images), reference(model, images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('length', [5, 16, 33, 47])
+def test_a_pixel_gets_the_logits_of_its_place(length):
+    """The network says in which column a cell's centre lies; no image is stretched over what fills it up."""
+    def network(images):
+        centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
+        return centres.expand(len(images), 1, 2, -1)
+
+    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], Grid(), 1, divisor=16)
+    last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
+    expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
+    torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()
