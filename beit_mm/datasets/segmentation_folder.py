@@ -99,8 +99,8 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return read_class_table(source), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        raise ValueError(f'classes is {source!r}; no such file, in data_root or not, and no registered '
-                         'dataset with classes of that name')
+        raise ValueError(f'classes is {source!r}; no such file, in data_root or not, and no '
+                         'registered dataset with classes of that name')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 

@@ -69,7 +69,8 @@ def test_classes_from_anywhere(root):
     assert (ade['classes'][0], ade['palette'][:2]) == ('wall', [[120, 120, 120], [180, 120, 120]])
     many = dataset(root, classes=[str(i) for i in range(254)]).metainfo['palette']
     assert len({*map(tuple, many)}) == 254
-    refused(ValueError, "classes is 'no.txt'; no such file, and no registered dataset", root, classes='no.txt')
+    refused(ValueError, "classes is 'no.txt'; no such file, in data_root or not, and no registered dataset", root,
+            classes='no.txt')
     refused(ValueError, '255 classes; expected 1 to 254', root, classes=[str(i) for i in range(255)])
     refused(ValueError, '0 classes', root, classes=())
     refused(ValueError, 'palette has 2 colours, classes has 3 names', root, palette=[[0, 0, 0], [1, 1, 1]])
