@@ -1,5 +1,4 @@
 """The first batch's labels against the model, and batch norm on CPUs."""
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,7 @@ import torch.distributed as dist
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.segmentation.label_check import LabelCheckHook, check_labels
 from beit_mm.segmentation.sync_bn import SyncBN
@@ -56,7 +56,8 @@ def test_the_hook_looks_once_a_run():
         hook.before_train_iter(runner, 1, wrong)
 
 
-def test_sync_bn_is_batch_norm_in_every_respect():
+def test_sync_bn_is_batch_norm_in_every_respect(monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cpu')
     torch.manual_seed(0)
     ours, peer = SyncBN(5), nn.BatchNorm2d(5)
     for _ in range(3):
@@ -82,10 +83,16 @@ def gloo(tmp_path):
     dist.destroy_process_group()
 
 
-def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo):
+def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo, monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cpu')
     x = torch.randn(4, 5, 6, 7)
-    ours = SyncBN(5)
-    with pytest.raises(ValueError, match='expected input tensor to be on'):
-        nn.SyncBatchNorm(5)(x)
-    assert torch.equal(ours(x), nn.BatchNorm2d(5)(x))
-    assert copy.deepcopy(ours).num_batches_tracked == 1
+    with pytest.raises(ValueError, match='only work with GPU modules'):
+        DistributedDataParallel(nn.SyncBatchNorm(5))
+    assert torch.equal(DistributedDataParallel(SyncBN(5))(x), nn.BatchNorm2d(5)(x))
+
+
+def test_sync_bn_is_torchs_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cuda')
+    made = SyncBN(5, eps=1e-3)
+    assert isinstance(made, nn.SyncBatchNorm) and (made.num_features, made.eps) == (5, 1e-3)
+    assert torch.equal(made.eval()(torch.ones(1, 5, 2, 2)), nn.BatchNorm2d(5, eps=1e-3).eval()(torch.ones(1, 5, 2, 2)))
