@@ -196,7 +196,7 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
     cfg.train_dataloader.dataset.pipeline[1:] = [dict(type='RandomResizedCrop', scale=32), dict(type='PackInputs')]
     path = changed(work, tmp_path / 'changed.pth', cfg)
     for classifier in (Classifier(path, device='cpu'), Classifier(path, device='cpu', config=cfg)):
-        resize, crop, _ = classifier.prepare.transforms
+        resize, crop, _ = classifier.prepared.prepare.transforms
         assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
         assert len(classifier(work / 'photos/val')) == 21
 

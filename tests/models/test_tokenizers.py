@@ -194,11 +194,11 @@ def test_schedules_follow_the_saved_step():
 def test_trains_becomes_a_tokenizer_and_is_measured(tmp_path):
     """Eight flat colours: different colours get different codes, and codes their colours."""
     torch.manual_seed(0)
-    model = DiscreteVAE('conv', temperature=(1.0, 0.1), temperature_steps=150, kl_weight=0.5,
+    model = DiscreteVAE('conv', temperature=(1.0, 0.1), temperature_steps=300, kl_weight=0.5,
                         kl_steps=40, **SMALL_VAE)
     images = torch.rand(8, 3, 1, 1).expand(8, 3, 16, 16)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(150):
+    for _ in range(300):
         losses = model(dict(images=images), mode='loss')
         optimizer.zero_grad()
         (losses['loss_recon'] + losses['loss_kl']).backward()
