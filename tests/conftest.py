@@ -1,4 +1,4 @@
-"""Fixtures that tests share: small photos, and a small pretraining on them."""
+"""Fixtures that tests share: small images, and a small pretraining on them."""
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,9 @@ def _reproducible() -> None:
 
 
 @pytest.fixture(scope='session')
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve JPEGs of smooth colours, 48 x 64 pixels."""
-    folder = tmp_path_factory.mktemp('photos')
+    folder = tmp_path_factory.mktemp('images')
     rng = np.random.default_rng(0)
     for index in range(12):
         small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
@@ -26,15 +26,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pretrain_config(photos: Path, tmp_path: Path) -> Config:
-    """The demo's pretraining config shrunk to a narrow model, twelve photos, three steps an epoch."""
+def pretrain_config(images: Path, tmp_path: Path) -> Config:
+    """The demo's pretraining config shrunk to a narrow model, twelve images, three steps an epoch."""
     cfg = Config.fromfile(ROOT / 'configs/demo/pretrain.py')
     cfg.model = narrow_model()
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.batch_size = 4
         loader.num_workers = 0
         loader.persistent_workers = False
-        loader.dataset.data_root = str(photos)
+        loader.dataset.data_root = str(images)
         for transform in loader.dataset.pipeline:
             if 'size' in transform:
                 transform.update(size=32, second_size=32)

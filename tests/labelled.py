@@ -1,4 +1,4 @@
-"""Labelled photos that can be told apart by their colour, and a narrow classifier of them."""
+"""Labelled images that can be told apart by their colour, and a narrow classifier of them."""
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +7,7 @@ from PIL import Image
 
 CLASSES = ('blue', 'green', 'red')
 TEST_PIPELINE = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=36, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=32),
     dict(type='PackInputs'),
@@ -16,8 +16,8 @@ BACKBONE = dict(
     type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, patch_size=8)
 
 
-def make_photos(folder: Path, per_class: int = 6) -> Path:
-    """Makes train/ and val/, each with three class folders of photos of 36 x 40 pixels."""
+def make_images(folder: Path, per_class: int = 6) -> Path:
+    """Makes train/ and val/, each with three class folders of images of 36 x 40 pixels."""
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         for channel, name in zip((2, 1, 0), CLASSES, strict=True):
@@ -58,7 +58,7 @@ def classifier_config(folder: Path, work_dir: Path) -> Config:
         optim_wrapper=dict(type='beit_mm.AutocastOptimWrapper', dtype='float32', optimizer=dict(type='AdamW', lr=1e-3)),
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2)),
         custom_hooks=[dict(type=f'beit_mm.{name}') for name in (
-            'StartCheckHook', 'ThroughputHook', 'UnreadablePhotosHook', 'PlainCheckpointHook', 'PictureHook',
+            'StartCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook', 'PictureHook',
             'ConfusionHook')],
         model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None),
         work_dir=str(work_dir),

@@ -12,7 +12,7 @@ VARIANTS = {
 }
 
 
-def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.LeanUPerHead', **test_cfg: object) -> nn.Module:
+def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', **test_cfg: object) -> nn.Module:
     """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
     backbone = dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4), img_size=CROP,
                     out_type='featmap', **VARIANTS[variant])

@@ -1,8 +1,8 @@
-"""The stages of tools/run_demo.sh: photos, a tokenizer, a pretraining on its tokens, fine-tuning, segmentation, a test.
+"""The stages of tools/run_demo.sh: images, a tokenizer, a pretraining on its tokens, fine-tuning, segmentation, a test.
 
     python tools/demo.py [--data DIR] [--stages data,dvae,pretrain,finetune,segment,test] [--work-dir work_dirs/demo]
 
-Fine-tuning needs photos in class folders: DIR/<class>/*.jpg. It trains the pretrained model, and the same model from
+Fine-tuning needs images in class folders: DIR/<class>/*.jpg. It trains the pretrained model, and the same model from
 random weights for as long, so that one sees what pretraining is worth. Segmentation needs label maps, which the drawn
 pictures have.
 """
@@ -18,26 +18,26 @@ from pathlib import Path
 
 import numpy as np
 
-from beit_mm.apis.segment import Segmenter
+from beit_mm.apis.segment import SegmentationInferencer
 from beit_mm.datasets.annotation import IGNORED, read_labels
-from beit_mm.datasets.demo_photos import make_demo_photos
-from beit_mm.datasets.photo_reading import read_photo
-from beit_mm.datasets.photos import list_photos
+from beit_mm.datasets.demo_images import make_demo_images
+from beit_mm.datasets.image_reading import read_image
+from beit_mm.datasets.images import list_images
 from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars
 from beit_mm.visualization.overlays import draw_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ('data', 'dvae', 'pretrain', 'finetune', 'segment', 'test')
-HELD_OUT = 0.1  # share of the user's photos kept for the test
-MIN_PHOTOS = 100
-DRAWN = 'drawn_photos'
+HELD_OUT = 0.1  # share of the user's images kept for the test
+MIN_IMAGES = 100
+DRAWN = 'drawn_images'
 SEGMENT_STEPS = 300
-SEGMENTED = 6  # photos in the picture of overlays
+SEGMENTED = 6  # images in the picture of overlays
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data', type=Path, help='folder of photos, searched to any depth '
+    parser.add_argument('--data', type=Path, help='folder of images, searched to any depth '
                         '(default: pictures that the package draws itself)')
     parser.add_argument('--stages', default=','.join(STAGES), help='comma-separated, in this order: %(default)s')
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/demo'))
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def class_of(path: str) -> str | None:
-    """The folder that a listed photo lies in; None for a photo that lies in none."""
+    """The folder that a listed image lies in; None for a image that lies in none."""
     return Path(path).parent.name or None
 
 
@@ -66,7 +66,7 @@ class Demo:
     """The stages; each leaves its files in the work directory, so that the next finds them.
 
     Args:
-        work_dir: `lists/` holds the photos' names, `dvae/`, `pretrain/`, `finetune/`, `scratch/` and `segment/` the
+        work_dir: `lists/` holds the images' names, `dvae/`, `pretrain/`, `finetune/`, `scratch/` and `segment/` the
             runs. Tools run inside it on relative paths, because `--cfg-options` drops the spaces of a value and splits
             it at commas.
     """
@@ -76,26 +76,26 @@ class Demo:
         self.lists = work_dir / 'lists'
 
     def data(self, folder: Path | None) -> None:
-        """Lists the photos to learn from and those held out."""
+        """Lists the images to learn from and those held out."""
         self.lists.mkdir(parents=True, exist_ok=True)
         if folder is None:
             link = folder = self.work_dir / DRAWN
-            make_demo_photos(folder, num_train=1200, num_val=300, size=160, seed=0)
-            train, val = ([f'{split}/{path}' for path in list_photos(str(folder / split))]
+            make_demo_images(folder, num_train=1200, num_val=300, size=160, seed=0)
+            train, val = ([f'{split}/{path}' for path in list_images(str(folder / split))]
                           for split in ('train', 'val'))
         else:
             if not folder.is_dir():
                 sys.exit(f'--data: no folder {folder}')
             folder = folder.resolve()
-            link = self.work_dir / 'own_photos'
+            link = self.work_dir / 'own_images'
             link.unlink(missing_ok=True)
             link.symlink_to(folder)
-            photos = list_photos(str(folder))
-            if len(photos) < MIN_PHOTOS:
-                sys.exit(f'--data: {len(photos)} photos in {folder}, at least {MIN_PHOTOS} are needed to learn from')
-            random.Random(0).shuffle(photos)
-            held_out = round(HELD_OUT * len(photos))
-            train, val = photos[held_out:], photos[:held_out]
+            images = list_images(str(folder))
+            if len(images) < MIN_IMAGES:
+                sys.exit(f'--data: {len(images)} images in {folder}, at least {MIN_IMAGES} are needed to learn from')
+            random.Random(0).shuffle(images)
+            held_out = round(HELD_OUT * len(images))
+            train, val = images[held_out:], images[:held_out]
         (self.lists / 'folder.txt').write_text(f'{link.name}\n')
         classes = sorted({class_of(path) for path in train + val} - {None})
         (self.lists / 'classes.txt').write_text('\n'.join(classes) + '\n')
@@ -103,7 +103,7 @@ class Demo:
             (self.lists / f'{name}.txt').write_text('\n'.join(paths) + '\n')
             labelled = [f'{path} {classes.index(class_of(path))}' for path in paths if class_of(path)]
             (self.lists / f'{name}_labelled.txt').write_text('\n'.join(labelled) + '\n')
-        print(f'{len(train)} photos of {folder} to learn from, {len(val)} held out')
+        print(f'{len(train)} images of {folder} to learn from, {len(val)} held out')
 
     def dvae(self) -> None:
         """Trains the tokenizer."""
@@ -137,7 +137,7 @@ class Demo:
             f'default_hooks.checkpoint.interval={steps}'])
 
     def test(self) -> None:
-        """Evaluates the models on the held-out photos and writes the summary."""
+        """Evaluates the models on the held-out images and writes the summary."""
         out = self.work_dir / 'metrics.json'
         summary = {}
         for name, tokenizer in (('dvae', None), ('pretrain', self._checkpoint('dvae'))):
@@ -172,7 +172,7 @@ class Demo:
         print(f'\nHidden patches are predicted {gain:.0%} better than by how frequent each visual token is.')
         print(f'Look at\n  {self.work_dir}/pretrain/pictures/test.png   what was hidden and what was predicted\n'
               f'  {self.work_dir}/pretrain/curves.png          the loss over time\n'
-              f'  {self.work_dir}/dvae/pictures/test.png       what the visual tokens keep of a photo')
+              f'  {self.work_dir}/dvae/pictures/test.png       what the visual tokens keep of a image')
         if 'scratch_accuracy' in numbers:
             print(f"  {self.work_dir}/finetune_curves.png           accuracy with and without pretraining: "
                   f"{numbers['finetune_accuracy']:.1f} % and {numbers['scratch_accuracy']:.1f} %")
@@ -182,23 +182,23 @@ class Demo:
         print(f'  {path}')
 
     def _draw_segmentation(self) -> None:
-        """A picture of some held-out photos, with what they show and what the model sees in them."""
+        """A picture of some held-out images, with what they show and what the model sees in them."""
         folder = self.work_dir / self._folder()
         names = (self.lists / 'val.txt').read_text().splitlines()
         names = names[::len(names) // SEGMENTED][:SEGMENTED]  # sorted by class
-        segmenter = Segmenter(self.work_dir / self._checkpoint('segment'))
+        segmenter = SegmentationInferencer(self.work_dir / self._checkpoint('segment'))
         found = [result['labels'] for result in segmenter([folder / name for name in names])]
         true = []
         for name in names:
             labels = read_labels(str((folder / 'annotations' / name).with_suffix('.png')))
             true.append(np.where(labels == 0, IGNORED, labels - 1))  # the labels of reduce_zero_label
-        photos = [read_photo(str(folder / name)) for name in names]
+        images = [read_image(str(folder / name)) for name in names]
         columns = {'annotation': true, 'prediction': found}
-        draw_sheet(photos, columns, segmenter.classes, segmenter.palette).save(self.work_dir / 'segmentation.png')
+        draw_sheet(images, columns, segmenter.classes, segmenter.palette).save(self.work_dir / 'segmentation.png')
 
     def _run(self, tool: str, config: str, *arguments: str, run: str | None = None, tokenizer: Path | None = None,
              options: Sequence[str] = ()) -> None:
-        """A tool on configs/demo/<config>.py in the folder `run`, with the listed photos.
+        """A tool on configs/demo/<config>.py in the folder `run`, with the listed images.
 
         All paths are relative to the work directory.
         """
@@ -212,7 +212,7 @@ class Demo:
             sys.exit(f'the stage failed; its log is in {self.work_dir / run}')
 
     def _data_options(self, config: str) -> list[str]:
-        """The photos for a config."""
+        """The images for a config."""
         folder = self._folder()
         if config == 'segment_setr_pup':
             return [f'data_root={folder}']
@@ -227,7 +227,7 @@ class Demo:
         return options
 
     def _folder(self) -> str:
-        """Name of the photos' folder in the work directory."""
+        """Name of the images' folder in the work directory."""
         if not self.lists.is_dir():
             sys.exit(f'{self.lists} is missing: run the stage data first')
         return (self.lists / 'folder.txt').read_text().strip()

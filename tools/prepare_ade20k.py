@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from mmengine.utils import ProgressBar
 
 from beit_mm.datasets.archives import ArchiveError, write_file
-from beit_mm.datasets.photos import list_photos
+from beit_mm.datasets.images import list_images
 
 COUNTS = dict(training=20_210, validation=2_000)
 KINDS = dict(images='.jpg', annotations='.png')
@@ -33,8 +33,8 @@ def main() -> None:
     except (ArchiveError, OSError) as error:
         sys.exit(f'error: {error}')
     for split, expected in COUNTS.items():
-        found = {kind: len(list_photos(str(args.target / kind / split))) for kind in KINDS}
-        print(f'{args.target}: {split}: {found["images"]:,} photos, {found["annotations"]:,} annotations')
+        found = {kind: len(list_images(str(args.target / kind / split))) for kind in KINDS}
+        print(f'{args.target}: {split}: {found["images"]:,} images, {found["annotations"]:,} annotations')
         if set(found.values()) != {expected}:
             sys.exit(f'error: expected {expected:,} of each in {split}; the archive is incomplete, or files of another '
                      'kind lie there')

@@ -55,7 +55,7 @@ def unpack(source: Path, target: Path, md5: str = MD5) -> None:
 
 
 def write_split(content: dict[bytes, Any], classes: list[str], folder: Path) -> None:
-    """Writes the photos of a split, `data` (N, 3 * 32 * 32) in planes of red, green and blue."""
+    """Writes the images of a split, `data` (N, 3 * 32 * 32) in planes of red, green and blue."""
     if folder.exists():
         print(f'{folder} is there already')
         return
@@ -63,13 +63,13 @@ def write_split(content: dict[bytes, Any], classes: list[str], folder: Path) -> 
     shutil.rmtree(part, ignore_errors=True)
     for name in classes:
         (part / name).mkdir(parents=True)
-    photos = content[b'data'].pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    with progress_bar(len(photos)) as update:
-        for photo, label, name in zip(photos, content[b'fine_labels'], content[b'filenames'], strict=True):
-            Image.fromarray(photo).save(part / classes[label] / Path(name.decode()).name)
+    images = content[b'data'].pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    with progress_bar(len(images)) as update:
+        for image, label, name in zip(images, content[b'fine_labels'], content[b'filenames'], strict=True):
+            Image.fromarray(image).save(part / classes[label] / Path(name.decode()).name)
             update()
     part.rename(folder)
-    print(f'{folder}: {len(photos):,} photos')
+    print(f'{folder}: {len(images):,} images')
 
 
 class Array:

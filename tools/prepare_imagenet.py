@@ -14,7 +14,7 @@ from pathlib import Path
 from scipy.io import loadmat
 
 from beit_mm.datasets.archives import ArchiveError, intact, open_tar, unpack_classes, unpack_files
-from beit_mm.datasets.photos import list_photos
+from beit_mm.datasets.images import list_images
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit
@@ -38,15 +38,15 @@ def main() -> None:
     except (ArchiveError, OSError) as error:
         sys.exit(f'error: {error}')
     for split, expected in COUNTS.items():
-        found = len(list_photos(str(args.target / split)))
-        print(f'{args.target / split}: {found:,} photos')
+        found = len(list_images(str(args.target / split)))
+        print(f'{args.target / split}: {found:,} images')
         if found != expected:
-            sys.exit(f'error: {args.target / split} holds {found:,} photos, expected {expected:,}; the archive is '
+            sys.exit(f'error: {args.target / split} holds {found:,} images, expected {expected:,}; the archive is '
                      'incomplete, or files of another kind lie there')
 
 
 def val_classes(devkit: Path) -> dict[str, str]:
-    """Name of each validation photo -> its class (WordNet id), from the development kit.
+    """Name of each validation image -> its class (WordNet id), from the development kit.
 
     Raises:
         ArchiveError: it is damaged or another archive.

@@ -5,7 +5,7 @@
     python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta
 
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
-for each photo its path, label and name of the most likely class, and scores, [label, probability] of the five best.
+for each image its path, label and name of the most likely class, and scores, [label, probability] of the five best.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', metavar='FILE', help='also write metrics and predictions to this JSON file')
     parser.add_argument('--tta', action='store_true', help="test-time augmentation: the config's tta_model and "
-                        'tta_pipeline; without them the mean score of a photo and its mirror image')
+                        'tta_pipeline; without them the mean score of a image and its mirror image')
     args = parser.parse_args()
     if args.out and Path(args.out).is_dir():
         parser.error(f'--out {args.out} is a folder; expected a file')

@@ -1,4 +1,4 @@
-"""Classifies photos with a checkpoint and nothing else."""
+"""Classifies images with a checkpoint and nothing else."""
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -19,18 +19,18 @@ from beit_mm.engine.predictions import TOP, describe
 from beit_mm.engine.preprocessing import preprocessing_of_model
 from beit_mm.registry import MODELS
 
+from .images import ImageInput, Preparation, iterate_images, path_of
 from .parts import Kind, parts_of, without
-from .photos import Photo, Preparation, each_photo, path_of
 
 TYPES = re.compile(
-    r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadPhoto)|'
+    r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadImage)|'
     r'(mmpretrain\.)?(ImageClassifier|LinearClsHead|StackedLinearClsHead|ClsDataPreprocessor|'
     r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)')
 FOR_TRAINING = ('init_cfg', 'loss', 'pretrained', 'train_cfg')  # keys of a model
-CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of a photo
+CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of a image
 
 
-class Classifier:
+class ClassificationInferencer:
     """A trained classifier, with the names of its classes and the preparation of its images.
 
     Args:
@@ -45,7 +45,7 @@ class Classifier:
             weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    A config without photos to test on has no test pipeline; photos are then loaded as in training, and the middle is
+    A config without images to test on has no test pipeline; images are then loaded as in training, and the middle is
     taken in the model's size, as our configs with a test pipeline do. On a GPU it computes in bfloat16.
     """
 
@@ -70,39 +70,39 @@ class Classifier:
         classes = (meta.get('dataset_meta') or {}).get('classes')
         self.classes: tuple[str, ...] = tuple(classes or map(str, range(count)))
 
-    def __call__(self, photos: Photo | Sequence[Photo], batch_size: int = 32, top: int = TOP) -> list[dict[str, Any]]:
-        """Classifies photos.
+    def __call__(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP) -> list[dict[str, Any]]:
+        """Classifies images.
 
         Args:
-            photos: a file, a folder (all its photos, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
+            images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
                 image, or a list of these.
-            batch_size: photos computed at a time.
+            batch_size: images computed at a time.
             top: classes to return for each.
 
         Returns:
-            For each photo dict(path=its file, None for an array or image; label=the most likely class; name=its name;
+            For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
             scores=[[label, probability], ...] of the `top` most likely, best first).
 
         Raises:
-            FileNotFoundError: no such file, or a folder without photos.
-            UnreadableImageError: a file that is no photo; names it.
-            TypeError, ValueError: something else than photos, or a number below 1.
+            FileNotFoundError: no such file, or a folder without images.
+            UnreadableImageError: a file that is no image; names it.
+            TypeError, ValueError: something else than images, or a number below 1.
         """
         for name, number in (('batch_size', batch_size), ('top', top)):
             if number < 1:
                 raise ValueError(f'{name} is {number}; expected 1 or more')
-        waiting = each_photo(photos)
+        waiting = iterate_images(images)
         found = []
         while batch := list(islice(waiting, batch_size)):
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
-                samples = self.model.test_step(default_collate([self.prepared(photo) for photo in batch]))
-            for photo, sample in zip(batch, samples, strict=True):
-                found.append(describe(sample.pred_score, self.classes, path_of(photo), top))
+                samples = self.model.test_step(default_collate([self.prepared(image) for image in batch]))
+            for image, sample in zip(batch, samples, strict=True):
+                found.append(describe(sample.pred_score, self.classes, path_of(image), top))
         return found
 
 
 def _take(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Model, pipeline and scope of a config called `name`; of a training's pipeline only what loads the photo."""
+    """Model, pipeline and scope of a config called `name`; of a training's pipeline only what loads the image."""
     try:
         model = without(values['model'], FOR_TRAINING)
         loader = values.get('test_dataloader') or values.get('val_dataloader')
@@ -111,20 +111,20 @@ def _take(values: Mapping[str, Any], name: str) -> dict[str, Any]:
         model['type'], pipeline[0]['type']
     except (KeyError, TypeError, IndexError):
         raise ValueError(f'{name} has no model and test pipeline of a classifier; give another: '
-                         'Classifier(checkpoint, config=...)') from None
+                         'ClassificationInferencer(checkpoint, config=...)') from None
     if 'data_preprocessor' in values:
         model.setdefault('data_preprocessor', values['data_preprocessor'])
     return dict(model=model, pipeline=pipeline, default_scope=values.get('default_scope', 'mmpretrain'))
 
 
 def _usual_preparation(model: nn.Module) -> list[dict]:
-    """What follows the loading of a photo where no config says so: the middle of it, in the model's size."""
+    """What follows the loading of a image where no config says so: the middle of it, in the model's size."""
     if (size := preprocessing_of_model(model).get('size')) is None:
         raise ValueError(f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
-                         'size to make one for; give another: Classifier(checkpoint, config=...)')
+                         'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)')
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
     return [dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),
             dict(type='CenterCrop', crop_size=tuple(size[::-1])), dict(type='PackInputs')]
 
 
-CLASSIFIER = Kind('classifier', 'Classifier', 'mmpretrain', TYPES, _take)
+CLASSIFIER = Kind('classifier', 'ClassificationInferencer', 'mmpretrain', TYPES, _take)

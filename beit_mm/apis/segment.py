@@ -1,4 +1,4 @@
-"""Segments photos with a checkpoint and nothing else."""
+"""Segments images with a checkpoint and nothing else."""
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -18,18 +18,18 @@ from beit_mm.checkpoint.loading import load_from_file
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.registry import MODELS
 
+from .images import ImageInput, Preparation, iterate_images, path_of
 from .parts import Kind, parts_of, without
-from .photos import Photo, Preparation, each_photo, path_of
 
 TYPES = re.compile(
-    r'beit_mm\.(SlidingSegmentor|BEiTBackbone|LeanUPerHead|LeanSETRUPHead|SyncBN|LoadPhoto|MultiScaleViews|'
+    r'beit_mm\.(SlidingSegmentor|BEiTBackbone|EfficientUPerHead|EfficientSETRUPHead|SyncBN|LoadImage|MultiScaleViews|'
     r'MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|LoadImageFromFile|'
     r'Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU')
 FOR_TRAINING = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')  # keys of a model
-MOST_CLASSES = 256  # that labels of 8 bits can tell apart
+MAX_CLASSES = 256  # that labels of 8 bits can tell apart
 
 
-class Segmenter:
+class SegmentationInferencer:
     """A trained segmentor, with the names and colours of its classes and the preparation of its images.
 
     Args:
@@ -54,7 +54,7 @@ class Segmenter:
         content = load_from_file(str(checkpoint))
         meta = meta_of(content)
         known = meta.get('dataset_meta') or {}
-        kind = Kind('segmentor', 'Segmenter', 'mmseg', TYPES, partial(_take, multi_scale=multi_scale))
+        kind = Kind('segmentor', 'SegmentationInferencer', 'mmseg', TYPES, partial(_take, multi_scale=multi_scale))
         cfg = parts_of(kind, checkpoint, meta, config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
@@ -63,8 +63,8 @@ class Segmenter:
         count = getattr(getattr(segmentor, 'decode_head', None), 'num_classes', None)
         if count is None:
             raise ValueError(f'{checkpoint} is no segmentor, but a {type(segmentor).__name__}')
-        if count > MOST_CLASSES:
-            raise ValueError(f'{checkpoint} has {count} classes; labels of 8 bits have {MOST_CLASSES}')
+        if count > MAX_CLASSES:
+            raise ValueError(f'{checkpoint} has {count} classes; labels of 8 bits have {MAX_CLASSES}')
         weights = {name: tensor for name, tensor in content['state_dict'].items()
                    if not name.startswith('auxiliary_head.')}
         try:
@@ -76,26 +76,26 @@ class Segmenter:
         self.classes: tuple[str, ...] = tuple(known.get('classes') or map(str, range(count)))
         self.palette: list[list[int]] = known.get('palette') or distinct_colours(count)
 
-    def __call__(self, photos: Photo | Sequence[Photo]) -> Iterator[dict[str, Any]]:
-        """Segments photos, each when it is asked for.
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[dict[str, Any]]:
+        """Segments images, each when it is asked for.
 
         Args:
-            photos: a file, a folder (all its photos, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
+            images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
                 image, or a list of these; of any size.
 
         Yields:
-            For each photo dict(path=its file, None for an array or image; labels=uint8 (H, W), indices into
-            `classes`, of the photo as a viewer shows it).
+            For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), indices into
+            `classes`, of the image as a viewer shows it).
 
         Raises:
-            FileNotFoundError: no such file, or a folder without photos.
-            UnreadableImageError: a file that is no photo; names it.
-            TypeError, ValueError: something else than photos.
+            FileNotFoundError: no such file, or a folder without images.
+            UnreadableImageError: a file that is no image; names it.
+            TypeError, ValueError: something else than images.
         """
-        for photo in each_photo(photos):
+        for image in iterate_images(images):
             with torch.no_grad():
-                sample, = self.model.test_step(pseudo_collate([self.prepared(photo)]))
-            yield dict(path=path_of(photo), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
+                sample, = self.model.test_step(pseudo_collate([self.prepared(image)]))
+            yield dict(path=path_of(image), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
 
 
 def _take(values: Mapping[str, Any], name: str, multi_scale: bool) -> dict[str, Any]:
@@ -107,11 +107,11 @@ def _take(values: Mapping[str, Any], name: str, multi_scale: bool) -> dict[str, 
         model['type'], pipeline[0]['type']
     except (KeyError, TypeError, IndexError):
         raise ValueError(f'{name} has no model and test pipeline of a segmentor; give another: '
-                         'Segmenter(checkpoint, config=...)') from None
+                         'SegmentationInferencer(checkpoint, config=...)') from None
     if multi_scale:
         if not {'tta_model', 'tta_pipeline'} <= set(values):
             raise ValueError(f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
-                             'Segmenter(checkpoint, config=..., multi_scale=True)')
+                             'SegmentationInferencer(checkpoint, config=..., multi_scale=True)')
         model, pipeline = dict(values['tta_model'], module=model), values['tta_pipeline']
     pipeline = [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
     return dict(model=model, pipeline=pipeline, default_scope=values.get('default_scope', 'mmseg'))

@@ -11,7 +11,7 @@ from beit_mm.checkpoint.report import TASK_PARTS, LoadReport, listed
 from beit_mm.functional.position_embedding import resize_position_embedding, square_token_grid
 from beit_mm.functional.relative_position import Grid, num_relative_positions, resize_bias_table, square_grid
 
-LEAST_COVERAGE = 0.95  # of the backbone's other tensors
+MIN_COVERAGE = 0.95  # of the backbone's other tensors
 
 
 def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], grid: Grid, num_heads: int,
@@ -170,10 +170,10 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     needed = sum(not name.startswith(TASK_PARTS) for name in own)
     found = needed - len(report.lacking)
     coverage = found / needed
-    if coverage < LEAST_COVERAGE:
+    if coverage < MIN_COVERAGE:
         raise CheckpointError(
             f"{report.source} has {found} of the backbone's {needed} tensors ({coverage:.0%}, at least "
-            f'{LEAST_COVERAGE:.0%} are needed): {listed(report.lacking, "missing")}. Nothing was loaded; build the '
+            f'{MIN_COVERAGE:.0%} are needed): {listed(report.lacking, "missing")}. Nothing was loaded; build the '
             'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.')
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
     positions = [[name for name in names if name == 'pos_embed' or name.endswith(TABLE)]

@@ -51,7 +51,7 @@ DTYPES = dict(Double='float64', Float='float32', Half='float16', BFloat16='bfloa
 LEGACY_MAGIC = 0x1950a86a20f9469cfc6c  # first object of files that torch wrote before 1.6
 # CPython hashes a tuple by recursion in C: one nested 150,000 deep, as a key, overflows the usual stack of 8 MB. Depth
 # is not known before the program runs, but it is at most the number of tuples: 2,300 in a run of BEiT-B.
-MOST_TUPLES = 50_000
+MAX_TUPLES = 50_000
 LOCAL_HEADER = struct.Struct('<4s22xHH')  # of a zip entry: signature, and the lengths of name and extra field behind it
 
 
@@ -152,15 +152,15 @@ def _check_numbers(file: BinaryIO | mmap.mmap) -> None:
 
     Raises:
         CheckpointError: A memo index above the number of opcodes: the unpickler would reserve 8
-            bytes for each index below it, which picklers use up one by one. Or more than MOST_TUPLES.
+            bytes for each index below it, which picklers use up one by one. Or more than MAX_TUPLES.
     """
     start, tuples = file.tell(), 0
     for count, (opcode, index, _) in enumerate(pickletools.genops(file)):
         if opcode.name in ('PUT', 'BINPUT', 'LONG_BINPUT') and index > count:
             raise CheckpointError(f'is damaged: it names its object number {index} after {count} opcodes')
         tuples += opcode.name in ('TUPLE', 'TUPLE1', 'TUPLE2', 'TUPLE3')
-    if tuples > MOST_TUPLES:
-        raise CheckpointError(f'holds {tuples} tuples, at most {MOST_TUPLES} are read: this many could be nested '
+    if tuples > MAX_TUPLES:
+        raise CheckpointError(f'holds {tuples} tuples, at most {MAX_TUPLES} are read: this many could be nested '
                               'deeper than the stack')
     file.seek(start)
 

@@ -14,7 +14,7 @@ from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.inert_pickle import read_inert
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
-LONGEST_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
+MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 PIECE = 1 << 20  # bytes read ahead at a time
 WGET_LOG = re.compile(r'--\d{4}-\d\d-\d\d')  # what `wget -o` leaves where `-O` was meant
 
@@ -77,7 +77,7 @@ def _recognise(path: Path) -> str:
                 f'{path} is cut short at {path.stat().st_size} bytes: fetch it again.')
         return 'zip'
     # before pickles, whose first byte a length can begin with
-    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= LONGEST_HEADER:
+    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= MAX_HEADER:
         return 'safetensors'
     if head[0] == 0x80:
         return 'pickle'

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from beit_mm.checkpoint.errors import CheckpointError
 
-DEEPEST = 100  # containers within each other; an optimizer's state has about 5
-MOST_LETTERS = 10**7  # in the names of all modules' tensors; BEiT-L has 400 names of 40 letters
+MAX_DEPTH = 100  # containers within each other; an optimizer's state has about 5
+MAX_LETTERS = 10**7  # in the names of all modules' tensors; BEiT-L has 400 names of 40 letters
 
 
 class Record:
@@ -98,8 +98,8 @@ class Materialiser:
         """Modules become state dicts, other records dicts, tensor views tensors."""
         if content is None or isinstance(content, (str, bytes, int, float, complex)):
             return content
-        if depth > DEEPEST:
-            raise CheckpointError(f'holds containers more than {DEEPEST} deep within each other, or in a circle')
+        if depth > MAX_DEPTH:
+            raise CheckpointError(f'holds containers more than {MAX_DEPTH} deep within each other, or in a circle')
         if id(content) not in self.made:
             self.made[id(content)] = self._make(content, depth + 1)
         return self.made[id(content)]
@@ -131,7 +131,7 @@ class Materialiser:
             entries = [*state['_parameters'].items(), *state['_buffers'].items(),
                        *reversed(state['_modules'].items())]
             self.letters += sum(len(prefix) + len(name) + 1 for name, _ in entries)
-            if self.letters > MOST_LETTERS:
+            if self.letters > MAX_LETTERS:
                 raise CheckpointError('holds modules within each other without end')
             transient = state.get('_non_persistent_buffers_set') or ()
             for name, value in entries:

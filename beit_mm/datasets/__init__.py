@@ -1,11 +1,11 @@
-"""Photos, their transforms and samplers, and photos that the package makes itself."""
+"""Images, their transforms and samplers, and images that the package makes itself."""
 from .annotation import LoadAnnotation
 from .color_jitter import TwoViewColorJitter
 from .formatting import PackViews
 from .image_folder import ImageFolder
+from .image_reading import LoadImage, UnreadableImageError
+from .images import UnlabeledImages
 from .masks import BlockwiseMask, RandomMask
-from .photo_reading import LoadPhoto, UnreadableImageError
-from .photos import UnlabeledImages
 from .rand_augment import RandAugment
 from .random_erasing import RandomErasing
 from .sampler import RepeatedAugmentationSampler, SeededSampler
@@ -13,7 +13,7 @@ from .segmentation_folder import SegmentationFolder
 from .two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop
 
 __all__ = [
-    'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadPhoto', 'PackViews', 'RandAugment', 'RandomErasing',
+    'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
     'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'SegmentationFolder', 'TwoViewCenterCrop',
     'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
 ]

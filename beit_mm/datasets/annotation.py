@@ -5,7 +5,7 @@ from PIL import Image
 
 from beit_mm.registry import TRANSFORMS
 
-from .photo_reading import orientation, unreadable
+from .image_reading import orientation, unreadable
 
 IGNORED = 255  # label of pixels that count for nothing, mmseg's too
 LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
@@ -15,14 +15,14 @@ SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 @TRANSFORMS.register_module()
 class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored. Stands after
-    LoadPhoto. A photo that has no `seg_map_path` passes as it is.
+    LoadImage. A image that has no `seg_map_path` passes as it is.
 
     Where `reduce_zero_label` of the sample is true, 0 in the file becomes 255 and every other label one lower.
-    An annotation belongs to the photo as it is shown: upright, where its EXIF orientation turns it.
+    An annotation belongs to the image as it is shown: upright, where its EXIF orientation turns it.
 
     Raises:
         UnreadableImageError: The file is missing or damaged.
-        ValueError: More than one number a pixel; another size than the photo's; a label that the sample's
+        ValueError: More than one number a pixel; another size than the image's; a label that the sample's
             `num_classes` leaves no place for. The message begins with the file's path.
 
     Differs from mmseg's LoadAnnotations in: what is refused (there, labels above 255 wrap around, and another size ends
@@ -61,7 +61,7 @@ def read_labels(path: str) -> np.ndarray:
         UnreadableImageError: The file cannot be read.
         ValueError: More than one number a pixel.
     """
-    with unreadable(path, Exception):  # as of photos: whatever is raised is the file's doing
+    with unreadable(path, Exception):  # as of images: whatever is raised is the file's doing
         image = Image.open(path)
         image.load()
     if image.mode not in LABEL_MODES:
@@ -70,11 +70,11 @@ def read_labels(path: str) -> np.ndarray:
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
-def _wrong_size(path: str, found: tuple[int, int], photo: str, expected: tuple[int, int]) -> str:
-    with Image.open(photo) as image:
+def _wrong_size(path: str, found: tuple[int, int], image_path: str, expected: tuple[int, int]) -> str:
+    with Image.open(image_path) as image:
         turned = found == tuple(expected)[::-1] and orientation(image) in SIDEWAYS
-    advice = "; the photo's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
-    return (f'{path} is {found[1]} x {found[0]} pixels, its photo {photo} is {expected[1]} x {expected[0]}'
+    advice = "; the image_path's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+    return (f'{path} is {found[1]} x {found[0]} pixels, its image_path {image_path} is {expected[1]} x {expected[0]}'
             f'{advice if turned else "; expected the same size"}')
 
 

@@ -49,7 +49,7 @@ def unpack_classes(source: Path, target: Path, num_classes: int) -> None:
 
 
 def unpack_files(source: Path, target: Path, class_of: Mapping[str, str]) -> None:
-    """Unpacks an archive of photos into class folders. Files that are there already are skipped.
+    """Unpacks an archive of images into class folders. Files that are there already are skipped.
 
     Args:
         source: a tar archive.

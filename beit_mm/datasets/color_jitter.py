@@ -15,7 +15,7 @@ class TwoViewColorJitter(BaseTransform):
     """The same random brightness, contrast and saturation for both views, in random order.
 
     Placed after the crop it touches a third of the pixels; contrast still uses the mean gray of the
-    whole photo (`img`), which is what makes the order of crop and jitter matter so little.
+    whole image (`img`), which is what makes the order of crop and jitter matter so little.
 
     Args:
         brightness, contrast, saturation: Factors are drawn uniformly from 1 - x to 1 + x.
@@ -26,7 +26,7 @@ class TwoViewColorJitter(BaseTransform):
         ValueError: A number is outside 0 to 1, or the device is unknown.
 
     Source: unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
-    Differs from it in: after the crop. On photos the views are 0.5 of 255 levels away from jitter
+    Differs from it in: after the crop. On images the views are 0.5 of 255 levels away from jitter
     before the crop, on average; with the crop's own gray in contrast it would be 2.7.
     """
 
@@ -47,26 +47,26 @@ class TwoViewColorJitter(BaseTransform):
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
         else:
-            for view in ('images', 'targets'):
+            for view in ('images', 'tokenizer_images'):
                 if view in results:
                     results[view] = jitter_pixels(results[view], factors, level, order)
         return results
 
 
-def contrast_level(photo: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray of a photo after the operations that come before contrast.
+def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
+    """Mean gray of a image after the operations that come before contrast.
 
     Measured on about 64 evenly spaced rows: 0.3 levels off on average.
 
     Args:
-        photo: uint8 (H, W, 3), RGB.
+        image: uint8 (H, W, 3), RGB.
         factors: Of brightness, contrast, saturation.
         order: Of the operations; see functional.color_jitter.
 
     Returns:
         Gray level, 0-255.
     """
-    rows = np.ascontiguousarray(photo[::-(-len(photo) // 64)])
+    rows = np.ascontiguousarray(image[::-(-len(image) // 64)])
     rows = jitter_pixels(rows, factors, 0, order[:order.index(CONTRAST)])
     return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
 

@@ -1,4 +1,4 @@
-"""Ten kinds of objects for the demo photos, each a formula for outline, relief and colours.
+"""Ten kinds of objects for the demo images, each a formula for outline, relief and colours.
 
 An object is painted on coordinates u (right) and v (down) that run a little past -1 and 1, and is
 returned as (inside, normal, color): `inside` (H, W) is positive within the outline and falls about

@@ -1,4 +1,4 @@
-"""Paints a photo-like scene: background, shaded objects with shadows, what a camera adds."""
+"""Paints a image-like scene: background, shaded objects with shadows, what a camera adds."""
 import numpy as np
 from scipy.ndimage import gaussian_filter, map_coordinates
 
@@ -18,11 +18,11 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
         rng: Decides everything else.
 
     Returns:
-        Photo, uint8 (H, W, 3), RGB; labels, uint8 (H, W): 0 unlabelled, 1.. OBJECTS, then STUFF.
+        Image, uint8 (H, W, 3), RGB; labels, uint8 (H, W): 0 unlabelled, 1.. OBJECTS, then STUFF.
     """
     long = round(size * rng.uniform(1, 1.5))
     height, width = (size, long) if rng.random() < 0.75 else (long, size)
-    photo, labels, horizon = paint_background(height, width, rng)
+    image, labels, horizon = paint_background(height, width, rng)
     elevation, azimuth = rng.uniform(0.3, 1.2), rng.uniform(-np.pi, np.pi)
     light = np.array([np.cos(elevation) * np.sin(azimuth), -np.sin(elevation),
                       abs(np.cos(elevation) * np.cos(azimuth)) + 0.2])
@@ -34,8 +34,8 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
         nearness = radius / (0.42 * size)
         bottom = horizon + (height - horizon) * (0.15 + 0.8 * nearness) + rng.normal(0, 0.03) * size
         center = bottom - radius, width * rng.uniform(0.18, 0.82)
-        add_object(photo, labels, int(which), center, radius, light, rng)
-    return camera(photo, rng), labels
+        add_object(image, labels, int(which), center, radius, light, rng)
+    return camera(image, rng), labels
 
 
 def paint_background(height: int, width: int,
@@ -65,10 +65,10 @@ def paint_background(height: int, width: int,
         far = far * (1.1 - 0.4 * np.hypot(x / width - rng.random(), y / height))[..., None]
     near = ground(x, y, horizon, outdoors, rng)
     below = y > horizon
-    photo = np.where(below[..., None], near, far).astype(np.float32)
+    image = np.where(below[..., None], near, far).astype(np.float32)
     first = len(OBJECTS) + 1
     labels = np.where(below, first + 1, first if outdoors else first + 2).astype(np.uint8)
-    return photo, labels, horizon
+    return image, labels, horizon
 
 
 def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool,
@@ -92,9 +92,9 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool,
     return color * shade[..., None]
 
 
-def add_object(photo: np.ndarray, labels: np.ndarray, kind: int, center: tuple[float, float],
+def add_object(image: np.ndarray, labels: np.ndarray, kind: int, center: tuple[float, float],
                radius: float, light: np.ndarray, rng: np.random.Generator) -> None:
-    """Paint one object and its shadow into photo and labels."""
+    """Paint one object and its shadow into image and labels."""
     height, width = labels.shape
     top, left = (max(0, int(c - 1.3 * radius)) for c in center)
     y, x = np.mgrid[top:min(height, int(center[0] + 1.3 * radius)),
@@ -113,7 +113,7 @@ def add_object(photo: np.ndarray, labels: np.ndarray, kind: int, center: tuple[f
 
     here = np.s_[top:top + len(x), left:left + x.shape[1]]
     spread = np.hypot((u + 0.6 * light[0]) / 1.1, (v - 0.92) / 0.22)
-    photo[here] *= (1 - 0.6 * np.clip(1.6 - 1.4 * spread, 0, 1))[..., None]
+    image[here] *= (1 - 0.6 * np.clip(1.6 - 1.4 * spread, 0, 1))[..., None]
 
     diffuse = np.clip(np.tensordot(light, normal, 1), 0, None)
     ambient = rng.uniform(0.3, 0.5)
@@ -121,18 +121,18 @@ def add_object(photo: np.ndarray, labels: np.ndarray, kind: int, center: tuple[f
     shaded = color * (ambient + (1.15 - ambient) * diffuse)[..., None] + shine[..., None]
     shaded *= (1 + 0.05 * fractal_noise(*x.shape, 0.8, rng))[..., None]
     alpha = np.clip(inside * radius + 0.5, 0, 1)
-    photo[here] += alpha[..., None] * (shaded - photo[here])
+    image[here] += alpha[..., None] * (shaded - image[here])
     labels[here] = np.where(alpha > 0.9, kind + 1, np.where(alpha > 0.1, UNLABELLED, labels[here]))
 
 
-def camera(photo: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Focus, colour temperature, exposure, vignette and sensor noise; float (H, W, 3) to uint8."""
-    height, width, _ = photo.shape
-    photo = gaussian_filter(np.clip(photo, 0, 1), (*[rng.choice([0.3, 0.5, 0.8])] * 2, 0))
+    height, width, _ = image.shape
+    image = gaussian_filter(np.clip(image, 0, 1), (*[rng.choice([0.3, 0.5, 0.8])] * 2, 0))
     warmth = rng.normal(0, 0.06)
     gain = rng.lognormal(0, 0.2) * np.array([1 + warmth, 1, 1 - warmth])
     y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
-    photo = photo * gain * (1 - rng.uniform(0, 0.35) * (x**2 + y**2) / 2)[..., None]
-    photo = np.clip(photo, 0, 1)**rng.uniform(0.8, 1.25)
-    noise = rng.standard_normal(photo.shape, np.float32) * rng.uniform(0.003, 0.03)
-    return np.rint(np.clip(photo + noise * np.sqrt(photo + 0.1), 0, 1) * 255).astype(np.uint8)
+    image = image * gain * (1 - rng.uniform(0, 0.35) * (x**2 + y**2) / 2)[..., None]
+    image = np.clip(image, 0, 1)**rng.uniform(0.8, 1.25)
+    noise = rng.standard_normal(image.shape, np.float32) * rng.uniform(0.003, 0.03)
+    return np.rint(np.clip(image + noise * np.sqrt(image + 0.1), 0, 1) * 255).astype(np.uint8)

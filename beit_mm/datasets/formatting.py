@@ -12,7 +12,7 @@ class PackViews(BaseTransform):
     can stack.
 
     Returns:
-        images: uint8 (H, W, 3), RGB; targets: uint8 (h, w, 3), RGB; mask: bool (rows, columns),
+        images: uint8 (H, W, 3), RGB; tokenizer_images: uint8 (h, w, 3), RGB; mask: bool (rows, columns),
             True = masked;
         jitter: float32 (7,), parameters for the device. Each is there only if a transform before
             made it.
@@ -22,6 +22,6 @@ class PackViews(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key]))
-                  for key in ('images', 'targets', 'mask', 'jitter') if key in results}
+                  for key in ('images', 'tokenizer_images', 'mask', 'jitter') if key in results}
         inputs['unreadable'] = torch.tensor(results.get('unreadable', -1))
         return dict(inputs=inputs)

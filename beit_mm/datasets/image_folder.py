@@ -1,4 +1,4 @@
-"""Photos with labels: one folder a class, or a list of files."""
+"""Images with labels: one folder a class, or a list of files."""
 import logging
 import os
 import re
@@ -8,33 +8,33 @@ from mmengine.logging import print_log
 
 from beit_mm.registry import DATASETS
 
-from .photos import EXTENSIONS, UnlabeledImages, list_photos
+from .images import EXTENSIONS, UnlabeledImages, list_images
 
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 
 
 @DATASETS.register_module()
 class ImageFolder(UnlabeledImages):
-    """Photos for classification, `<class>/**/<photo>` below a folder; no annotation file is needed.
+    """Images for classification, `<class>/**/<image>` below a folder; no annotation file is needed.
 
     What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages. With
-    LoadPhoto images are RGB, so the data preprocessor has `to_rgb=False`.
+    LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
 
     Args:
         data_root: Folder of the class folders, or of what the two below name.
         classes: Names of the classes in the order of their labels, or a file with one name a line. None: the names of
             the folders, sorted, as torchvision and mmpretrain do. With `test_mode=True` a class of the list may have no
             folder; the log says so.
-        ann_file: List of photos relative to `data_prefix`, one path a line with its label after it; without a label the
-            path begins with the class folder. '' takes every photo of every class.
+        ann_file: List of images relative to `data_prefix`, one path a line with its label after it; without a label the
+            path begins with the class folder. '' takes every image of every class.
         data_prefix, on_error, kwargs: As UnlabeledImages.
 
     Raises:
-        FileNotFoundError: A folder or list is missing, or a class has no photos.
+        FileNotFoundError: A folder or list is missing, or a class has no images.
         ValueError: A label or class that does not exist, or that is not the folder's; names file and line.
         UnreadableImageError: As UnlabeledImages.
 
-    Differs from mmpretrain's CustomDataset in: reads what LoadPhoto reads; given `classes` are matched by name, in any
+    Differs from mmpretrain's CustomDataset in: reads what LoadImage reads; given `classes` are matched by name, in any
     order, and may leave folders out; an empty class is an error, because labels of two splits would shift.
     """
 
@@ -54,7 +54,7 @@ class ImageFolder(UnlabeledImages):
         return self._metainfo['classes']
 
     def get_cat_ids(self, index: int) -> list[int]:
-        """The label of a photo, as mmengine's ClassBalancedDataset asks for it."""
+        """The label of a image, as mmengine's ClassBalancedDataset asks for it."""
         return [self.get_data_info(index)['gt_label']]
 
     def load_data_list(self) -> list[dict]:
@@ -71,7 +71,7 @@ class ImageFolder(UnlabeledImages):
         return [dict(img_path=os.path.join(folder, path), gt_label=label) for path, label in samples]
 
     def _found(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
-        """All photos of all classes."""
+        """All images of all classes."""
         if left_out := [name for name in folders if name not in labels]:
             print_log(f'{folder}: {len(left_out)} folders are not in classes and left out ({", ".join(left_out[:5])}'
                       f'{", ..." if len(left_out) > 5 else ""})', logger='current', level=logging.WARNING)
@@ -84,16 +84,16 @@ class ImageFolder(UnlabeledImages):
                     raise FileNotFoundError(f'{message}; expected one folder a class')
                 print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
                 continue
-            photos = list_photos(path)
-            if not photos:
-                raise FileNotFoundError(f'no photos in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
-            samples += [(os.path.join(name, photo), label) for photo in photos]
+            images = list_images(path)
+            if not images:
+                raise FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
+            samples += [(os.path.join(name, image), label) for image in images]
         if not samples:
             raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({", ".join(self.CLASSES[:5])}...)')
         return samples
 
     def _listed(self, labels: dict[str, int]) -> list[tuple[str, int]]:
-        """The photos of the list, each with its line's label or its folder's."""
+        """The images of the list, each with its line's label or its folder's."""
         samples = []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
@@ -112,7 +112,7 @@ class ImageFolder(UnlabeledImages):
                                  f'{of_folder}, or classes=... in the order of the labels')
             samples.append((path, label))
         if not samples:
-            raise FileNotFoundError(f'no photos in {self.ann_file!r}; expected one path a line')
+            raise FileNotFoundError(f'no images in {self.ann_file!r}; expected one path a line')
         return samples
 
 

@@ -7,10 +7,10 @@ from beit_mm.registry import TRANSFORMS
 
 @TRANSFORMS.register_module()
 class RandAugment(RandAugmentBGR):
-    """mmpretrain's RandAugment for the RGB images of LoadPhoto.
+    """mmpretrain's RandAugment for the RGB images of LoadImage.
 
     Its colour and contrast operations weigh the channels as those of a BGR image. On RGB they took blue for red: up to
-    10 of 255 away from timm's on a photo, 0.5 at most with the channels in their order.
+    10 of 255 away from timm's on a image, 0.5 at most with the channels in their order.
 
     Args: as mmpretrain's. `pad_val` in `hparams` is a gray value, or three of R, G, B.
     """

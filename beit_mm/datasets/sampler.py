@@ -29,7 +29,7 @@ class SeededSampler(DefaultSampler):
 class RepeatedAugmentationSampler(DefaultSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
-    The shuffled photos, each one `num_repeats` times, are dealt to the ranks like cards, so copies go to different
+    The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards, so copies go to different
     ranks where there are several. An epoch is as long as without copies: it shows len // 256 * 256 images (all, where
     there are fewer than 256), so that of three copies each it shows a third of the dataset, another one every time.
     Ranks show equally many; 0 to ranks - 1 images fall away where that does not divide.
@@ -64,5 +64,5 @@ class RepeatedAugmentationSampler(DefaultSampler):
     def __iter__(self) -> Iterator[SampleKey]:
         order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
         for place in range(self.rank, self.num_samples * self.world_size, self.world_size):
-            photo, copy = divmod(place, self.num_repeats)
-            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[photo]))
+            image, copy = divmod(place, self.num_repeats)
+            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image]))

@@ -1,4 +1,4 @@
-"""Photos with a label for each pixel: two folders of the same shape, ADE20K's layout."""
+"""Images with a label for each pixel: two folders of the same shape, ADE20K's layout."""
 import colorsys
 import os
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from beit_mm.registry import DATASETS
 
 from .annotation import IGNORED
 from .image_folder import read_lines
-from .photos import UnlabeledImages, list_photos
+from .images import UnlabeledImages, list_images
 
 GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle fall into its largest gaps
 
 
 @DATASETS.register_module()
 class SegmentationFolder(UnlabeledImages):
-    """Photos and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
+    """Images and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
 
     What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages. With
-    LoadPhoto images are RGB, so the data preprocessor has `bgr_to_rgb=False`. LoadAnnotation reads the labels.
+    LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`. LoadAnnotation reads the labels.
 
     Args:
         data_root: Folder of the two folders.
@@ -27,17 +27,17 @@ class SegmentationFolder(UnlabeledImages):
         palette: Colours of the classes, [red, green, blue] of 0-255 each. None: the registered dataset's, else any.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
-            None, the photos have no annotations (a test server has them).
-        seg_map_suffix: What stands in the place of a photo's suffix.
+            None, the images have no annotations (a test server has them).
+        seg_map_suffix: What stands in the place of a image's suffix.
         ann_file, on_error, kwargs: As UnlabeledImages.
 
     Raises:
-        FileNotFoundError: A folder or list is missing, or a photo's annotation is; names the first.
+        FileNotFoundError: A folder or list is missing, or a image's annotation is; names the first.
         ValueError: No classes, or too many of them, or not one colour for each.
-        UnreadableImageError: As UnlabeledImages; annotations count as their photos do.
+        UnreadableImageError: As UnlabeledImages; annotations count as their images do.
 
-    Differs from mmseg's BaseSegDataset in: reads what LoadPhoto reads, whatever its suffix; missing annotations are
-    found at the start; sample keys; unreadable photos by policy. Has no remapping of labels (`label_map`).
+    Differs from mmseg's BaseSegDataset in: reads what LoadImage reads, whatever its suffix; missing annotations are
+    found at the start; sample keys; unreadable images by policy. Has no remapping of labels (`label_map`).
     """
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] = (), palette: Sequence | None = None,
@@ -68,24 +68,24 @@ class SegmentationFolder(UnlabeledImages):
         samples = super().load_data_list()
         for sample in samples:
             sample.update(reduce_zero_label=self.reduce_zero_label, num_classes=len(self._metainfo['classes']))
-        photos, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
+        images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
         if not os.path.isdir(annotations):
-            raise FileNotFoundError(f'no folder {annotations!r}; expected a folder of annotations, one for each photo '
-                                    f'in {photos!r}')
-        there = set(list_photos(annotations))
+            raise FileNotFoundError(f'no folder {annotations!r}; expected a folder of annotations, one for each image '
+                                    f'in {images!r}')
+        there = set(list_images(annotations))
         missing = []
         for sample in samples:
-            photo = os.path.relpath(sample['img_path'], photos)
-            name = os.path.splitext(photo)[0] + self.seg_map_suffix
+            image = os.path.relpath(sample['img_path'], images)
+            name = os.path.splitext(image)[0] + self.seg_map_suffix
             sample['seg_map_path'] = os.path.join(annotations, name)
             if name not in there:
                 missing.append(sample)
         if missing:
             first = missing[0]
             raise FileNotFoundError(f'no annotation {first["seg_map_path"]!r} for {first["img_path"]!r}; {len(missing)}'
-                                    f' of {len(samples)} photos have none')
+                                    f' of {len(samples)} images have none')
         return samples
 
 

@@ -1,7 +1,7 @@
 """Two views of the same crop: one for the backbone, one for the tokenizer, whose tokens are what is
 predicted.
 
-Both are resized straight from the decoded photo and antialiased: resizing without (cv2) gives other
+Both are resized straight from the decoded image and antialiased: resizing without (cv2) gives other
 tokens.
 """
 import math
@@ -20,7 +20,7 @@ Size = int | tuple[int, int]  # side, or (height, width), in pixels
 
 
 class TwoViews(BaseTransform):
-    """Base of the two crops: from `img` (H, W, 3) to `images` (size) and `targets` (second_size),
+    """Base of the two crops: from `img` (H, W, 3) to `images` (size) and `tokenizer_images` (second_size),
     uint8 RGB.
 
     Args:
@@ -37,7 +37,7 @@ class TwoViews(BaseTransform):
         crop = np.ascontiguousarray(results['img'][top:top + height, left:left + width])
         views = dict(images=resize_bicubic(crop, self.size))
         if self.second_size is not None:
-            views['targets'] = resize_lanczos(crop, self.second_size)
+            views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
         if flip:  # by torch: numpy takes 15 times as long
             views = {key: torch.from_numpy(view).flip(1).numpy() for key, view in views.items()}
         results.update(views)
@@ -52,7 +52,7 @@ class TwoViewRandomResizedCrop(TwoViews):
         size: Side of the first view in pixels, or (height, width); bicubic.
         second_size: The same for the tokenizer's view, Lanczos; 8 times the token grid for DALL-E.
             None: no second view.
-        scale: Smallest and largest area of the box as a part of the photo's.
+        scale: Smallest and largest area of the box as a part of the image's.
         ratio: Smallest and largest width / height of the box.
         flip_prob: Probability of the flip.
 
@@ -61,10 +61,10 @@ class TwoViewRandomResizedCrop(TwoViews):
 
     Source: unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's
     RandomResizedCrop.
-    Differs from them in: the flip is applied to the small views instead of the photo, which gives
+    Differs from them in: the flip is applied to the small views instead of the image, which gives
     the same pixels.
     Differs from mmpretrain's RandomResizedCropAndInterpolationWithTwoPic in: antialiased, the box
-    can be the whole photo.
+    can be the whole image.
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112,
@@ -73,7 +73,7 @@ class TwoViewRandomResizedCrop(TwoViews):
         super().__init__(size, second_size)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(
-                f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the photo')
+                f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image')
         if not 0 < ratio[0] <= ratio[1]:
             raise ValueError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:

@@ -42,6 +42,6 @@ def check_same_classes(one: Classes | None, name: str, other: Classes | None, ot
 
 
 def path_of(dataset: Dataset) -> str:
-    """Where a dataset's photos lie, as far as it says."""
+    """Where a dataset's images lie, as far as it says."""
     prefix = getattr(dataset, 'data_prefix', {})
     return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__

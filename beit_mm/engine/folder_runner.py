@@ -23,7 +23,7 @@ class FolderRunner(Runner):
 
     Raises:
         FileNotFoundError: a folder is missing; the dataset's own message.
-        ValueError: in training, fewer photos than a batch.
+        ValueError: in training, fewer images than a batch.
     """
 
     @classmethod

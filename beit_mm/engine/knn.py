@@ -42,23 +42,23 @@ def knn_predict(features: Tensor, known: Tensor, labels: Tensor, num_classes: in
 
 
 def index_of(sample: DataSample) -> int:
-    """Position of a photo in its dataset."""
+    """Position of a image in its dataset."""
     if 'sample_idx' not in sample:
-        raise ValueError("KNNHook tells photos apart by 'sample_idx'; its pipelines end with PackInputs without "
+        raise ValueError("KNNHook tells images apart by 'sample_idx'; its pipelines end with PackInputs without "
                          'meta_keys, or with sample_idx among them')
     return sample.sample_idx
 
 
 @HOOKS.register_module()
 class KNNHook(Hook):
-    """Logs `knn_accuracy` (percent) after each validation: labelled photos classified by their nearest neighbours.
+    """Logs `knn_accuracy` (percent) after each validation: labelled images classified by their nearest neighbours.
 
-    The features are the mean of a block's patch tokens for the whole, unmasked photo. Loss and `mim_acc` say how well
+    The features are the mean of a block's patch tokens for the whole, unmasked image. Loss and `mim_acc` say how well
     the task is solved, this says what the features are good for; the labels have no part in training.
 
     Args:
         train_dataloader, val_dataloader: configs with an ImageFolder whose pipeline crops to one size and ends with
-            PackInputs; a subset of the photos will do. They are read at every validation.
+            PackInputs; a subset of the images will do. They are read at every validation.
         layer: block whose output is taken, from 0, negative from the end; None: the last of the middle third.
         k, temperature: see `knn_predict`.
 
@@ -83,7 +83,7 @@ class KNNHook(Hook):
                              'or their names differ; give both datasets the same classes=...')
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        """Classifies the photos; runs before the log is written."""
+        """Classifies the images; runs before the log is written."""
         if not self.loaders:  # a validation outside training
             return
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
@@ -114,7 +114,7 @@ class KNNHook(Hook):
             handle.remove()
         features = torch.cat(all_gather(torch.cat(taken).float()))
         index, label = torch.cat(all_gather(torch.tensor(rows, device=device))).unbind(1)
-        # Each photo once: the samplers repeat some to give each process as many.
+        # Each image once: the samplers repeat some to give each process as many.
         order = index.new_full((len(loader.dataset),), -1)
         order[index] = torch.arange(len(index), device=device)
         order = order[order >= 0]  # drop_last leaves some out

@@ -15,7 +15,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
                         '(default: work_dirs/<name of the config>)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
                         help='override entries of the config, for example '
-                        'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=photos')
+                        'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=images')
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='how the processes are started (dist_train.sh passes pytorch)')
     # Launchers older than torchrun pass the rank as an argument, in either spelling.

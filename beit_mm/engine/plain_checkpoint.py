@@ -17,7 +17,7 @@ PLAIN = (str, int, float, bool, type(None), torch.Tensor)
 
 
 @HOOKS.register_module()
-class PlainCheckpointHook(Hook):
+class CheckpointMetaHook(Hook):
     """Writes the logged history as tensors, and remembers preprocessing and where the visual tokens came from.
 
     mmengine stores its history as pickled objects; torch >= 2.6 refuses to read them, so mmengine

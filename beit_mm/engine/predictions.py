@@ -1,4 +1,4 @@
-"""What a classifier says of each photo, gathered over all processes."""
+"""What a classifier says of each image, gathered over all processes."""
 from collections.abc import Sequence
 
 from mmengine.evaluator import BaseMetric
@@ -23,13 +23,13 @@ class Predictions(BaseMetric):
         self.found: list[dict] = []
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
-        """Keeps each photo's best classes."""
+        """Keeps each image's best classes."""
         for sample in data_samples:
             if 'pred_score' in sample:  # a probe of several layers has none
                 self.results.append(describe(sample['pred_score'], self.classes, sample.get('img_path')))
 
     def compute_metrics(self, results: list[dict]) -> dict:
-        """Keeps the photos of all ranks."""
+        """Keeps the images of all ranks."""
         self.found = results
         return {}
 
@@ -40,7 +40,7 @@ def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int 
     Args:
         scores: probabilities (num_classes,).
         classes: names of the classes.
-        path: the photo's.
+        path: the image's.
         top: how many classes to keep.
 
     Returns:

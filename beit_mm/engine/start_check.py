@@ -24,7 +24,7 @@ class StartCheckHook(Hook):
     `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
-        ValueError: fewer photos than a batch; a model with `check_data(transforms)` finds that the pipeline does not
+        ValueError: fewer images than a batch; a model with `check_data(transforms)` finds that the pipeline does not
             fit it; or classes of the model, the datasets and, in a test, the checkpoint disagree.
     """
 
@@ -84,6 +84,6 @@ class StartCheckHook(Hook):
 def check_size(loader: DataLoader) -> None:
     """Raises ValueError when a loader has no batch to give."""
     if not len(loader):
-        raise ValueError(f'{path_of(loader.dataset)} has {len(loader.dataset)} photos, less than one batch of '
+        raise ValueError(f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
                          f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
                          'train_dataloader.batch_size')

@@ -1,7 +1,7 @@
 """Brightness, contrast and saturation jitter of a batch with given parameters, on any device.
 
 Each of the three blends the image with something plainer: black, a uniform gray, its own gray version.
-The uniform gray is the mean of the *whole photo* at that moment, so that jitter after the crop does
+The uniform gray is the mean of the *whole image* at that moment, so that jitter after the crop does
 what jitter before the crop would do.
 
 Parameters, 7 numbers: brightness, contrast and saturation factor, gray level for contrast (0-255), and

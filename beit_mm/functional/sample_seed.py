@@ -1,4 +1,4 @@
-"""Randomness per sample: what is drawn for a photo depends on (seed, epoch, index) and on nothing
+"""Randomness per sample: what is drawn for a image depends on (seed, epoch, index) and on nothing
 else.
 
 Workers, ranks, batch size and the order of loading then change nothing, and a resumed run draws

@@ -31,12 +31,12 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """Prepares one batch.
 
         Args:
-            data: `inputs` holds images uint8 (B, H, W, 3) and, where the pipeline makes them, targets
+            data: `inputs` holds images uint8 (B, H, W, 3) and, where the pipeline makes them, tokenizer_images
                 uint8 (B, h, w, 3), mask bool (B, gh, gw) and jitter float (B, 7).
             training: unused; both modes are the same.
 
         Returns:
-            dict(inputs=dict(images=float (B, 3, H, W) normalised, targets=float (B, 3, h, w) in [0, 1],
+            dict(inputs=dict(images=float (B, 3, H, W) normalised, tokenizer_images=float (B, 3, h, w) in [0, 1],
             mask, positions=int64 (B, K))); absent inputs are None.
         """
         inputs = data['inputs']
@@ -45,11 +45,11 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         inputs = self.cast_data(dict(inputs, positions=positions))
         jitter = inputs.get('jitter')
         images = _planar(inputs['images'], jitter)
-        targets = inputs.get('targets')
+        tokenizer_images = inputs.get('tokenizer_images')
         return dict(
             inputs=dict(
                 images=(images - self.mean) / self.std,
-                targets=None if targets is None else _planar(targets, jitter) / 255,
+                tokenizer_images=None if tokenizer_images is None else _planar(tokenizer_images, jitter) / 255,
                 mask=inputs.get('mask'),
                 positions=inputs['positions']))
 

@@ -108,7 +108,7 @@ class BEiTPretrainer(BaseModel):
         Returns:
             Two int64 tensors (B, h, w).
         """
-        tokens = self.target_generator.encode(inputs['targets'])
+        tokens = self.target_generator.encode(inputs['tokenizer_images'])
         hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
         predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
         mask = inputs['mask']
@@ -179,15 +179,15 @@ class BEiTPretrainer(BaseModel):
         else:
             self._check_second_view(inputs)
             if positions is not None and hasattr(self.target_generator, 'encode_at'):
-                return self.target_generator.encode_at(inputs['targets'], positions)
-            targets = self.target_generator.encode(inputs['targets']).flatten(1)
+                return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
+            targets = self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
         return targets if positions is None else take_tokens(targets, positions.clamp(min=0))
 
     def _check_second_view(self, inputs: dict) -> None:
-        if inputs['targets'] is None:
+        if inputs['tokenizer_images'] is None:
             raise ValueError('the images have no second view for the tokenizer; set second_size in the pipeline')
         grid = self._patch_grid(inputs['images'].shape[2:])
-        check_second_view(self.target_generator, tuple(inputs['targets'].shape[2:]), grid)
+        check_second_view(self.target_generator, tuple(inputs['tokenizer_images'].shape[2:]), grid)
 
     def _patch_grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Patch grid (h, w) of an image of size (height, width) pixels."""

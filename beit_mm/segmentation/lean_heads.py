@@ -13,7 +13,7 @@ from beit_mm.registry import MODELS
 
 
 @MODELS.register_module()
-class LeanUPerHead(UPerHead):
+class EfficientUPerHead(UPerHead):
     """UPerHead whose inference never makes the concatenation of all levels at the finest resolution.
 
     The 3x3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
@@ -67,7 +67,7 @@ def _shifted(source: int, target: int, align_corners: bool) -> Tensor:
 
 
 @MODELS.register_module()
-class LeanSETRUPHead(SETRUPHead):
+class EfficientSETRUPHead(SETRUPHead):
     """SETRUPHead that classifies before the last resizing instead of after it, in training too.
 
     Its logits have the resolution before the last resizing; whoever compares them with an image or a label resizes

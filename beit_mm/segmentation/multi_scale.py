@@ -1,4 +1,4 @@
-"""Multi-scale inference with flip, as the released protocol defines it: the views of a photo, and their mean."""
+"""Multi-scale inference with flip, as the released protocol defines it: the views of a image, and their mean."""
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 @TRANSFORMS.register_module()
 class MultiScaleViews:
-    """Packs a photo at several sizes; the annotation keeps the photo's own.
+    """Packs a image at several sizes; the annotation keeps the image's own.
 
     The short side is `ratio * short_side`, and never under the window, `crop_size`; the long side follows, whatever its
     length: of 100 x 2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give one size are
@@ -44,7 +44,7 @@ class MultiScaleViews:
         if min(short_side, *crop_size) < 1 or not ratios or min(ratios) <= 0:
             raise ValueError(f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
                              'must be positive, and there must be a ratio')
-        # Where the window is no square, its longer side is the safe one: a photo may be turned either way.
+        # Where the window is no square, its longer side is the safe one: a image may be turned either way.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()
 
@@ -65,8 +65,8 @@ class MultiScaleViews:
 class MultiScaleTTA(BaseTTAModel):
     """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
 
-    All windows of all views, of all photos of a batch, go through the network in common batches. The logits of a view
-    are resized to the photo before the softmax, as the released protocol does. Photos of a batch may
+    All windows of all views, of all views_of_images of a batch, go through the network in common batches. The logits of a view
+    are resized to the image before the softmax, as the released protocol does. Images of a batch may
     have different sizes.
 
     Args:
@@ -94,19 +94,19 @@ class MultiScaleTTA(BaseTTAModel):
         """Predicts a batch.
 
         Args:
-            data: dict(inputs=[[view 1 of each photo], [view 2 of each photo], ...], data_samples=[of each photo]).
+            data: dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples=[of each image]).
 
         Returns:
             The data samples, with `pred_sem_seg`, int64 (1, H, W).
         """
         samples = data['data_samples']
-        photos = []
+        views_of_images = []
         for number, sample in enumerate(samples):
             images = [self.module.data_preprocessor(dict(inputs=[same_view[number]]))['inputs'][0]
                       for same_view in data['inputs']]
-            photos.append([View(image, tuple(sample.ori_shape[:2]), flip) for image in images for flip in self.flips])
+            views_of_images.append([View(image, tuple(sample.ori_shape[:2]), flip) for image in images for flip in self.flips])
         weights = [sample.view_weights for sample in samples]
-        for sample, mean in zip(samples, self.probabilities(photos, weights), strict=True):
+        for sample, mean in zip(samples, self.probabilities(views_of_images, weights), strict=True):
             if len(mean) == 1:  # two classes told apart by one logit
                 label = (mean > self.module.decode_head.threshold).long()
             else:
@@ -114,18 +114,18 @@ class MultiScaleTTA(BaseTTAModel):
             sample.pred_sem_seg = PixelData(data=label)
         return samples
 
-    def probabilities(self, photos: Sequence[Sequence[View]], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Class probabilities of each photo.
+    def probabilities(self, views_of_images: Sequence[Sequence[View]], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+        """Class probabilities of each image.
 
         Args:
-            photos: the views of each photo; those of one image, flipped and not, follow each other.
-            weights: of each photo, how often each image counts.
+            views_of_images: the views of each image; those of one image, flipped and not, follow each other.
+            weights: of each image, how often each image counts.
 
         Yields:
             float32 (C, H, W).
         """
-        logits = self.module.slide([view for views in photos for view in views])
-        for views, of_images in zip(photos, weights, strict=True):
+        logits = self.module.slide([view for views in views_of_images for view in views])
+        for views, of_images in zip(views_of_images, weights, strict=True):
             mean = 0
             for _, weight in zip(views, (weight for weight in of_images for _ in self.flips), strict=True):
                 found = next(logits)

@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 
 from beit_mm.registry import HOOKS
 
-MOST_NAMES = 120  # classes whose names can be read beside the picture
+MAX_NAMES = 120  # classes whose names can be read beside the picture
 WORST = 5  # classes that the log names
 
 
@@ -20,12 +20,12 @@ def draw_confusion(matrix: np.ndarray, classes: Sequence[str], picture: Path) ->
     """Draws shares of each true class.
 
     Args:
-        matrix: photos (K, K), rows are true classes, columns predicted ones.
+        matrix: images (K, K), rows are true classes, columns predicted ones.
         classes: K names.
         picture: PNG file to write.
     """
     count = len(classes)
-    named = count <= MOST_NAMES
+    named = count <= MAX_NAMES
     side = min(max(5.0, 0.22 * count), 26.0) if named else 12.0  # inches
     figure = Figure(figsize=(side + 1.5, side), layout='constrained')
     axis = figure.subplots()
@@ -40,21 +40,21 @@ def draw_confusion(matrix: np.ndarray, classes: Sequence[str], picture: Path) ->
 
 
 def class_rows(matrix: np.ndarray, classes: Sequence[str]) -> list[dict]:
-    """For each class its name, number of photos, accuracy in percent, and what it is most often taken for.
+    """For each class its name, number of images, accuracy in percent, and what it is most often taken for.
 
     Args:
         matrix: as `draw_confusion`.
         classes: K names.
 
     Returns:
-        K dicts of `class`, `photos`, `accuracy` (None without photos), `most_taken_for` and `times`.
+        K dicts of `class`, `images`, `accuracy` (None without images), `most_taken_for` and `times`.
     """
     rows = []
     for label, counts in enumerate(matrix.tolist()):
-        photos, right = sum(counts), counts[label]
+        images, right = sum(counts), counts[label]
         counts[label] = 0
         other = int(np.argmax(counts))
-        rows.append({'class': classes[label], 'photos': photos, 'accuracy': 100 * right / photos if photos else None,
+        rows.append({'class': classes[label], 'images': images, 'accuracy': 100 * right / images if images else None,
                      'most_taken_for': classes[other] if counts[other] else '', 'times': counts[other]})
     return rows
 
@@ -67,7 +67,7 @@ class ConfusionHook(Hook):
     """
 
     def __init__(self):
-        self.pairs: dict[int, tuple[int, int]] = {}  # photo -> true and predicted class
+        self.pairs: dict[int, tuple[int, int]] = {}  # image -> true and predicted class
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: Sequence) -> None:
         """Notes the classes of a batch."""
@@ -76,10 +76,10 @@ class ConfusionHook(Hook):
                 self.pairs[sample.sample_idx] = int(sample.gt_label), int(sample.pred_score.argmax())
 
     def after_test_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        """Joins the photos of all ranks, where some stand twice to fill the last batch, and writes the files."""
+        """Joins the images of all ranks, where some stand twice to fill the last batch, and writes the files."""
         gathered = all_gather_object(self.pairs)
         self.pairs = {}
-        pairs = {photo: pair for part in gathered for photo, pair in part.items()}
+        pairs = {image: pair for part in gathered for image, pair in part.items()}
         classes = runner.test_dataloader.dataset.metainfo.get('classes')
         if not pairs or not classes or not is_main_process():
             return
@@ -92,7 +92,7 @@ class ConfusionHook(Hook):
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-        worst = sorted((row for row in rows if row['photos']), key=lambda row: row['accuracy'])[:WORST]
+        worst = sorted((row for row in rows if row['images']), key=lambda row: row['accuracy'])[:WORST]
         named = ', '.join(f"{row['class']} {row['accuracy']:.1f} %" for row in worst)
         print_log(f'Lowest accuracy by class: {named}; all in {folder / "per_class_accuracy.csv"}, drawn in '
                   f'{folder / "confusion.png"}', logger='current')

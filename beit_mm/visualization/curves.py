@@ -88,7 +88,7 @@ def draw_curves(work_dir: Path, picture: Path) -> None:
 
 
 def read_curves(work_dir: Path, metric: str) -> tuple[Points, Points]:
-    """A metric on held-out photos and the training loss of the runs of a work directory.
+    """A metric on held-out images and the training loss of the runs of a work directory.
 
     Args:
         work_dir: of the runs.
@@ -113,7 +113,7 @@ def read_curves(work_dir: Path, metric: str) -> tuple[Points, Points]:
 
 
 def draw_comparison(curves: Mapping[str, tuple[Points, Points]], metric: str, picture: Path) -> None:
-    """Draws several runs into one picture: a metric on held-out photos, and the training loss beside it.
+    """Draws several runs into one picture: a metric on held-out images, and the training loss beside it.
 
     Args:
         curves: label of a run -> what `read_curves` returned.

@@ -1,4 +1,4 @@
-"""Labels laid over their photo in the colours of their classes, and the hook that saves predictions."""
+"""Labels laid over their original in the colours of their classes, and the hook that saves predictions."""
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,12 +16,12 @@ TEXT = 13  # pixels, height of letters
 CELL = (256, 208)  # pixels (width, height) of a picture in a sheet
 
 
-def overlay(photo: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
-    """Mixes a photo with the colours of its labels; outlines have the full colour.
+def overlay(original: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
+    """Mixes a original with the colours of its labels; outlines have the full colour.
 
     Args:
-        photo: uint8 (H, W, 3), RGB.
-        labels: integers (H, W), indices into `palette`; all others, such as 255, leave the photo as it is.
+        original: uint8 (H, W, 3), RGB.
+        labels: integers (H, W), indices into `palette`; all others, such as 255, leave the original as it is.
         palette: colours [red, green, blue] of 0-255.
 
     Returns:
@@ -35,37 +35,37 @@ def overlay(photo: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[in
     edge[1:] |= labels[1:] != labels[:-1]
     opacity[edge & (opacity > 0)] = 1
     opacity = opacity[..., None]
-    return np.rint(photo * (1 - opacity) + colours[labels] * opacity).astype(np.uint8)
+    return np.rint(original * (1 - opacity) + colours[labels] * opacity).astype(np.uint8)
 
 
-def draw_overlay(photo: np.ndarray, labels: np.ndarray, classes: Sequence[str],
+def draw_overlay(original: np.ndarray, labels: np.ndarray, classes: Sequence[str],
                  palette: Sequence[Sequence[int]]) -> Image.Image:
-    """The overlay in the photo's size, and below it the classes that are there, largest first.
+    """The overlay in the original's size, and below it the classes that are there, largest first.
 
     Args:
-        photo, labels, palette: As `overlay`.
+        original, labels, palette: As `overlay`.
         classes: Their names.
     """
-    return _with_legend(Image.fromarray(overlay(photo, labels, palette)), [labels], classes, palette)
+    return _with_legend(Image.fromarray(overlay(original, labels, palette)), [labels], classes, palette)
 
 
-def draw_sheet(photos: Sequence[np.ndarray], columns: dict[str, Sequence[np.ndarray]], classes: Sequence[str],
+def draw_sheet(images: Sequence[np.ndarray], columns: dict[str, Sequence[np.ndarray]], classes: Sequence[str],
                palette: Sequence[Sequence[int]]) -> Image.Image:
-    """A row for each photo: the photo, and its overlay with the labels of each column; one legend for all.
+    """A row for each original: the original, and its overlay with the labels of each column; one legend for all.
 
     Args:
-        photos: uint8 (H, W, 3), RGB, of any sizes.
-        columns: title -> labels of each photo.
+        images: uint8 (H, W, 3), RGB, of any sizes.
+        columns: title -> labels of each original.
         classes, palette: As `draw_overlay`.
     """
     width, height = CELL[0] + MARGIN, CELL[1] + MARGIN
     top = TEXT + 2 * MARGIN
-    sheet = Image.new('RGB', (MARGIN + width * (1 + len(columns)), top + height * len(photos)), 'white')
+    sheet = Image.new('RGB', (MARGIN + width * (1 + len(columns)), top + height * len(images)), 'white')
     draw = ImageDraw.Draw(sheet)
-    for column, title in enumerate(('photo', *columns)):
+    for column, title in enumerate(('original', *columns)):
         draw.text((MARGIN + width * column, MARGIN), title, fill='black', font=ImageFont.load_default(TEXT))
-    for row, photo in enumerate(photos):
-        large = ImageOps.contain(Image.fromarray(photo), CELL)
+    for row, original in enumerate(images):
+        large = ImageOps.contain(Image.fromarray(original), CELL)
         cells = [large]
         for labels in columns.values():
             enlarged = Image.fromarray(labels[row].astype(np.uint8)).resize(large.size, Image.Resampling.NEAREST)
@@ -83,7 +83,7 @@ def _with_legend(picture: Image.Image, labels: Sequence[np.ndarray], classes: Se
     present = [label for label in np.argsort(-counts, kind='stable') if counts[label]]
     font = ImageFont.load_default(TEXT)
     line, places, left, row = TEXT + MARGIN, [], MARGIN, 0
-    widest = picture.width  # a narrow photo's classes have names, too
+    widest = picture.width  # a narrow original's classes have names, too
     for label in present:
         width = TEXT + MARGIN + round(font.getlength(classes[label]))
         if left > MARGIN and left + width > picture.width:
@@ -102,7 +102,7 @@ def _with_legend(picture: Image.Image, labels: Sequence[np.ndarray], classes: Se
 
 @HOOKS.register_module()
 class SavePredictionsHook(Hook):
-    """Saves what a test predicts: `FOLDER/labels/NAME.png` and `FOLDER/overlays/NAME.jpg`, NAME as the photo's below
+    """Saves what a test predicts: `FOLDER/labels/NAME.png` and `FOLDER/overlays/NAME.jpg`, NAME as the original's below
     the test dataset's folder.
 
     Labels are numbered as in the annotations: one higher where the dataset reduces the zero label, as ADE20K's server
@@ -114,7 +114,7 @@ class SavePredictionsHook(Hook):
 
     def __init__(self, folder: str | None = None):
         self.folder = folder and Path(folder)
-        self.load = TRANSFORMS.build(dict(type='beit_mm.LoadPhoto'))
+        self.load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
 
     def before_test(self, runner: Runner) -> None:
         """A folder that cannot be made shows before the test."""
@@ -129,11 +129,11 @@ class SavePredictionsHook(Hook):
         dataset = runner.test_dataloader.dataset
         root = Path(dataset.data_prefix['img_path'])
         for sample in outputs:
-            photo = Path(sample.img_path)
-            name = photo.relative_to(root) if photo.is_relative_to(root) else photo.name
+            original = Path(sample.img_path)
+            name = original.relative_to(root) if original.is_relative_to(root) else original.name
             labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8)
             numbered = Image.fromarray(labels + int(sample.get('reduce_zero_label', False)))
-            picture = draw_overlay(self.load(dict(img_path=str(photo)))['img'], labels,
+            picture = draw_overlay(self.load(dict(img_path=str(original)))['img'], labels,
                                    dataset.metainfo['classes'], dataset.metainfo['palette'])
             for kind, suffix, image in (('labels', '.png', numbered), ('overlays', '.jpg', picture)):
                 file = (self.folder / kind / name).with_suffix(suffix)

@@ -1,9 +1,9 @@
-"""Segmentation in minutes on two CPU cores: 128-pixel crops of the photos of tools/run_demo.sh, 1,200 steps of 8."""
+"""Segmentation in minutes on two CPU cores: 128-pixel crops of the images of tools/run_demo.sh, 1,200 steps of 8."""
 runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
-data_root = 'work_dirs/demo/drawn_photos'
+data_root = 'work_dirs/demo/drawn_images'
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='RandomResize', scale=(2048, 160), ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.75),
@@ -15,14 +15,14 @@ train_pipeline = [
                    'flip_direction', 'reduce_zero_label', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='Resize', scale=(2048, 160), keep_ratio=True),
-    # after the resizing: the annotation keeps the photo's size
+    # after the resizing: the annotation keeps the image's size
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='PackSegInputs'),
 ]
 tta_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='beit_mm.MultiScaleViews', short_side=160, crop_size=(128, 128)),
 ]

@@ -17,8 +17,8 @@ custom_hooks = [
     dict(type='beit_mm.LabelCheckHook'),
     dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),
-    dict(type='beit_mm.UnreadablePhotosHook'),
-    dict(type='beit_mm.PlainCheckpointHook'),
+    dict(type='beit_mm.UnreadableImagesHook'),
+    dict(type='beit_mm.CheckpointMetaHook'),
     dict(type='beit_mm.CurveHook'),
 ]
 

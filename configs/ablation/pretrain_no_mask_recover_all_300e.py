@@ -14,13 +14,13 @@ _base_ = '../beit/pretrain_300e.py'
 model = dict(backbone=dict(masked_input=False), recover='all')
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=112),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=112),
     dict(type='beit_mm.PackViews'),
 ]

@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/beit/pretrain_300e.py 16
          tools/dist_train.sh configs/ablation/setr_pup_baseline_512_ade20k_160k.py 8
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as beit/setr_pup_512_ade20k_160k.py
 Result:  the paper: 44.65 mIoU at a single scale
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001

@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/ablation/pretrain_recover_all_300e.py 16
          tools/dist_train.sh configs/ablation/setr_pup_recover_all_512_ade20k_160k.py 8
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as beit/setr_pup_512_ade20k_160k.py
 Result:  the paper: 40.93 mIoU at a single scale
          (baseline setr_pup_baseline_512_ade20k_160k.py: 44.65)

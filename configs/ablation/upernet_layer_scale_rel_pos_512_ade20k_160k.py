@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/beit_plus/pretrain_300e.py 16 --work-dir work_dirs/beit_plus_pretrain_300e
          tools/dist_train.sh configs/ablation/upernet_layer_scale_rel_pos_512_ade20k_160k.py 8
 Batch:   8 GPUs x 2 = 16 images, lr 7e-4
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as beit/upernet_512_ade20k_160k.py
 Result:  the paper: 45.70 mIoU at a single scale
          (baseline ../beit/upernet_512_ade20k_160k.py: 44.86)

@@ -35,7 +35,7 @@ model = dict(
     num_classes=1000)
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bilinear'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),

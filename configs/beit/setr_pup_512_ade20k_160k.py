@@ -5,7 +5,7 @@ Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          From the released weights, without the first: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    about a sixtieth of pretrain_800e.py (1,017 GFLOP an image without the auxiliary heads)
 Result:  the paper: 45.6 mIoU at a single scale (45.58 in its ablation table)
          All scales with flip: tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k.py CHECKPOINT 8 --tta

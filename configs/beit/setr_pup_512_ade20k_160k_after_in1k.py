@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/beit/finetune_in1k_100e.py 8
          tools/dist_train.sh configs/beit/setr_pup_512_ade20k_160k_after_in1k.py 8
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as setr_pup_512_ade20k_160k.py
 Result:  the paper: 47.7 mIoU at a single scale
          All scales with flip: tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k_after_in1k.py CHECKPOINT 8 --tta

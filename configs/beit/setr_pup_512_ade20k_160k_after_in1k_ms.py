@@ -2,7 +2,7 @@
 
 Command: tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k_after_in1k_ms.py CHECKPOINT 8
          The same: tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k_after_in1k.py CHECKPOINT 8 --tta
-Batch:   photos one by one; their windows together
+Batch:   images one by one; their windows together
 Result:  none of BEiT's own: the paper has this row at a single scale only
 Differs: short sides are 512 (counted three times), 640, 768 and 896 pixels, as the released code makes of its
          ratios 0.5 to 1.75, because none may be below the window

@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py 8
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as setr_pup_512_ade20k_160k.py
 Result:  none of BEiT's own: the paper does not say which heads its figure belongs to
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001

@@ -5,7 +5,7 @@ Command: tools/dist_train.sh configs/beit/pretrain_300e.py 16
          From the released 800-epoch weights, without the first: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
 Batch:   8 GPUs x 2 = 16 images, lr 7e-4
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    about an eighteenth of pretrain_800e.py (3,640 GFLOP an image, of which the heads take 3,000)
 Result:  the paper: 44.86 mIoU at a single scale
          All scales with flip: tools/dist_test.sh configs/beit/upernet_512_ade20k_160k.py CHECKPOINT 8 --tta

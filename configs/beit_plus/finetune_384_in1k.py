@@ -17,7 +17,7 @@ _base_ = './finetune_224_in1k.py'
 model = dict(backbone=dict(img_size=384))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='RandomResizedCrop', scale=384, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(
@@ -32,7 +32,7 @@ train_pipeline = [
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=384, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=384),
     dict(type='PackInputs'),

@@ -24,7 +24,7 @@ model = dict(
     head=dict(in_channels=1024))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='RandomResizedCrop', scale=512, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(
@@ -39,7 +39,7 @@ train_pipeline = [
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=512, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=512),
     dict(type='PackInputs'),

@@ -6,11 +6,11 @@ Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
 Batch:   16 GPUs x 256 = 4096 images, lr 3e-3. On 8 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 Steps:   14197122 // 4096 = 3466 an epoch, 311,940 in all
-Time:    about ten times beit/finetune_in1k_100e.py (11 times the photos, 90 epochs)
+Time:    about ten times beit/finetune_in1k_100e.py (11 times the images, 90 epochs)
 Result:  released, after fine-tuning on ImageNet-1K: 85.2 top-1 at 224, 86.8 at 384
 Shorter: finetune_pt22k_in1k_100e.py, which goes to ImageNet-1K directly
 Differs: from the released command in having no gradient clip: that names 3.0, but ignores it under deepspeed.
-         bfloat16 instead of float16. No accuracy while training, as there: ImageNet-22K has no validation photos.
+         bfloat16 instead of float16. No accuracy while training, as there: ImageNet-22K has no validation images.
 """
 _base_ = [
     '../_base_/models/finetune_plus_base.py',

@@ -5,7 +5,7 @@ Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
          From the released weights, without the first: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
 Batch:   8 GPUs x 2 = 16 images, lr 7e-4
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    as beit/upernet_512_ade20k_160k.py
 Result:  none of BEiT's own: the released code has this config and no figure for it
          All scales with flip: tools/dist_test.sh configs/beit_plus/upernet_512_ade20k_160k.py CHECKPOINT 8 --tta

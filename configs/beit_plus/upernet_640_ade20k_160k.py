@@ -5,7 +5,7 @@ Command: tools/dist_train.sh configs/beit_plus/intermediate_in22k_90e.py 16
          From the released weights, without the first: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 2 = 16 images, lr 3e-5
-Steps:   160,000, 126.7 times through the 20,210 photos
+Steps:   160,000, 126.7 times through the 20,210 images
 Time:    about 1.6 times upernet_512_ade20k_160k.py (5,790 GFLOP an image)
 Result:  the paper: 53.6 mIoU at a single scale, 54.2 at all scales with flip; released: 53.61 and 54.26
          All scales with flip: tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT 8 --tta

@@ -7,7 +7,7 @@ Command: tools/dist_train.sh configs/beit_plus/intermediate_large_in22k_90e.py 1
 Batch:   8 GPUs x 1 x 2 accumulated = 16 images, lr 2e-5. With room for two: --cfg-options
          train_dataloader.batch_size=2 optim_wrapper.accumulative_counts=1 train_cfg.max_iters=160000
          param_scheduler.0.end=1501 param_scheduler.1.end=160001
-Steps:   160,000 of two batches each, 126.7 times through the 20,210 photos
+Steps:   160,000 of two batches each, 126.7 times through the 20,210 images
 Time:    about twice upernet_640_ade20k_160k.py
 Result:  the paper: 56.7 mIoU at a single scale, 57.0 at all scales with flip; released: 56.7 and 57.0
          All scales with flip: tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k.py CHECKPOINT 8 --tta

@@ -2,7 +2,7 @@
 
 Command: tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k_ms.py CHECKPOINT 8
          The same: tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k.py CHECKPOINT 8 --tta
-Batch:   photos one by one; their windows together
+Batch:   images one by one; their windows together
 Result:  the paper: 57.0 mIoU; released: 57.0
 Differs: short sides are 640 (counted three times), 800, 960 and 1120 pixels, as the released code makes of its
          ratios 0.5 to 1.75, because none may be below the window

@@ -2,7 +2,7 @@
 
 Command: python tools/train.py configs/demo/caltech101_finetune.py --cfg-options
              train_dataloader.dataset.ann_file=labels.txt
-         labels.txt: one path a line, relative to data/caltech101/train; without the option all photos
+         labels.txt: one path a line, relative to data/caltech101/train; without the option all images
          From random weights: --cfg-options model.backbone.init_cfg=None optim_wrapper.optimizer.lr=1e-3
              optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/caltech101/{train,val}/<class>/*.jpg
@@ -23,7 +23,7 @@ model = dict(
     train_cfg=None)
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(
         type='RandomResizedCrop',
         scale=48,
@@ -35,7 +35,7 @@ train_pipeline = [
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=54, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=48),
     dict(type='PackInputs'),

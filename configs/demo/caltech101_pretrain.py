@@ -1,4 +1,4 @@
-"""The small BEiT on the photos of Caltech-101, without their labels: 48-pixel images in 8 x 8 patches.
+"""The small BEiT on the images of Caltech-101, without their labels: 48-pixel images in 8 x 8 patches.
 
 Command: python tools/train.py configs/demo/dvae.py --cfg-options
              train_dataloader.dataset.data_root=data/caltech101/train
@@ -6,9 +6,9 @@ Command: python tools/train.py configs/demo/dvae.py --cfg-options
          python tools/train.py configs/demo/caltech101_pretrain.py
 Data:    data/caltech101/{train,val}/<class>/*.jpg; class folders are not looked at
 Batch:   1 process x 64 images, lr 2e-3
-Steps:   8,000, 126 times through 4,084 photos
+Steps:   8,000, 126 times through 4,084 images
 Time:    45 minutes on two CPU cores without bfloat16
-Expect:  mim_loss 3.46 on held-out photos, token_entropy 5.21. What it is worth: docs/few_labels.md
+Expect:  mim_loss 3.46 on held-out images, token_entropy 5.21. What it is worth: docs/few_labels.md
 Differs: from pretrain.py in size (14 of 36 patches masked), batch and length
 """
 _base_ = './pretrain.py'
@@ -16,14 +16,14 @@ _base_ = './pretrain.py'
 model = dict(backbone=dict(img_size=48), target_generator=dict(checkpoint='work_dirs/dvae/iter_1000.pth'))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=48, second_size=48, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=48, second_size=48),
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),
     dict(type='beit_mm.PackViews'),

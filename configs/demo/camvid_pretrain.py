@@ -10,8 +10,8 @@ Batch:   1 process x 64 images, lr 1e-3
 Steps:   3,000, 30 times through the 6,286 lines of the list
 Time:    half an hour on two CPU cores without bfloat16
 Expect:  docs/camvid.md
-Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of a photo, which
-         show things as large as the segmentation's crops of photos of 160 pixels do
+Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of a image, which
+         show things as large as the segmentation's crops of images of 160 pixels do
 """
 _base_ = './pretrain.py'
 
@@ -22,7 +22,7 @@ model = dict(
     target_generator=dict(checkpoint='work_dirs/dvae/iter_1000.pth'))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.1, 0.6)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),

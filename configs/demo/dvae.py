@@ -1,12 +1,12 @@
 """A small tokenizer: 512 visual tokens of 8 x 8 pixels, learned in minutes on two CPU cores.
 
 Command: tools/run_demo.sh (all stages), or
-         python tools/train.py configs/demo/dvae.py --cfg-options train_dataloader.dataset.data_root=photos
+         python tools/train.py configs/demo/dvae.py --cfg-options train_dataloader.dataset.data_root=images
 Batch:   1 process x 16 images, lr 3e-3
-Expect:  recon_mae_01 below 0.10 and well over 50 codes in use on photos
+Expect:  recon_mae_01 below 0.10 and well over 50 codes in use on images
 Differs: from ../dvae/discrete_vae_8k_in1k.py in size, schedule and learning rate; the temperature ends at 0.25
 """
-_base_ = ['../_base_/datasets/demo_photos.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -26,12 +26,12 @@ model = dict(
     data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0, 0, 0], std=[255, 255, 255]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=None, scale=(0.4, 1.0)),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]

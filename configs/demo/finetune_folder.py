@@ -1,20 +1,20 @@
-"""A small BEiT fine-tuned on any folder of photos with one folder a class, in minutes on two CPU cores.
+"""A small BEiT fine-tuned on any folder of images with one folder a class, in minutes on two CPU cores.
 
 Command: tools/run_demo.sh (all stages), or, with a pretraining of configs/demo/pretrain.py,
-         python tools/train.py configs/demo/finetune_folder.py --cfg-options data_root=photos
+         python tools/train.py configs/demo/finetune_folder.py --cfg-options data_root=images
              model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         From random weights: --cfg-options data_root=photos model.backbone.init_cfg=None
-Data:    photos/train/<class>/*.jpg and photos/val/<class>/*.jpg; the number of classes is found out. Other names of the
+         From random weights: --cfg-options data_root=images model.backbone.init_cfg=None
+Data:    images/train/<class>/*.jpg and images/val/<class>/*.jpg; the number of classes is found out. Other names of the
          two folders: train_dataloader.dataset.data_prefix=... val_dataloader.dataset.data_prefix=...
-         Fewer photos: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to photos/train)
+         Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to images/train)
 Batch:   1 process x 64 images, lr 2e-3
 Differs: from ../beit/finetune_in1k_100e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of a
-         photo, in layer decay, and in having no repeated augmentation
+         image, in layer decay, and in having no repeated augmentation
 """
 _base_ = '../_base_/default_runtime.py'
 
 runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
-data_root = 'data/photos'
+data_root = 'data/images'
 
 model = dict(
     type='ImageClassifier',
@@ -40,7 +40,7 @@ model = dict(
     train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(
         type='RandomResizedCrop',
         scale=64,
@@ -60,7 +60,7 @@ train_pipeline = [
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=72, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=64),
     dict(type='PackInputs'),

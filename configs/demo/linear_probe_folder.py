@@ -1,12 +1,12 @@
-"""Linear probes of a small pretrained BEiT on any folder of photos with one folder a class: all blocks in one run.
+"""Linear probes of a small pretrained BEiT on any folder of images with one folder a class: all blocks in one run.
 
-Command: python tools/train.py configs/demo/linear_probe_folder.py --cfg-options data_root=photos
+Command: python tools/train.py configs/demo/linear_probe_folder.py --cfg-options data_root=images
              model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         Random features, for comparison: --cfg-options data_root=photos model.backbone.init_cfg=None
+         Random features, for comparison: --cfg-options data_root=images model.backbone.init_cfg=None
 Data:    as finetune_folder.py
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/linear_probe_in1k_50e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of
-         a photo, in 20 epochs, and in probing every block
+         a image, in 20 epochs, and in probing every block
 """
 _base_ = './finetune_folder.py'
 
@@ -27,7 +27,7 @@ model = dict(
     num_classes=2)
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(
         type='RandomResizedCrop',
         scale=64,

@@ -1,14 +1,14 @@
 """A small BEiT pretrained on the tokens of configs/demo/dvae.py, in minutes on two CPU cores.
 
 Command: tools/run_demo.sh (all stages), or
-         python tools/train.py configs/demo/pretrain.py --cfg-options train_dataloader.dataset.data_root=photos
+         python tools/train.py configs/demo/pretrain.py --cfg-options train_dataloader.dataset.data_root=images
 Batch:   1 process x 32 images, lr 2e-3
-Expect:  mim_loss on held-out photos at least 12 % below token_entropy
+Expect:  mim_loss on held-out images at least 12 % below token_entropy
 Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches, 25 of 64 masked in blocks of 4 or
-         more, a second view of the same size), in crops of at least 40 % of a photo, and in having no
+         more, a second view of the same size), in crops of at least 40 % of a image, and in having no
          stochastic depth
 """
-_base_ = ['../_base_/datasets/demo_photos.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.BEiTPretrainer',
@@ -34,14 +34,14 @@ model = dict(
         checkpoint='work_dirs/demo/dvae/iter_1000.pth'))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=64),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),

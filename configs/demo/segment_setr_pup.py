@@ -1,4 +1,4 @@
-"""A small BEiT under SETR-PUP on a folder of photos and label maps, in ten minutes on two CPU cores.
+"""A small BEiT under SETR-PUP on a folder of images and label maps, in ten minutes on two CPU cores.
 
 Command: tools/run_demo.sh (all stages), or, with a pretraining of configs/demo/pretrain.py,
          python tools/train.py configs/demo/segment_setr_pup.py --cfg-options
@@ -10,7 +10,7 @@ Data:    data_root=... is one folder with {train,val} and annotations/{train,val
          pattern
 Batch:   1 process x 8 images, lr 1e-3
 Shorter: --cfg-options train_cfg.max_iters=300 param_scheduler.1.end=301
-Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of photos of 160 in 8 x 8 patches, heads of
+Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5 and in layer
          decay
 """

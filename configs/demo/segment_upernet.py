@@ -1,4 +1,4 @@
-"""A small BEiT under UperNet on a folder of photos and label maps, in ten minutes on two CPU cores.
+"""A small BEiT under UperNet on a folder of images and label maps, in ten minutes on two CPU cores.
 
 Command: with a pretraining of configs/demo/pretrain.py,
          python tools/train.py configs/demo/segment_upernet.py --cfg-options
@@ -8,7 +8,7 @@ Command: with a pretraining of configs/demo/pretrain.py,
 Data:    as segment_setr_pup.py; other folders and classes: camvid_upernet.py is a pattern
 Batch:   1 process x 8 images, lr 1e-3
 Shorter: --cfg-options train_cfg.max_iters=300 param_scheduler.1.end=301
-Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of photos of 160 in 8 x 8 patches, heads of
+Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; a pyramid of x2, 1, /2 and /4, as patches of 16 pixels take x4 to /2), in resizing by 0.75 to
          1.5, in lr and in layer decay
 """

@@ -1,4 +1,4 @@
-"""DALL-E's tokenizer, trained on ImageNet-1K photos: its networks, likelihood and schedules.
+"""DALL-E's tokenizer, trained on ImageNet-1K images: its networks, likelihood and schedules.
 
 Command: tools/dist_train.sh configs/dvae/dalle_8k_in1k.py 16
 Batch:   16 GPUs x 32 = 512 images of 256 x 256 pixels, lr 1e-4
@@ -7,8 +7,8 @@ Steps:   3,000,000; temperature 1 to 1/16 over the first 150,000, KL weight 0 to
 Time:    long: 1.7 TFLOP an image forward and backward, 2.7e21 FLOP in all; DALL-E's own weights save it
 Result:  DALL-E's own, in the BEiT paper: reconstruction error 0.0856 (resolution and range not stated)
 Shorter: discrete_vae_8k_in1k.py
-Differs: from DALL-E in the photos (theirs were 250 million of the web), in the crop (a random box of at least
-         40 % of the photo, antialiased bicubic) and in float32 (theirs: mixed precision)
+Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least
+         40 % of the image, antialiased bicubic) and in float32 (theirs: mixed precision)
 """
 _base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/default_runtime.py']
 
@@ -26,7 +26,7 @@ model = dict(
     data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0, 0, 0], std=[255, 255, 255]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(
         type='beit_mm.TwoViewRandomResizedCrop',
         size=256,
@@ -36,7 +36,7 @@ train_pipeline = [
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=256, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]
@@ -62,9 +62,9 @@ custom_hooks = [
     dict(type='beit_mm.StartCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
     dict(type='beit_mm.ThroughputHook'),
-    dict(type='beit_mm.UnreadablePhotosHook'),
+    dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='EMAHook', momentum=0.001),
-    dict(type='beit_mm.PlainCheckpointHook'),
+    dict(type='beit_mm.CheckpointMetaHook'),
     dict(type='beit_mm.CurveHook'),
     dict(type='beit_mm.PictureHook'),
 ]

@@ -1,4 +1,4 @@
-"""A discrete VAE in the style of DALLE-pytorch, 8192 visual tokens, trained on ImageNet-1K photos.
+"""A discrete VAE in the style of DALLE-pytorch, 8192 visual tokens, trained on ImageNet-1K images.
 
 Command: tools/dist_train.sh configs/dvae/discrete_vae_8k_in1k.py 8
 Batch:   8 GPUs x 64 = 512 images of 112 x 112 pixels, lr 1e-3
@@ -29,12 +29,12 @@ model = dict(
     data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0, 0, 0], std=[255, 255, 255]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=112, second_size=None, scale=(0.2, 1.0)),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=112, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]

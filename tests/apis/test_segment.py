@@ -13,12 +13,12 @@ from mmengine.config import Config
 from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis.segment import Segmenter
+from beit_mm.apis.segment import SegmentationInferencer
 from beit_mm.visualization.overlays import draw_overlay
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}
-LOAD = dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.LoadAnnotation')
+LOAD = dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')
 NORM = dict(type='BN')
 MODEL = dict(
     type='beit_mm.SlidingSegmentor',
@@ -29,7 +29,7 @@ MODEL = dict(
         layer_scale_init=0.1, init_cfg=dict(type='Pretrained', checkpoint='gone.pth')),
     neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
     decode_head=dict(
-        type='beit_mm.LeanUPerHead', num_classes=len(CLASSES), norm_cfg=NORM, in_channels=[WIDTH] * 4,
+        type='beit_mm.EfficientUPerHead', num_classes=len(CLASSES), norm_cfg=NORM, in_channels=[WIDTH] * 4,
         in_index=[0, 1, 2, 3], channels=WIDTH, loss_decode=dict(type='CrossEntropyLoss')),
     test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'))
 
@@ -58,14 +58,14 @@ def work(tmp_path_factory) -> Path:
     for name, (height, width) in SIZES.items():
         for kind in ('images', 'annotations'):
             (folder / kind / name).parent.mkdir(parents=True, exist_ok=True)
-        photo = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
+        image = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
         if 'gray' in name:
-            photo = photo.convert('L')
+            image = image.convert('L')
         exif = Image.Exif()
         if 'turned' in name:
             exif[0x0112] = 6
             height, width = width, height
-        photo.save(folder / 'images' / name, exif=exif)
+        image.save(folder / 'images' / name, exif=exif)
         labels = rng.integers(0, len(CLASSES) + 1, (height, width), dtype=np.uint8)
         Image.fromarray(labels).save((folder / 'annotations' / name).with_suffix('.png'))
     (folder / 'classes.txt').write_text('\n'.join(CLASSES) + '\n')
@@ -90,7 +90,7 @@ def test_labels_are_those_of_the_test_tool(work, options):
         cwd=work, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
     assert done.returncode == 0, done.stderr[-2000:]
     assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
-    segmenter = Segmenter(work / 'model.pth', device='cpu', multi_scale=bool(options))
+    segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=bool(options))
     assert segmenter.classes == CLASSES
     results = list(segmenter(work / 'images'))
     assert sorted(str(Path(r['path']).relative_to(work / 'images')) for r in results) == sorted(SIZES)
@@ -108,7 +108,7 @@ def test_labels_are_those_of_the_test_tool(work, options):
 
 
 def test_arrays_and_images_as_files(work):
-    segmenter = Segmenter(work / 'model.pth', device='cpu', config=work / 'config.py')
+    segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', config=work / 'config.py')
     file = work / 'images/a/small.png'
     of_file, of_array, of_image = segmenter([file, np.asarray(Image.open(file)), Image.open(file)])
     assert of_file['path'] == str(file) and of_array['path'] is None
@@ -116,19 +116,19 @@ def test_arrays_and_images_as_files(work):
     tiny, = segmenter(np.zeros((1, 3, 3), np.uint8))
     assert tiny['labels'].shape == (1, 3)
     assert draw_overlay(np.asarray(Image.open(file)), of_file['labels'], segmenter.classes, segmenter.palette).width
-    for photos, error, message in (
+    for images, error, message in (
             ('gone.jpg', FileNotFoundError, 'gone.jpg'), (7, TypeError, 'type int'),
             (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
             (np.zeros((0, 8, 3), np.uint8), ValueError, 'not empty')):
         with pytest.raises(error, match=message):
-            next(segmenter(photos))
+            next(segmenter(images))
 
 
 def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
     content = torch.load(work / 'model.pth', weights_only=True)
     text, path = content['meta']['cfg'], tmp_path / 'changed.pth'
     for cfg, message in (
-            (None, r'holds no config; .*Segmenter\(checkpoint, config=...\)'),
+            (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
             (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
             (text.replace("type='beit_mm.MultiScaleViews'", "type='os.system'"), "asks for 'os.system'"),
             (text.replace(f'embed_dims={WIDTH}', f'embed_dims={2 * WIDTH}'), 'does not fit|another'),
@@ -136,6 +136,6 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
             (text.replace('tta_model', 'no_model'), 'has no tta_model and tta_pipeline')):
         torch.save(dict(content, meta=dict(content['meta'], cfg=cfg)), path)
         with pytest.raises(ValueError, match=message) as error:
-            Segmenter(path, device='cpu', multi_scale=True)
+            SegmentationInferencer(path, device='cpu', multi_scale=True)
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()

@@ -255,7 +255,7 @@ def test_a_run_is_resumed(plain, pretrain_config):
     """Files with pickled objects, as mmengine writes them without our hook, lose their log history and nothing else."""
     if not plain:
         pretrain_config.custom_hooks = [hook for hook in pretrain_config.custom_hooks
-                                        if hook.type != 'beit_mm.PlainCheckpointHook']
+                                        if hook.type != 'beit_mm.CheckpointMetaHook']
     pretrain_config.train_cfg.max_epochs = 1
     first = make_runner(copy.deepcopy(pretrain_config))
     first.train()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.inert_pickle import MOST_TUPLES
+from beit_mm.checkpoint.inert_pickle import MAX_TUPLES
 from beit_mm.checkpoint.reader import read_checkpoint
 
 NAME = b'X\x01\x00\x00\x00x'
@@ -113,7 +113,7 @@ def test_deep_tuples_are_never_hashed(tmp_path, code, zipped):
 
 def test_as_many_tuples_as_are_read_can_be_hashed(tmp_path):
     path = tmp_path / 'w.pth'
-    write(path, b'}' + b')' + b'\x85' * MOST_TUPLES + b'Ns')
+    write(path, b'}' + b')' + b'\x85' * MAX_TUPLES + b'Ns')
     assert list(read_checkpoint(path).values()) == [None]
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, make_runner
-from labelled import BACKBONE, CLASSES, classifier_config, make_photos
+from labelled import BACKBONE, CLASSES, classifier_config, make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope, init_default_scope
 from PIL import Image
 
-from beit_mm.apis.classify import CLASSIFIER, Classifier, _usual_preparation
+from beit_mm.apis.classify import CLASSIFIER, ClassificationInferencer, _usual_preparation
 from beit_mm.apis.parts import parts_of
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.engine.folder_runner import set_num_classes
@@ -28,9 +28,9 @@ LARGER = ['--cfg-options', 'model.backbone.img_size=48', 'test_dataloader.datase
 
 @pytest.fixture(scope='module')
 def work(tmp_path_factory) -> Path:
-    """A trained classifier: config.py, its checkpoint epoch_2.pth, and photos it was not trained on."""
+    """A trained classifier: config.py, its checkpoint epoch_2.pth, and images it was not trained on."""
     folder = tmp_path_factory.mktemp('classification')
-    cfg = classifier_config(make_photos(folder / 'photos', per_class=7), folder / 'run')
+    cfg = classifier_config(make_images(folder / 'images', per_class=7), folder / 'run')
     cfg.optim_wrapper.optimizer.lr = 1e-5  # not all right, not all wrong
     cfg.dump(folder / 'config.py')
     make_runner(cfg).train()
@@ -72,14 +72,14 @@ def test_predictions_by_class_and_mirrored(work):
         assert sorted(labels) == [0, 1, 2] and list(scores) == sorted(scores, reverse=True)
         assert sum(scores) == pytest.approx(1, abs=1e-5) and labels[0] == prediction['label']
     rows = list(csv.DictReader((work / 'plain/per_class_accuracy.csv').open()))
-    assert [row['class'] for row in rows] == list(CLASSES) and {row['photos'] for row in rows} == {'7'}
+    assert [row['class'] for row in rows] == list(CLASSES) and {row['images'] for row in rows} == {'7'}
     mean = np.mean([float(row['accuracy']) for row in rows])
     assert mean == pytest.approx(report['accuracy/top1'], abs=1e-4)  # classes of one size
     with Image.open(work / 'plain/confusion.png') as picture:
         assert min(picture.size) > 300
 
     mirrored = evaluate(work, 'mirrored', '--tta')
-    classifier = Classifier(work / 'epoch_2.pth', device='cpu')
+    classifier = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')
     path = mirrored['predictions'][5]['path']
     pixels = np.asarray(Image.open(path))
     both = [dict(map(tuple, classifier(view)[0]['scores'])) for view in (pixels, np.ascontiguousarray(pixels[:, ::-1]))]
@@ -87,7 +87,7 @@ def test_predictions_by_class_and_mirrored(work):
         assert score == pytest.approx((both[0][label] + both[1][label]) / 2, abs=1e-5)
 
 
-def test_two_processes_predict_each_photo_once(work):
+def test_two_processes_predict_each_image_once(work):
     alone = evaluate(work, 'alone')
     done = run('bash', ROOT / 'tools/dist_test.sh', 'config.py', 'epoch_2.pth', '2', '--work-dir', 'both', '--out',
                'both.json', cwd=work, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES='', PORT='29618')
@@ -102,9 +102,9 @@ def test_two_processes_predict_each_photo_once(work):
 
 def test_the_inferencer_needs_the_checkpoint_alone_and_agrees(work, tmp_path):
     report = evaluate(work, 'for_inferencer')
-    classifier = Classifier(work / 'epoch_2.pth', device='cpu')
+    classifier = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')
     assert classifier.classes == CLASSES
-    folder = work / 'photos/val'
+    folder = work / 'images/val'
     found = classifier(folder, batch_size=4)
     for ours, theirs in zip(found, report['predictions'], strict=True):
         assert (ours['path'], ours['label'], ours['name']) == (theirs['path'], theirs['label'], theirs['name'])
@@ -120,17 +120,17 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
     path = tmp_path / 'changed.pth'
     text = content['meta']['cfg']
     for cfg, message in (
-            (None, r'holds no config; give the one that it was trained with: Classifier\(checkpoint, config=...\)'),
+            (None, r'holds no config; give the one that it was trained with: ClassificationInferencer\(checkpoint, config=...\)'),
             (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
             (text.replace("type='CenterCrop'", "type='os.system'"), "asks for 'os.system'"),
             ('a = 1\n', 'has no model and test pipeline')):
         content['meta'] = dict(content['meta'], cfg=cfg)
         torch.save(content, path)
         with pytest.raises(ValueError, match=message) as error:
-            Classifier(path, device='cpu')
+            ClassificationInferencer(path, device='cpu')
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()
-    assert Classifier(path, device='cpu', config=work / 'config.py')(work / 'photos/val/red')[0]['name'] in CLASSES
+    assert ClassificationInferencer(path, device='cpu', config=work / 'config.py')(work / 'images/val/red')[0]['name'] in CLASSES
 
 
 def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work):
@@ -149,24 +149,24 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     assert done.returncode != 0 and 'set model.layers=...' in done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(('photos', 'options', 'error', 'message'), [
+@pytest.mark.parametrize(('images', 'options', 'error', 'message'), [
     ('gone.jpg', {}, FileNotFoundError, "no file or folder 'gone.jpg'"),
     (np.zeros((8, 8, 3)), {}, ValueError, r'float64 .*expected uint8'),
     (np.zeros((0, 20, 3), np.uint8), {}, ValueError, r'\(0, 20, 3\); expected .* not empty'),
     (7, {}, TypeError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
-    ([b'photo.jpg'], {}, TypeError, 'type bytes; expected a file'),
+    ([b'image.jpg'], {}, TypeError, 'type bytes; expected a file'),
     ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
     ('.', dict(top=0), ValueError, 'top is 0; expected 1 or more'),
 ])
-def test_what_is_no_photo_is_one_line(work, photos, options, error, message):
+def test_what_is_no_image_is_one_line(work, images, options, error, message):
     with pytest.raises(error, match=message) as caught:
-        Classifier(work / 'epoch_2.pth', device='cpu')(photos, **options)
+        ClassificationInferencer(work / 'epoch_2.pth', device='cpu')(images, **options)
     assert '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'I;16'])
 def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
-    image = Image.open(work / 'photos/val/green/1.png')
+    image = Image.open(work / 'images/val/green/1.png')
     image = Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45) if mode == 'I;16' else (
         image.convert(mode))
     assert image.mode == mode
@@ -174,9 +174,9 @@ def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
         image.putalpha(90)
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side
-    image.save(tmp_path / 'photo.png', exif=exif)
-    file, opened = Classifier(work / 'epoch_2.pth', device='cpu')([tmp_path / 'photo.png',
-                                                                   Image.open(tmp_path / 'photo.png')])
+    image.save(tmp_path / 'image.png', exif=exif)
+    file, opened = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')([tmp_path / 'image.png',
+                                                                   Image.open(tmp_path / 'image.png')])
     assert opened == dict(file, path=None)
 
 
@@ -195,15 +195,15 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
         cfg[f'{split}_dataloader'] = cfg[f'{split}_cfg'] = cfg[f'{split}_evaluator'] = None
     cfg.train_dataloader.dataset.pipeline[1:] = [dict(type='RandomResizedCrop', scale=32), dict(type='PackInputs')]
     path = changed(work, tmp_path / 'changed.pth', cfg)
-    for classifier in (Classifier(path, device='cpu'), Classifier(path, device='cpu', config=cfg)):
+    for classifier in (ClassificationInferencer(path, device='cpu'), ClassificationInferencer(path, device='cpu', config=cfg)):
         resize, crop, _ = classifier.prepared.prepare.transforms
         assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
-        assert len(classifier(work / 'photos/val')) == 21
+        assert len(classifier(work / 'images/val')) == 21
 
     cfg.train_dataloader = None
     for config in (None, cfg, ROOT / 'configs/_base_/default_runtime.py'):
         with pytest.raises(ValueError, match='has no model and test pipeline of a classifier; give another') as error:
-            Classifier(changed(work, tmp_path / 'changed.pth', cfg), device='cpu', config=config)
+            ClassificationInferencer(changed(work, tmp_path / 'changed.pth', cfg), device='cpu', config=config)
         assert '\n' not in str(error.value)
 
 
@@ -228,7 +228,7 @@ def test_a_folder_runners_config_takes_the_classes_of_the_checkpoint(tmp_path):
     torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=CLASSES))), tmp_path / 'x.pth')
     given = Config.fromfile(path)
     for config in (path, str(path), given):
-        classifier = Classifier(tmp_path / 'x.pth', device='cpu', config=config)
+        classifier = ClassificationInferencer(tmp_path / 'x.pth', device='cpu', config=config)
         assert classifier(np.zeros((80, 90, 3), np.uint8))[0]['name'] in CLASSES
         assert len(classifier.classes) == classifier.model.head.num_classes == 3
     assert given.model.head.num_classes == 2  # the caller's config stays as it is
@@ -237,7 +237,7 @@ def test_a_folder_runners_config_takes_the_classes_of_the_checkpoint(tmp_path):
 def test_a_pretrainings_checkpoint_builds_nothing(work, tmp_path):
     path = changed(work, tmp_path / 'changed.pth', Config.fromfile(ROOT / 'configs/demo/pretrain.py'))
     with pytest.raises(CheckpointError, match="asks for 'beit_mm.BEiTPretrainer', which is no part of a classifier"):
-        Classifier(path, device='cpu')
+        ClassificationInferencer(path, device='cpu')
 
 
 def test_every_classification_config_is_built_on_a_checkpoints_word():
@@ -251,8 +251,8 @@ def test_every_classification_config_is_built_on_a_checkpoints_word():
 
 
 @pytest.mark.parametrize(('options', 'message'), [
-    (['model.head.num_classes=5'], 'photos/train has 3 classes (blue to red), the model is built for 5'),
-    (['train_dataloader.dataset.data_prefix=nowhere'], "photos/nowhere'; expected a folder with one folder a class"),
+    (['model.head.num_classes=5'], 'images/train has 3 classes (blue to red), the model is built for 5'),
+    (['train_dataloader.dataset.data_prefix=nowhere'], "images/nowhere'; expected a folder with one folder a class"),
 ])
 def test_mistakes_end_with_one_line(work, options, message):
     done = run(sys.executable, ROOT / 'tools/train.py', 'config.py', '--work-dir', 'mistake', '--cfg-options', *options,

@@ -24,7 +24,7 @@ model = dict(
     head=dict(type='LinearClsHead', num_classes=3, in_channels=32))
 test_dataloader = dict(
     batch_size=4, num_workers=0, persistent_workers=False, sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(type='CustomDataset', data_root='photos', pipeline=[
+    dataset=dict(type='CustomDataset', data_root='images', pipeline=[
         dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]))
 test_evaluator = dict(type='Accuracy', topk=(1, ))
 test_cfg = dict()
@@ -55,18 +55,18 @@ test_cfg = dict(type='TestLoop')
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A checkpoint of timm's, twelve photos of three classes and two scenes."""
+    """A checkpoint of timm's, twelve images of three classes and two scenes."""
     torch.manual_seed(0)
     model = Beit(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=3, use_abs_pos_emb=False,
                  use_rel_pos_bias=True, init_values=0.1).eval()
     torch.save(model.state_dict(), tmp_path / 'timm.pth')
     rng = np.random.default_rng(0)
-    for name in ('photos/0', 'photos/1', 'photos/2', 'scenes/images', 'scenes/annotations'):
+    for name in ('images/0', 'images/1', 'images/2', 'scenes/images', 'scenes/annotations'):
         (tmp_path / name).mkdir(parents=True)
     right = []
     for index in range(12):
         pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f'photos/{index % 3}/{index}.png')
+        Image.fromarray(pixels).save(tmp_path / f'images/{index % 3}/{index}.png')
         images = (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() - 127.5) / 127.5
         right.append(model(images).argmax().item() == index % 3)
     (tmp_path / 'accuracy').write_text(f'{100 * sum(right) / len(right):.4f}')

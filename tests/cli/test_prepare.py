@@ -81,7 +81,7 @@ def downloads(tmp_path) -> Path:
 
 def test_imagenet(downloads, tmp_path):
     done = run('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
-    assert 'holds 9 photos, expected 1,281,167' in done.stderr.strip().splitlines()[-1] and done.returncode == 1
+    assert 'holds 9 images, expected 1,281,167' in done.stderr.strip().splitlines()[-1] and done.returncode == 1
     assert tree(tmp_path / 'imagenet/val') == {
         f'{name}/ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode()
         for i, name in enumerate(('n00000002', 'n00000003', 'n00000001', 'n00000002'), start=1)}
@@ -150,7 +150,7 @@ def test_a_damaged_devkit_is_one_line(downloads, tmp_path, damage):
 
 @pytest.mark.parametrize('name', ['ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'])
 @pytest.mark.parametrize('damage', [lambda content: content[:1700], lambda content: HTML], ids=['cut', 'HTML'])
-def test_a_damaged_archive_of_photos_is_one_line(downloads, tmp_path, name, damage):
+def test_a_damaged_archive_of_images_is_one_line(downloads, tmp_path, name, damage):
     (downloads / name).write_bytes(damage((downloads / name).read_bytes()))
     done = call('prepare_imagenet.py', downloads, tmp_path / 'imagenet')
     refuse(done, f'error: {downloads / name}: damaged or incomplete (', '); download it again')
@@ -168,7 +168,7 @@ def test_a_header_damaged_in_the_middle_is_not_the_end_of_the_archive(downloads,
 
 @pytest.mark.parametrize(('share', 'start'), [(0.3, call), (0.6, run), (0.95, call)])
 def test_a_cut_archive_of_imagenet22k_is_one_line(tmp_path, share, start):
-    rng = np.random.default_rng(0)  # photos do not shrink, so that a cut falls into one
+    rng = np.random.default_rng(0)  # images do not shrink, so that a cut falls into one
     content = tar({f'winter21_whole/{name}.tar': tar({f'{name}_1.JPEG': rng.bytes(30000)}) for name in SYNSETS}, 'w:gz')
     path = tmp_path / 'winter21_whole.tar.gz'
     path.write_bytes(content[:int(share * len(content))])
@@ -181,7 +181,7 @@ def test_a_source_without_class_archives_is_named(tmp_path):
     refuse(done, f'error: {tmp_path / "source"} holds no archive of a class, expected n########.tar for each')
     assert not (tmp_path / 'out').exists()
     path = tmp_path / 'source/n00000001.tar'
-    path.write_bytes(tar({'n00000001_1.JPEG': b'photo' * 1000})[:3000])
+    path.write_bytes(tar({'n00000001_1.JPEG': b'image' * 1000})[:3000])
     refuse(call('prepare_imagenet22k.py', tmp_path / 'source', tmp_path / 'out'), f'error: {path}: damaged')
     refuse(call('prepare_imagenet22k.py', tmp_path / 'gone.tar', tmp_path / 'out'), 'No such file', 'gone.tar')
 
@@ -248,7 +248,7 @@ def test_paths_that_lead_out_and_links_are_refused(tmp_path):
 
 
 def cifar(folder: Path, meta: object = None) -> tuple[Path, str]:
-    """A small archive of CIFAR-100's form and its MD5; returns the photos, too."""
+    """A small archive of CIFAR-100's form and its MD5; returns the images, too."""
     rng = np.random.default_rng(0)
     parts = {'meta': meta or {b'fine_label_names': [b'apple', b'bee']}}
     for split, count in (('train', 4), ('test', 2)):
@@ -291,7 +291,7 @@ def test_cifar100_runs_no_program(tmp_path, monkeypatch):
     assert not (tmp_path / 'program_was_run').exists()
 
 
-ADE20K = {'images/training/ADE_train_00000001.jpg': b'photo 1', 'images/validation/ADE_val_00000001.jpg': b'photo 2',
+ADE20K = {'images/training/ADE_train_00000001.jpg': b'image 1', 'images/validation/ADE_val_00000001.jpg': b'image 2',
           'annotations/training/ADE_train_00000001.png': b'labels 1',
           'annotations/validation/ADE_val_00000001.png': b'labels 2', 'objectInfo150.txt': b'Idx\tName\n1\twall\n'}
 
@@ -315,17 +315,17 @@ def test_ade20k(ade20k, tmp_path):
     done = run('prepare_ade20k.py', ade20k, tmp_path / 'ade20k')
     assert tree(tmp_path / 'ade20k') == ADE20K
     assert done.returncode == 1 and 'expected 20,210 of each in training' in done.stderr.strip().splitlines()[-1]
-    assert 'training: 1 photos, 1 annotations' in done.stdout
+    assert 'training: 1 images, 1 annotations' in done.stdout
 
 
 def test_ade20k_finished_files_stay_and_damaged_ones_are_written_again(ade20k, tmp_path):
     target = tmp_path / 'ade20k'
     (target / 'images/training').mkdir(parents=True)
     (target / 'images/validation').mkdir(parents=True)
-    (target / 'images/training/ADE_train_00000001.jpg').write_bytes(b'PHOTO 1')  # of the right size
+    (target / 'images/training/ADE_train_00000001.jpg').write_bytes(b'IMAGE 1')  # of the right size
     (target / 'images/validation/ADE_val_00000001.jpg').write_bytes(b'pho')
     module('prepare_ade20k').unpack(ade20k, target)
-    assert tree(target) == dict(ADE20K, **{'images/training/ADE_train_00000001.jpg': b'PHOTO 1'})
+    assert tree(target) == dict(ADE20K, **{'images/training/ADE_train_00000001.jpg': b'IMAGE 1'})
 
 
 @pytest.mark.parametrize('name', ['../images/training/evil.jpg', '/images/training/evil.jpg',

@@ -9,44 +9,44 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from PIL import Image
 
-from beit_mm.apis.segment import Segmenter
+from beit_mm.apis.segment import SegmentationInferencer
 from beit_mm.engine.folder_runner import set_num_classes
 
 CLASSES = ('sky', 'building', 'pole')
-PHOTOS = {'plain': (40, 50), 'odd': (33, 47), 'wide': (20, 400), 'dot': (1, 1), 'gray': (50, 60), 'cmyk': (60, 50),
+IMAGES = {'plain': (40, 50), 'odd': (33, 47), 'wide': (20, 400), 'dot': (1, 1), 'gray': (50, 60), 'cmyk': (60, 50),
           'line': (1, 300)}
 MODES = {'gray': 'L', 'cmyk': 'CMYK'}
 
 
 @pytest.fixture(scope='module')
-def photos(tmp_path_factory) -> Path:
-    """Photos of all kinds, `wide` with the shape of 2000 x 100 pixels."""
+def images(tmp_path_factory) -> Path:
+    """Images of all kinds, `wide` with the shape of 2000 x 100 pixels."""
     folder = tmp_path_factory.mktemp('camvid')
     rng = np.random.default_rng(0)
     for split in ('training', 'validation'):
         for kind in ('images', 'annotations'):
             (folder / kind / split).mkdir(parents=True)
-        for name, size in PHOTOS.items():
-            photo = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+        for name, size in IMAGES.items():
+            image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
             labels = rng.integers(0, len(CLASSES) + 1, size, dtype=np.uint8)
-            photo.convert(MODES.get(name, 'RGB')).save(folder / f'images/{split}/{name}.jpg')
+            image.convert(MODES.get(name, 'RGB')).save(folder / f'images/{split}/{name}.jpg')
             Image.fromarray(labels).save(folder / f'annotations/{split}/{name}.png')
     table = [f'{index}\t{name}' for index, name in enumerate(CLASSES, start=1)]
     (folder / 'classes.txt').write_text('\n'.join(['Idx\tName', *table]) + '\n')
     return folder
 
 
-def short_run(name: str, photos: Path, work_dir: Path) -> Config:
-    """One step on these photos. Of segment_*.py the runner finds folders and classes."""
+def short_run(name: str, images: Path, work_dir: Path) -> Config:
+    """One step on these images. Of segment_*.py the runner finds folders and classes."""
     cfg = Config.fromfile(ROOT / f'configs/demo/{name}.py')
-    options = {'data_root': str(photos), 'model.backbone.init_cfg': None, 'train_cfg.max_iters': 1,
+    options = {'data_root': str(images), 'model.backbone.init_cfg': None, 'train_cfg.max_iters': 1,
                'train_cfg.val_interval': 1, 'default_hooks.checkpoint.interval': 1,
-               'train_dataloader.batch_size': len(PHOTOS)}
+               'train_dataloader.batch_size': len(IMAGES)}
     for loader, split in (('train', 'training'), ('val', 'validation'), ('test', 'validation')):
         options |= {f'{loader}_dataloader.num_workers': 0, f'{loader}_dataloader.persistent_workers': False}
         dataset = f'{loader}_dataloader.dataset'
         if name.startswith('camvid'):
-            options[f'{dataset}.data_root'] = str(photos)
+            options[f'{dataset}.data_root'] = str(images)
         else:
             options |= {f'{dataset}.classes': 'classes.txt', f'{dataset}.data_prefix.img_path': f'images/{split}',
                         f'{dataset}.data_prefix.seg_map_path': f'annotations/{split}'}
@@ -58,36 +58,36 @@ def short_run(name: str, photos: Path, work_dir: Path) -> Config:
 
 
 @pytest.mark.parametrize('name', ['camvid_setr_pup', 'camvid_upernet', 'segment_upernet'])
-def test_one_step_on_own_classes(name, photos, tmp_path):
-    runner = RUNNERS.build(short_run(name, photos, tmp_path))
+def test_one_step_on_own_classes(name, images, tmp_path):
+    runner = RUNNERS.build(short_run(name, images, tmp_path))
     assert runner.model.decode_head.num_classes == len(CLASSES)
     before = {key: tensor.clone() for key, tensor in runner.model.named_parameters()}
     runner.train()
     moved = [key for key, tensor in runner.model.named_parameters() if not tensor.equal(before[key])]
     assert any(key.startswith('backbone.') for key in moved) and any(key.startswith('decode_head.') for key in moved)
-    segmenter = Segmenter(tmp_path / 'iter_1.pth', device='cpu')
+    segmenter = SegmentationInferencer(tmp_path / 'iter_1.pth', device='cpu')
     assert segmenter.classes == CLASSES and len(segmenter.palette) == len(CLASSES)
-    for photo, size in PHOTOS.items():
-        result, = segmenter(photos / f'images/validation/{photo}.jpg')
+    for image, size in IMAGES.items():
+        result, = segmenter(images / f'images/validation/{image}.jpg')
         assert result['labels'].shape == size and result['labels'].max() < len(CLASSES)
     if name.startswith('camvid'):  # as mmseg's test.py goes about it
-        cfg = short_run(name, photos, tmp_path / 'test')
+        cfg = short_run(name, images, tmp_path / 'test')
         cfg.load_from = str(tmp_path / 'iter_1.pth')
         assert Runner.from_cfg(cfg).test()['mIoU'] == runner.message_hub.get_scalar('val/mIoU').current()
 
 
 @pytest.mark.parametrize(('label', 'message'), [
-    (None, "no annotation '.*odd.png' for '.*odd.jpg'; 1 of 7 photos have none"),
-    (np.zeros((47, 33), np.uint8), r'odd.png is 33 x 47 pixels, its photo .*odd.jpg is 47 x 33; expected the same'),
+    (None, "no annotation '.*odd.png' for '.*odd.jpg'; 1 of 7 images have none"),
+    (np.zeros((47, 33), np.uint8), r'odd.png is 33 x 47 pixels, its image .*odd.jpg is 47 x 33; expected the same'),
 ])
-def test_an_annotation_that_is_missing_or_of_another_size_stops_the_run(label, message, photos, tmp_path):
-    path = photos / 'annotations/training/odd.png'
+def test_an_annotation_that_is_missing_or_of_another_size_stops_the_run(label, message, images, tmp_path):
+    path = images / 'annotations/training/odd.png'
     kept = path.read_bytes()
     try:
         path.unlink()
         if label is not None:
             Image.fromarray(label).save(path)
         with pytest.raises((FileNotFoundError, ValueError), match=message):
-            RUNNERS.build(short_run('camvid_upernet', photos, tmp_path)).train()
+            RUNNERS.build(short_run('camvid_upernet', images, tmp_path)).train()
     finally:
         path.write_bytes(kept)

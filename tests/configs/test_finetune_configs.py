@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
     repeated: bool = True
     size: int = 224
     mean: tuple[float, ...] = IMAGENET_STATISTICS
-    photos: int = IN1K
+    images: int = IN1K
     classes: int = 1000
     layer_scale: float | None = None
 
@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 BASE = Recipe(86_558_440, 'beit/pretrain_800e.py')
 LARGE = Recipe(304_302_056, 'beit/pretrain_large_800e.py', epochs=50, warmup=5, layer_decay=0.75, repeated=False)
 CIFAR100 = BASE._replace(parameters=86_558_440 - 900 * 769, epochs=150, batch=512, weight_decay=0.3, erasing=0,
-                         photos=CIFAR, classes=100)
+                         images=CIFAR, classes=100)
 # DeiT's command for higher resolutions, for ten epochs: its rate has no other minimum, and is the same for all layers
 HIGHER = dict(rates=(5e-6, ), min_rate=5e-6, epochs=10, batch=512, warmup=5, layer_decay=1.0, weight_decay=1e-8,
               size=384)
@@ -62,7 +62,7 @@ AFTER22K = dict(rates=(2e-5, ), epochs=30, batch=512, warmup=5, weight_decay=1e-
 FT22K_BASE = PT22K_BASE._replace(start='beit_plus/intermediate_in22k_90e.py', layer_decay=0.85, **AFTER22K)
 FT22K_LARGE = PT22K_LARGE._replace(start='beit_plus/intermediate_large_in22k_90e.py', layer_decay=0.9, drop_path=0.4,
                                    **AFTER22K)
-INTERMEDIATE = dict(epochs=90, warmup=5, drop_path=0.2, mix=False, photos=IN22K, classes=21841)
+INTERMEDIATE = dict(epochs=90, warmup=5, drop_path=0.2, mix=False, images=IN22K, classes=21841)
 
 RECIPES = {
     'beit/finetune_in1k_100e.py': BASE,
@@ -160,9 +160,9 @@ def test_model_is_the_published_one(leaf):
 def test_data_are_the_published_ones(leaf):
     recipe, cfg = RECIPES[leaf], load(leaf)
     train = steps_of(cfg.train_dataloader.dataset.pipeline)
-    assert list(train) == ['LoadPhoto', 'RandomResizedCrop', 'RandomFlip', 'RandAugment',
+    assert list(train) == ['LoadImage', 'RandomResizedCrop', 'RandomFlip', 'RandAugment',
                            *(['RandomErasing'] if recipe.erasing else []), 'PackInputs']
-    assert train['RandomResizedCrop'] == dict(  # 8 to 100 % of the photo and 3/4 to 4/3 are the defaults
+    assert train['RandomResizedCrop'] == dict(  # 8 to 100 % of the image and 3/4 to 4/3 are the defaults
         type='RandomResizedCrop', scale=recipe.size, backend='pillow', interpolation='bicubic')
     assert train['RandomFlip'].prob == 0.5
     augment = train['RandAugment']
@@ -176,14 +176,14 @@ def test_data_are_the_published_ones(leaf):
     assert sampler == (dict(type='beit_mm.RepeatedAugmentationSampler', num_repeats=3) if recipe.repeated else
                        dict(type='beit_mm.SeededSampler', shuffle=True))
     assert cfg.train_dataloader.drop_last
-    folder = {IN1K: 'imagenet', IN22K: 'imagenet22k', CIFAR: 'cifar100'}[recipe.photos]
+    folder = {IN1K: 'imagenet', IN22K: 'imagenet22k', CIFAR: 'cifar100'}[recipe.images]
     assert cfg.train_dataloader.dataset.data_root == f'data/{folder}/train'
-    if recipe.photos == IN22K:  # has no validation photos
+    if recipe.images == IN22K:  # has no validation images
         assert not (cfg.val_dataloader or cfg.val_evaluator or cfg.val_cfg or cfg.test_dataloader)
         return
     assert cfg.val_dataloader.dataset.data_root == f'data/{folder}/val'
     val = steps_of(cfg.val_dataloader.dataset.pipeline)
-    assert list(val) == ['LoadPhoto', 'ResizeEdge', 'CenterCrop', 'PackInputs']
+    assert list(val) == ['LoadImage', 'ResizeEdge', 'CenterCrop', 'PackInputs']
     edge = 256 if recipe.size == 224 else recipe.size  # crop ratio 0.875, and 1 from 384 on
     assert val['ResizeEdge'] == dict(
         type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic')
@@ -219,11 +219,11 @@ def test_learning_rates_follow_the_released_formula(leaf):
 
 @pytest.mark.parametrize('leaf', [*RECIPES, *PROBES])
 def test_header_counts_the_steps(leaf):
-    photos, batch, epochs = (RECIPES[leaf].photos, RECIPES[leaf].batch, RECIPES[leaf].epochs) if leaf in RECIPES else (
+    images, batch, epochs = (RECIPES[leaf].images, RECIPES[leaf].batch, RECIPES[leaf].epochs) if leaf in RECIPES else (
         IN1K, 1024, 50)
     found = re.search(r'^Steps: +(\d+) // (\d+) = (\d+) an epoch, ([\d,]+) in all$', header_of(leaf), re.M).groups()
-    an_epoch = photos // batch
-    assert tuple(int(number.replace(',', '')) for number in found) == (photos, batch, an_epoch, an_epoch * epochs)
+    an_epoch = images // batch
+    assert tuple(int(number.replace(',', '')) for number in found) == (images, batch, an_epoch, an_epoch * epochs)
 
 
 @pytest.mark.parametrize('leaf', [*RECIPES, *PROBES])
@@ -253,7 +253,7 @@ def test_linear_probe_is_the_published_one(leaf):
     assert cfg.model.layers == block - 1 and cfg.model.feature == 'mean'
     assert cfg.param_scheduler == [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50, T_max=50)]
     assert list(steps_of(cfg.train_dataloader.dataset.pipeline)) == [
-        'LoadPhoto', 'RandomResizedCrop', 'RandomFlip', 'PackInputs']
+        'LoadImage', 'RandomResizedCrop', 'RandomFlip', 'PackInputs']
     val = steps_of(cfg.val_dataloader.dataset.pipeline)
     assert (val['ResizeEdge'].scale, val['CenterCrop'].crop_size) == (256, 224)
     assert tuple(cfg.model.data_preprocessor.mean) == IMAGENET_STATISTICS

@@ -69,7 +69,7 @@ def test_config_builds(leaf):
         transforms = [TRANSFORMS.build(t) for t in loader.dataset.pipeline]
         if hasattr(model, 'check_data'):
             model.check_data(transforms)
-    if cfg.val_evaluator:  # ImageNet-22K has no validation photos
+    if cfg.val_evaluator:  # ImageNet-22K has no validation images
         METRICS.build(cfg.val_evaluator)
     assert OPTIM_WRAPPERS.get(cfg.optim_wrapper.type) is not None
 
@@ -135,7 +135,7 @@ def test_recipe_is_the_published_one(leaf):
 def test_data_is_the_published_one(leaf):
     cfg = load(leaf)
     steps = {t.type.removeprefix('beit_mm.'): t for t in cfg.train_dataloader.dataset.pipeline}
-    assert list(steps)[:3] == ['LoadPhoto', 'TwoViewRandomResizedCrop', 'TwoViewColorJitter']
+    assert list(steps)[:3] == ['LoadImage', 'TwoViewRandomResizedCrop', 'TwoViewColorJitter']
     jitter = steps['TwoViewColorJitter']
     assert (jitter.brightness, jitter.contrast, jitter.saturation) == (0.4, 0.4, 0.4)
     assert steps['TwoViewRandomResizedCrop'].second_size == (None if 'pixels' in leaf else 112)

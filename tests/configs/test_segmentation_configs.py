@@ -16,7 +16,7 @@ from beit_mm.registry import MODELS
 CONFIGS = ROOT / 'configs'
 LEAVES = sorted(str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob('*.py') if not {'_base_', 'demo'} & set(p.parts)
                 and p.name.startswith(('setr', 'upernet')))
-PHOTOS = 20_210
+IMAGES = 20_210
 
 
 class Recipe(NamedTuple):
@@ -123,7 +123,7 @@ def test_model_is_the_published_one(leaf):
         assert model.neck == dict(type='Feature2Pyramid', embed_dim=recipe.width, rescales=[4, 2, 1, 0.5],
                                   norm_cfg=dict(type='beit_mm.SyncBN'))
         assert (head.type, head.channels, tuple(head.pool_scales), head.dropout_ratio, head.in_channels) == (
-            'beit_mm.LeanUPerHead', recipe.width, (1, 2, 3, 6), 0.1, [recipe.width] * 4)
+            'beit_mm.EfficientUPerHead', recipe.width, (1, 2, 3, 6), 0.1, [recipe.width] * 4)
         assert (auxiliary.type, auxiliary.in_index, auxiliary.channels, auxiliary.num_convs, auxiliary.concat_input,
                 auxiliary.dropout_ratio, auxiliary.in_channels) == ('FCNHead', 2, 256, 1, False, 0.1, recipe.width)
 
@@ -210,7 +210,7 @@ def test_data_are_the_published_ones(leaf):
     recipe, cfg = RECIPES[leaf], load(leaf)
     size = recipe.size
     train = steps_of(cfg.train_dataloader.dataset.pipeline)
-    assert list(train) == ['LoadPhoto', 'LoadAnnotation', 'RandomResize', 'RandomCrop', 'RandomFlip',
+    assert list(train) == ['LoadImage', 'LoadAnnotation', 'RandomResize', 'RandomCrop', 'RandomFlip',
                            'PhotoMetricDistortion', 'PackSegInputs']
     assert train['RandomResize'] == dict(
         type='RandomResize', scale=(4 * size, size), ratio_range=(0.5, 2.0), keep_ratio=True)
@@ -223,11 +223,11 @@ def test_data_are_the_published_ones(leaf):
         assert (dataset.data_root, dataset.classes, dataset.reduce_zero_label) == (
             'data/ade20k', 'mmseg.ADE20KDataset', True)
     test = steps_of(cfg.test_dataloader.dataset.pipeline)
-    assert list(test) == ['LoadPhoto', 'Resize', 'LoadAnnotation', 'PackSegInputs']
+    assert list(test) == ['LoadImage', 'Resize', 'LoadAnnotation', 'PackSegInputs']
     assert test['Resize'] == dict(type='Resize', scale=(4 * size, size), keep_ratio=True)
     assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
     assert cfg.val_evaluator == dict(type='IoUMetric', iou_metrics=['mIoU'])
-    assert list(steps_of(cfg.tta_pipeline)) == ['LoadPhoto', 'LoadAnnotation', 'MultiScaleViews']
+    assert list(steps_of(cfg.tta_pipeline)) == ['LoadImage', 'LoadAnnotation', 'MultiScaleViews']
     assert cfg.tta_pipeline[-1] == dict(type='beit_mm.MultiScaleViews', short_side=size, crop_size=(size, size))
 
 
@@ -249,9 +249,9 @@ def test_multi_scale_is_what_tta_makes_of_its_config(leaf):
 @pytest.mark.parametrize('leaf', RECIPES)
 def test_header_counts_and_commands_are_true(leaf):
     recipe, header = RECIPES[leaf], header_of(leaf)
-    updates, passes = re.search(r'^Steps: +([\d,]+).* ([\d.]+) times through the 20,210 photos$', header, re.M).groups()
+    updates, passes = re.search(r'^Steps: +([\d,]+).* ([\d.]+) times through the 20,210 images$', header, re.M).groups()
     assert int(updates.replace(',', '')) * recipe.accumulated == recipe.batches
-    assert float(passes) == round(16 * 160_000 / PHOTOS, 1)
+    assert float(passes) == round(16 * 160_000 / IMAGES, 1)
     batch, rate = re.search(r'^Batch: +8 GPUs x (\d).* = 16 images, lr ([\de-]+)', header, re.M).groups()
     assert int(batch) * recipe.accumulated == 2 and float(rate) == recipe.rate
     checkpoint = load(leaf).model.backbone.init_cfg.checkpoint

@@ -30,62 +30,62 @@ def pillow_jitter(image, factors, order, level=None):
 
 
 @pytest.fixture(scope='module')
-def photos():
+def originals():
     return [paint_scene(i, 200, np.random.default_rng(i))[0] for i in range(10)]
 
 
-def test_arithmetic_is_pillows(photos):
+def test_arithmetic_is_pillows(originals):
     random.seed(0)
     differences = []
-    for photo in photos * 3:
+    for original in originals * 3:
         factors, order = draw_params()
-        expected = pillow_jitter(Image.fromarray(photo), factors, order, level=110)
-        mine = jitter_pixels(photo, factors, 110, order)
+        expected = pillow_jitter(Image.fromarray(original), factors, order, level=110)
+        mine = jitter_pixels(original, factors, 110, order)
         differences.append(np.abs(mine - np.asarray(expected).astype(int)))
     assert max(d.max() for d in differences) <= 3
     assert np.mean([d.mean() for d in differences]) < 0.01
 
 
-def test_contrast_level_is_the_gray_mean_that_pillow_would_use(photos):
+def test_contrast_level_is_the_gray_mean_that_pillow_would_use(originals):
     random.seed(0)
-    for photo in photos * 3:
+    for original in originals * 3:
         factors, order = draw_params()
-        before = pillow_jitter(Image.fromarray(photo), factors, order[:order.index(1)])
+        before = pillow_jitter(Image.fromarray(original), factors, order[:order.index(1)])
         expected = np.asarray(before.convert('L')).mean()
-        assert abs(contrast_level(photo, factors, order) - expected) < 1.5
+        assert abs(contrast_level(original, factors, order) - expected) < 1.5
 
 
-def test_distance_to_the_released_order(photos):
-    """Released: jitter the whole photo, then crop and resize. Here: crop, resize, jitter."""
+def test_distance_to_the_released_order(originals):
+    """Released: jitter the whole original, then crop and resize. Here: crop, resize, jitter."""
     random.seed(0)
     differences = []
-    for photo in photos * 3:
+    for original in originals * 3:
         factors, order = draw_params()
-        top, left, height, width = draw_box(*photo.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
+        top, left, height, width = draw_box(*original.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
         box = np.s_[top:top + height, left:left + width]
-        before = np.asarray(pillow_jitter(Image.fromarray(photo), factors, order))[box]
+        before = np.asarray(pillow_jitter(Image.fromarray(original), factors, order))[box]
         before = resize_bicubic(np.ascontiguousarray(before), (224, 224)).astype(int)
-        after = resize_bicubic(np.ascontiguousarray(photo[box]), (224, 224))
-        after = jitter_pixels(after, factors, contrast_level(photo, factors, order), order)
+        after = resize_bicubic(np.ascontiguousarray(original[box]), (224, 224))
+        after = jitter_pixels(after, factors, contrast_level(original, factors, order), order)
         differences.append(np.abs(after - before).mean())
     assert np.mean(differences) < 0.8  # of 255; measured 0.5
 
 
-def test_views_get_the_same_jitter(photos):
+def test_views_get_the_same_jitter(originals):
     random.seed(0)
-    views = dict(img=photos[0], images=photos[0][:64, :64], targets=photos[0][:32, :32])
+    views = dict(img=originals[0], images=originals[0][:64, :64], tokenizer_images=originals[0][:32, :32])
     result = TwoViewColorJitter().transform(dict(views))
-    assert np.array_equal(result['images'][:32, :32], result['targets'])
+    assert np.array_equal(result['images'][:32, :32], result['tokenizer_images'])
     assert not np.array_equal(result['images'], views['images'])
 
 
-def test_jitter_on_the_device_is_the_same_jitter(photos):
-    view = photos[0][:64, :64]
+def test_jitter_on_the_device_is_the_same_jitter(originals):
+    view = originals[0][:64, :64]
     for seed in range(12):
         random.seed(seed)
-        expected = TwoViewColorJitter().transform(dict(img=photos[0], images=view))['images']
+        expected = TwoViewColorJitter().transform(dict(img=originals[0], images=view))['images']
         random.seed(seed)
-        deferred = TwoViewColorJitter(device='model').transform(dict(img=photos[0], images=view))
+        deferred = TwoViewColorJitter(device='model').transform(dict(img=originals[0], images=view))
         assert deferred['jitter'].dtype == np.float32 and deferred['jitter'].shape == (7,)
         assert np.array_equal(deferred['images'], view)
         images = torch.tensor(view).permute(2, 0, 1)[None].float()

@@ -1,7 +1,7 @@
 """Class folders and lists: the right labels, mistakes named in one line, samples that depend on their key only."""
 import numpy as np
 import pytest
-from labelled import CLASSES, TEST_PIPELINE, make_photos
+from labelled import CLASSES, TEST_PIPELINE, make_images
 from PIL import Image
 
 from beit_mm.functional.sample_seed import SampleKey
@@ -10,7 +10,7 @@ from beit_mm.registry import DATASETS
 
 @pytest.fixture
 def folder(tmp_path):
-    return make_photos(tmp_path, per_class=2)
+    return make_images(tmp_path, per_class=2)
 
 
 def build(folder, data_prefix='train', **kwargs):
@@ -56,10 +56,10 @@ def test_given_classes_are_matched_by_name(folder):
 def test_lists_with_and_without_labels(folder):
     (folder / 'few.txt').write_text('red/1.png\nblue/0.png 0\n\n')
     assert found(build(folder, ann_file='few.txt')) == [('red/1.png', 2), ('blue/0.png', 0)]
-    (folder / 'flat').mkdir()  # as ImageNet's validation photos come: no class folders
-    Image.new('RGB', (8, 8)).save(folder / 'flat/my photo.png')
-    (folder / 'flat.txt').write_text('my photo.png 1\n')
-    assert found(build(folder, 'flat', ann_file='flat.txt', classes=CLASSES)) == [('flat/my photo.png', 1)]
+    (folder / 'flat').mkdir()  # as ImageNet's validation images come: no class folders
+    Image.new('RGB', (8, 8)).save(folder / 'flat/my image.png')
+    (folder / 'flat.txt').write_text('my image.png 1\n')
+    assert found(build(folder, 'flat', ann_file='flat.txt', classes=CLASSES)) == [('flat/my image.png', 1)]
 
 
 @pytest.mark.parametrize(('text', 'message'), [
@@ -80,7 +80,7 @@ def test_missing_and_empty_folders_are_named(folder):
     (folder / 'none').mkdir()
     for prefix, kwargs, message in (
             ('gone', {}, "no folder '.*gone"), ('none', {}, "no class folders in '.*none"),
-            ('train', {}, "no photos in '.*train/empty'"),
+            ('train', {}, "no images in '.*train/empty'"),
             ('train', dict(classes=['pink']), "no folder '.*train/pink'"),
             ('train', dict(classes='gone.txt'), "no file 'gone.txt'"),
             ('train', dict(ann_file='gone.txt'), 'gone.txt')):

@@ -80,9 +80,9 @@ def test_other_epochs_and_seeds_show_other_images(deal):
     assert len(set().union(*({k.index for k in deal(1, epoch=e)[0]} for e in range(30)))) == IMAGES
 
 
-def test_copies_of_a_photo_differ_in_pixels(photos):
-    dataset = DATASETS.build(dict(type='beit_mm.UnlabeledImages', data_root=str(photos), pipeline=[
-        dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
+def test_copies_of_a_image_differ_in_pixels(images):
+    dataset = DATASETS.build(dict(type='beit_mm.UnlabeledImages', data_root=str(images), pipeline=[
+        dict(type='beit_mm.LoadImage'), dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
         dict(type='beit_mm.PackViews')]))
     sampler = DATA_SAMPLERS.build(dict(type='beit_mm.RepeatedAugmentationSampler', dataset=dataset, seed=0))
     keys = list(sampler)

@@ -1,4 +1,4 @@
-"""Photos with annotations: what is read equals mmseg's own reading, and what does not fit is refused by name."""
+"""Images with annotations: what is read equals mmseg's own reading, and what does not fit is refused by name."""
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from beit_mm.datasets.annotation import read_labels
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 CLASSES = ['sky', 'road', 'tree']
-PIPELINE = [dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.LoadAnnotation')]
+PIPELINE = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
 
 
 def save(path: Path, labels: np.ndarray, mode: str | None = None) -> None:
@@ -79,7 +79,7 @@ def test_classes_from_anywhere(root):
 def test_missing_annotations_are_found_at_the_start(root):
     (root / 'annotations/deep/c.png').unlink()
     with pytest.raises(FileNotFoundError, match=r"no annotation '\S+deep/c.png' for '\S+images/deep/c.png'; "
-                       '1 of 4 photos have none'):
+                       '1 of 4 images have none'):
         dataset(root)
     with pytest.raises(FileNotFoundError, match=r"no folder '\S+nowhere'; expected a folder of annotations"):
         dataset(root, data_prefix=dict(img_path='images', seg_map_path='nowhere'))
@@ -89,14 +89,14 @@ def test_missing_annotations_are_found_at_the_start(root):
 
 def test_wrong_sizes_name_both_files(root):
     save(root / 'annotations/a.png', np.zeros((16, 12), dtype=np.uint8))
-    refused(ValueError, r'annotations/a.png is 12 x 16 pixels, its photo \S+images/a.png is 16 x 12; expected the same '
+    refused(ValueError, r'annotations/a.png is 12 x 16 pixels, its image \S+images/a.png is 16 x 12; expected the same '
             'size', root)
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new('RGB', (12, 16)).save(root / 'images/b.jpg', exif=exif)  # shown with 16 x 12 pixels
     assert dataset(root)[1]['gt_seg_map'].shape == (12, 16)
     save(root / 'annotations/b.png', np.zeros((16, 12), dtype=np.uint8))
-    refused(ValueError, "the photo's EXIF orientation turns it upright: turn the annotation likewise", root, 1)
+    refused(ValueError, "the image's EXIF orientation turns it upright: turn the annotation likewise", root, 1)
 
 
 def test_labels_without_a_class(root):
@@ -125,7 +125,7 @@ def test_files_that_are_no_annotations(root):
     assert np.array_equal(read_labels(str(root / 'one_bit.png')), np.eye(4))
 
 
-def test_gray_and_cmyk_photos(root):
+def test_gray_and_cmyk_images(root):
     Image.new('L', (16, 12), 77).save(root / 'images/a.png')
     Image.new('CMYK', (16, 12)).save(root / 'images/b.jpg')
     data = dataset(root)

@@ -13,7 +13,7 @@ from beit_mm.datasets.two_views import TwoViewCenterCrop, TwoViewRandomResizedCr
 
 
 @pytest.fixture(scope='module')
-def photo():
+def image():
     return paint_scene(0, 240, np.random.default_rng(3))[0]
 
 
@@ -37,7 +37,7 @@ def exact(image, size, lobes, kernel):
     return levels(np.einsum('ih,hjc->ijc', matrix(image.shape[0], size[0]), image))
 
 
-def test_weights_of_large_photos_are_not_remembered():
+def test_weights_of_large_images_are_not_remembered():
     """A pair of lengths takes 324 kB at 4000 pixels, times a thousand pairs, times every worker."""
     remembered_bands.cache_clear()
     for length in (1000, 4000):
@@ -61,8 +61,8 @@ def lanczos(x):
     (resize_lanczos, Image.Resampling.LANCZOS, (112, 112), 3, lanczos),
     (resize_lanczos, Image.Resampling.LANCZOS, (40, 72), 3, lanczos),
 ])
-def test_resizing_is_pillows(photo, box, resize, resample, size, lobes, kernel):
-    crop = np.ascontiguousarray(photo[:box[0], :box[1]])
+def test_resizing_is_pillows(image, box, resize, resample, size, lobes, kernel):
+    crop = np.ascontiguousarray(image[:box[0], :box[1]])
     mine = resize(crop, size).astype(int)
     assert mine.shape == (*size, 3)
     difference = np.abs(mine - exact(crop, size, lobes, kernel))
@@ -84,19 +84,19 @@ def test_views_share_box_and_flip():
     flips = 0
     for _ in range(40):
         views = crop.transform(dict(img=ramp()))
-        large, small = views['images'].astype(float), views['targets'].astype(float)
+        large, small = views['images'].astype(float), views['tokenizer_images'].astype(float)
         half = large.reshape(32, 2, 32, 2, 3).mean((1, 3))
         assert np.abs(half - small)[2:-2, 2:-2].max() < 3
         flips += large[0, 0, 0] > large[0, -1, 0]
     assert 10 < flips < 30
 
 
-def test_flip_mirrors_the_view(photo):
+def test_flip_mirrors_the_view(image):
     random.seed(1)
-    plain = TwoViewRandomResizedCrop(flip_prob=0).transform(dict(img=photo))
+    plain = TwoViewRandomResizedCrop(flip_prob=0).transform(dict(img=image))
     random.seed(1)
-    mirrored = TwoViewRandomResizedCrop(flip_prob=1).transform(dict(img=photo))
-    for view in ('images', 'targets'):
+    mirrored = TwoViewRandomResizedCrop(flip_prob=1).transform(dict(img=image))
+    for view in ('images', 'tokenizer_images'):
         assert np.array_equal(plain[view], mirrored[view][:, ::-1])
 
 
@@ -119,10 +119,10 @@ def test_center_crop():
     assert center_box(100, 160, 1, 1) == (0, 30, 100, 100)
     assert center_box(161, 100, 1, 1) == (30, 0, 100, 100)
     views = TwoViewCenterCrop(size=50, second_size=25).transform(dict(img=ramp(100, 120)))
-    assert views['images'].shape == (50, 50, 3) and views['targets'].shape == (25, 25, 3)
+    assert views['images'].shape == (50, 50, 3) and views['tokenizer_images'].shape == (25, 25, 3)
     assert abs(int(views['images'][25, 25, 0]) - 120) <= 3  # the middle stays the middle
     wide = TwoViewCenterCrop(size=(30, 60), second_size=None).transform(dict(img=ramp(100, 100)))
-    assert wide['images'].shape == (30, 60, 3) and 'targets' not in wide
+    assert wide['images'].shape == (30, 60, 3) and 'tokenizer_images' not in wide
     assert wide['images'][..., 1].min() > 45  # top quarter left out
 
 

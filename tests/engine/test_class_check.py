@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import make_runner
-from labelled import classifier_config, make_photos
+from labelled import classifier_config, make_images
 
 
 @pytest.fixture
 def cfg(tmp_path):
-    cfg = classifier_config(make_photos(tmp_path / 'photos', per_class=2), tmp_path / 'work')
+    cfg = classifier_config(make_images(tmp_path / 'images', per_class=2), tmp_path / 'work')
     cfg.train_cfg.max_epochs = 1
     cfg.default_hooks.checkpoint.interval = 1
     return cfg
@@ -25,15 +25,15 @@ def refused(cfg, message, loop='train'):
 
 def test_number_of_classes(cfg):
     cfg.model.head.num_classes = cfg.model.data_preprocessor.num_classes = 4
-    refused(cfg, r'photos/train has 3 classes \(blue to red\), the model is built for 4; set '
+    refused(cfg, r'images/train has 3 classes \(blue to red\), the model is built for 4; set '
             r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder')
-    refused(cfg, 'photos/val has 3 classes', loop='test')
+    refused(cfg, 'images/val has 3 classes', loop='test')
 
 
 def test_a_class_that_one_split_lacks(cfg, tmp_path):
-    shutil.rmtree(tmp_path / 'photos/val/green')
-    refused(cfg, "photos/val has 2 classes, .*photos/train has 3, and class 1 is 'red' in the first, 'green' in the "
-            'second; .*photos/val lacks green; give the datasets one list')
+    shutil.rmtree(tmp_path / 'images/val/green')
+    refused(cfg, "images/val has 2 classes, .*images/train has 3, and class 1 is 'red' in the first, 'green' in the "
+            'second; .*images/val lacks green; give the datasets one list')
     cfg.train_dataloader.dataset.classes = cfg.val_dataloader.dataset.classes = ['blue', 'green', 'red']
     make_runner(cfg).train()  # an explicit list may have classes of which there is nothing to test
 
@@ -46,12 +46,12 @@ def test_classes_of_the_checkpoint(cfg, tmp_path):
     cfg.test_dataloader.dataset.classes = ['red', 'green', 'blue']
     refused(cfg, "the checkpoint has 3, and class 0 is 'red' in the first, 'blue' in the second", loop='test')
     cfg.test_dataloader.dataset.classes = None
-    (tmp_path / 'photos/val/green').rename(tmp_path / 'green')
+    (tmp_path / 'images/val/green').rename(tmp_path / 'green')
     cfg.model.head.num_classes = 2
-    refused(cfg, 'photos/val lacks green', loop='test')  # said before the weights are found not to fit
+    refused(cfg, 'images/val lacks green', loop='test')  # said before the weights are found not to fit
     cfg.model.head.num_classes = 3
-    (tmp_path / 'green').rename(tmp_path / 'photos/val/green')
-    for split in Path(tmp_path / 'photos').iterdir():  # other names of the same classes are no contradiction
+    (tmp_path / 'green').rename(tmp_path / 'images/val/green')
+    for split in Path(tmp_path / 'images').iterdir():  # other names of the same classes are no contradiction
         for name in ('blue', 'green', 'red'):
             (split / name).rename(split / f'n0_{name}')
     make_runner(cfg).test()

@@ -11,13 +11,13 @@ from beit_mm.engine import FolderRunner
 
 
 @pytest.fixture
-def tree(photos: Path, tmp_path: Path) -> Path:
-    """Three classes of two photos to train on, two of one to look at."""
+def tree(images: Path, tmp_path: Path) -> Path:
+    """Three classes of two images to train on, two of one to look at."""
     root = tmp_path / 'tree'
     for index, place in enumerate(('train/ant', 'train/bee', 'train/cat', 'val/ant', 'val/bee', 'val/cat')):
         (root / place).mkdir(parents=True)
-        for photo in (2 * index, 2 * index + 1):
-            shutil.copy(photos / f'{photo:02}.jpg', root / place)
+        for image in (2 * index, 2 * index + 1):
+            shutil.copy(images / f'{image:02}.jpg', root / place)
     return root
 
 
@@ -52,20 +52,20 @@ def test_a_dataset_may_have_a_root_of_its_own(tree, tmp_path):
     assert runner.cfg.train_dataloader.dataset.data_root == str(tree)
 
 
-def test_an_unreadable_photo_is_replaced_and_listed(tree, tmp_path):
+def test_an_unreadable_image_is_replaced_and_listed(tree, tmp_path):
     broken = tree / 'train/bee/00.jpg'
-    broken.write_bytes(b'no photo')
+    broken.write_bytes(b'no image')
     RUNNERS.build(demo(tree, tmp_path / 'work', **{'train_cfg.max_epochs': 2})).train()
-    assert (tmp_path / 'work/unreadable_photos_rank0.txt').read_text() == f'{broken}\n'
+    assert (tmp_path / 'work/unreadable_images_rank0.txt').read_text() == f'{broken}\n'
 
 
-def test_fewer_photos_than_a_batch_are_named(tree, tmp_path):
+def test_fewer_images_than_a_batch_are_named(tree, tmp_path):
     runner = RUNNERS.build(demo(tree, tmp_path / 'work', **{'train_dataloader.batch_size': 7}))
-    with pytest.raises(ValueError, match='tree/train has 6 photos, less than one batch of 7 for each of 1 processes'):
+    with pytest.raises(ValueError, match='tree/train has 6 images, less than one batch of 7 for each of 1 processes'):
         runner.train()
 
 
-def test_a_test_needs_no_photos_to_train_on(tree, tmp_path):
+def test_a_test_needs_no_images_to_train_on(tree, tmp_path):
     RUNNERS.build(demo(tree, tmp_path / 'work')).train()
     shutil.rmtree(tree / 'train')
     cfg = demo(tree, tmp_path / 'work', load_from=str(tmp_path / 'work/epoch_1.pth'))

@@ -19,7 +19,7 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
     work = Path(pretrain_config.work_dir)
     rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
     train, val = [r for r in rows if 'loss' in r], [r for r in rows if 'mim_loss' in r]
-    assert len(train) == 6 and len(val) == 2  # 12 photos / 4 an image batch, two epochs
+    assert len(train) == 6 and len(val) == 2  # 12 images / 4 an image batch, two epochs
     assert all(r['images_per_second'] > 0 and 0 <= r['mim_acc'] <= 1 for r in train)
     assert 0 < val[0]['position_entropy'] <= val[0]['token_entropy']
     with Image.open(work / 'pictures/iter_6.png') as picture:
@@ -60,17 +60,17 @@ def test_second_view_of_the_wrong_size_is_refused_before_the_first_step(pretrain
     assert runner.iter == 0
 
 
-def test_unreadable_photos_are_listed_and_too_many_stop_the_run(pretrain_config, photos, tmp_path):
+def test_unreadable_images_are_listed_and_too_many_stop_the_run(pretrain_config, images, tmp_path):
     folder = tmp_path / 'some_broken'
     folder.mkdir()
     for index in range(40):
-        good = (photos / f'{index % 12:02}.jpg').read_bytes()
+        good = (images / f'{index % 12:02}.jpg').read_bytes()
         (folder / f'{index:02}.jpg').write_bytes(good if index % 3 else good[:100])
     pretrain_config.train_dataloader.dataset.data_root = str(folder)
     runner = make_runner(pretrain_config)
-    with pytest.raises(RuntimeError, match='11 of 40 photos cannot be read, at most 10'):
+    with pytest.raises(RuntimeError, match='11 of 40 images cannot be read, at most 10'):
         runner.train()
-    listed = (Path(pretrain_config.work_dir) / 'unreadable_photos_rank0.txt').read_text().split()
+    listed = (Path(pretrain_config.work_dir) / 'unreadable_images_rank0.txt').read_text().split()
     assert len(listed) == len(set(listed)) == 11
     assert all(int(Path(path).stem) % 3 == 0 for path in listed)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import make_runner
-from labelled import loader, make_photos
+from labelled import loader, make_images
 
 from beit_mm.engine.knn import knn_predict
 
@@ -44,11 +44,11 @@ def test_separable_features_are_told_apart_at_any_length():
 
 
 def test_a_pretraining_logs_it_after_each_validation(pretrain_config, tmp_path):
-    photos = make_photos(tmp_path / 'labelled')
-    train = loader(photos, 'train')
-    train['drop_last'] = True  # 18 photos, 4 a batch: two are left out
+    images = make_images(tmp_path / 'labelled')
+    train = loader(images, 'train')
+    train['drop_last'] = True  # 18 images, 4 a batch: two are left out
     pretrain_config.custom_hooks.append(
-        dict(type='beit_mm.KNNHook', train_dataloader=train, val_dataloader=loader(photos, 'val'), k=3))
+        dict(type='beit_mm.KNNHook', train_dataloader=train, val_dataloader=loader(images, 'val'), k=3))
     pretrain_config.default_hooks.checkpoint = dict(
         type='CheckpointHook', interval=1, save_best='knn_accuracy', rule='greater')
     runner = make_runner(pretrain_config)
@@ -61,9 +61,9 @@ def test_a_pretraining_logs_it_after_each_validation(pretrain_config, tmp_path):
 
 
 def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, tmp_path):
-    photos = make_photos(tmp_path / 'labelled', per_class=1)
+    images = make_images(tmp_path / 'labelled', per_class=1)
     pretrain_config.custom_hooks.append(dict(
-        type='beit_mm.KNNHook', train_dataloader=loader(photos, 'train'),
-        val_dataloader=loader(photos, 'val', classes=['red', 'blue'])))
+        type='beit_mm.KNNHook', train_dataloader=loader(images, 'train'),
+        val_dataloader=loader(images, 'val', classes=['red', 'blue'])))
     with pytest.raises(ValueError, match='has 3 classes, its val_dataloader 2'):
         make_runner(pretrain_config).train()

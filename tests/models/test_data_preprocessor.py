@@ -9,7 +9,7 @@ MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 def make_batch() -> dict:
     return dict(
         images=torch.randint(0, 256, (2, 16, 24, 3), dtype=torch.uint8),
-        targets=torch.randint(0, 256, (2, 8, 12, 3), dtype=torch.uint8),
+        tokenizer_images=torch.randint(0, 256, (2, 8, 12, 3), dtype=torch.uint8),
         mask=torch.tensor([[[True, False, True]], [[False, False, True]]]))
 
 
@@ -19,14 +19,14 @@ def test_each_view_is_scaled_for_its_network():
     for channel in range(3):
         pixels = batch['images'][..., channel].float()
         torch.testing.assert_close(inputs['images'][:, channel], (pixels - MEAN[channel]) / STD[channel])
-        torch.testing.assert_close(inputs['targets'][:, channel], batch['targets'][..., channel] / 255)
+        torch.testing.assert_close(inputs['tokenizer_images'][:, channel], batch['tokenizer_images'][..., channel] / 255)
     assert torch.equal(inputs['mask'], batch['mask'])
     assert inputs['positions'].tolist() == [[0, 2], [2, -1]]
 
 
 def test_what_the_pipeline_leaves_out_is_none():
     inputs = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=make_batch()['images'])))['inputs']
-    assert inputs['targets'] is inputs['mask'] is inputs['positions'] is None
+    assert inputs['tokenizer_images'] is inputs['mask'] is inputs['positions'] is None
 
 
 def test_denormalize_is_the_way_back():
@@ -40,6 +40,6 @@ def test_brightness_left_to_the_device_changes_both_views_alike():
     # brightness 0.5, contrast and saturation 1 (no change), in the order 0, 1, 2
     batch['jitter'] = torch.tensor([0.5, 1, 1, 100, 0, 1, 2]).repeat(2, 1)
     inputs = TwoViewDataPreprocessor([0, 0, 0], [255, 255, 255])(dict(inputs=batch))['inputs']
-    for view in ('images', 'targets'):
+    for view in ('images', 'tokenizer_images'):
         expected = batch[view].permute(0, 3, 1, 2) * 0.5 / 255
         torch.testing.assert_close(inputs[view], expected, atol=1.01 / 255, rtol=0)

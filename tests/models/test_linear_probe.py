@@ -2,7 +2,7 @@
 import pytest
 import torch
 from helpers import make_runner
-from labelled import BACKBONE, classifier_config, make_photos
+from labelled import BACKBONE, classifier_config, make_images
 from mmpretrain.structures import DataSample
 
 from beit_mm.engine import LayerAccuracy
@@ -84,7 +84,7 @@ def test_table_layer_by_layer():
 
 
 def test_a_run_probes_all_layers(tmp_path):
-    cfg = classifier_config(make_photos(tmp_path / 'photos'), tmp_path / 'work')
+    cfg = classifier_config(make_images(tmp_path / 'images'), tmp_path / 'work')
     cfg.model = dict(type='beit_mm.LinearProbe', num_classes=3, backbone=BACKBONE,
                      data_preprocessor=cfg.model.data_preprocessor)
     cfg.val_evaluator = cfg.test_evaluator = dict(type='beit_mm.LayerAccuracy')

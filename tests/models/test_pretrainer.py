@@ -19,13 +19,13 @@ def make_inputs(batch: int = 3, mask: torch.Tensor | None = None) -> dict:
             mask[row, torch.randperm(16)[:count]] = True
         mask = mask.view(batch, 4, 4)
     return dict(
-        images=torch.randn(batch, 3, 32, 32), targets=torch.rand(batch, 3, 32, 32), mask=mask,
+        images=torch.randn(batch, 3, 32, 32), tokenizer_images=torch.rand(batch, 3, 32, 32), mask=mask,
         positions=masked_positions(mask))
 
 
 def plain_loss(model, inputs: dict) -> torch.Tensor:
     """The paper's loss written out: all tokens, all hidden states, one boolean gather."""
-    tokens = model.target_generator.encode(inputs['targets']).flatten(1)
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten(1)
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     where = inputs['mask'].flatten(1)
     return F.cross_entropy(model.head(hidden[where]), tokens[where])
@@ -45,7 +45,7 @@ def test_loss_and_gradients_equal_the_plain_formula():
 
 def test_accuracy_counts_the_masked_patches():
     model, inputs = MODELS.build(narrow_model()), make_inputs()
-    tokens = model.target_generator.encode(inputs['targets'])
+    tokens = model.target_generator.encode(inputs['tokenizer_images'])
     common = tokens[inputs['mask']].mode().values
     with torch.no_grad():
         model.head.lm_head.bias[common] = 100.0  # the model now always says this token
@@ -60,7 +60,7 @@ def test_first_loss_is_the_logarithm_of_the_vocabulary():
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=192),
         target_generator=dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=16))
     mask = torch.rand(2, 14, 14) < 0.4
-    inputs = dict(images=torch.randn(2, 3, 224, 224), targets=torch.rand(2, 3, 112, 112), mask=mask,
+    inputs = dict(images=torch.randn(2, 3, 224, 224), tokenizer_images=torch.rand(2, 3, 112, 112), mask=mask,
                   positions=masked_positions(mask))
     loss = MODELS.build(cfg)(inputs, mode='loss')['loss'].item()
     assert 9.0 <= loss <= 9.15
@@ -78,7 +78,7 @@ def test_no_masked_patch_gives_zero_and_finite_gradients():
 
 def test_recover_all_counts_every_patch():
     model, inputs = MODELS.build(narrow_model(recover='all')), make_inputs()
-    tokens = model.target_generator.encode(inputs['targets']).flatten()
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten()
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     expected = F.cross_entropy(model.head(hidden).flatten(0, 1), tokens)
     torch.testing.assert_close(model(inputs, mode='loss')['loss'], expected)
@@ -88,7 +88,7 @@ def test_no_masking():
     backbone = dict(narrow_model()['backbone'], masked_input=False)
     model = MODELS.build(narrow_model(recover='all', backbone=backbone))
     inputs = dict(make_inputs(), mask=None, positions=None)
-    tokens = model.target_generator.encode(inputs['targets']).flatten()
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten()
     expected = F.cross_entropy(model.head(model.backbone(inputs['images'])[0][:, 1:]).flatten(0, 1), tokens)
     torch.testing.assert_close(model(inputs, mode='loss')['loss'], expected)
 
@@ -141,7 +141,7 @@ def test_tokenizer_stays_out_of_training_and_checkpoints():
 
 def test_tokens_do_not_change_under_autocast():
     model, inputs = MODELS.build(narrow_model()), make_inputs()
-    outside = model.target_generator.encode_at(inputs['targets'], inputs['positions'])
+    outside = model.target_generator.encode_at(inputs['tokenizer_images'], inputs['positions'])
     with torch.autocast('cpu', torch.bfloat16):
         inside = model._targets(inputs, inputs['positions'])
     assert torch.equal(outside, inside)
@@ -170,7 +170,7 @@ def test_prediction_sums_up_to_the_loss():
     assert [r['count'] for r in results] == [5, 2, 0]
     assert sum(r['loss'] for r in results) / count == pytest.approx(losses['loss'].item(), rel=1e-5)
     assert sum(r['correct'] for r in results) / count == pytest.approx(losses['mim_acc'].item())
-    tokens = model.target_generator.encode(inputs['targets']).flatten(1)
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten(1)
     assert torch.equal(torch.stack([r['tokens'] for r in results]), tokens)
 
 
@@ -201,11 +201,11 @@ def test_wrong_combinations_are_refused():
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(make_inputs(), mask=None, positions=None), mode='loss')
     with pytest.raises(ValueError, match='set second_size in the pipeline'):
-        model(dict(make_inputs(), targets=None), mode='loss')
+        model(dict(make_inputs(), tokenizer_images=None), mode='loss')
     for wrong in ((2, 8), (3, 3)):
         mask = torch.ones(3, *wrong, dtype=torch.bool)
         with pytest.raises(ValueError, match=r"set the mask transform's grid to \(4, 4\)"):
             model(dict(make_inputs(), mask=mask, positions=masked_positions(mask)), mode='loss')
     for size in (16, 36):
         with pytest.raises(ValueError, match='set second_size to 32 x 32'):
-            model(dict(make_inputs(), targets=torch.rand(3, 3, size, size)), mode='loss')
+            model(dict(make_inputs(), tokenizer_images=torch.rand(3, 3, size, size)), mode='loss')

@@ -1,4 +1,4 @@
-"""RandAugment's operations against timm's, on an RGB photo of strong colours."""
+"""RandAugment's operations against timm's, on an RGB image of strong colours."""
 import random
 
 import numpy as np
@@ -32,14 +32,14 @@ OPERATIONS = {  # timm's name -> mmpretrain's, range, other arguments, mean diff
 
 
 @pytest.fixture(scope='module')
-def photo() -> np.ndarray:
+def image() -> np.ndarray:
     small = np.random.default_rng(0).integers(0, 256, (5, 5, 3), dtype=np.uint8)
     small[..., 0] //= 4  # little red, so that the order of the channels shows
     return np.asarray(Image.fromarray(small).resize((96, 96), Image.Resampling.BICUBIC))
 
 
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_operation_is_timms(photo, name):
+def test_operation_is_timms(image, name):
     """At magnitude 9 without its noise. Both draw a sign or none: every result of ours is one of timm's."""
     init_default_scope('mmpretrain')
     kind, magnitude_range, others, tolerance = OPERATIONS[name]
@@ -50,11 +50,11 @@ def test_operation_is_timms(photo, name):
     theirs = auto_augment.AugmentOp(name, prob=1.0, magnitude=9, hparams=dict(
         translate_pct=0.45, img_mean=FILL, interpolation=Image.Resampling.BICUBIC, magnitude_std=0))
     random.seed(0)
-    expected = [np.asarray(theirs(Image.fromarray(photo))).astype(int) for _ in range(12)]
+    expected = [np.asarray(theirs(Image.fromarray(image))).astype(int) for _ in range(12)]
     np.random.seed(0)
     for _ in range(4):
-        result = ours(dict(img=photo))['img']
-        assert result.shape == photo.shape and result.flags.c_contiguous
+        result = ours(dict(img=image))['img']
+        assert result.shape == image.shape and result.flags.c_contiguous
         assert min(abs(result.astype(int) - image).mean() for image in expected) <= tolerance
 
 

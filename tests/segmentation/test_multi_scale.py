@@ -27,11 +27,11 @@ def resized(image: np.ndarray, ratio: float, short_side: int, crop: int) -> np.n
 
 
 @torch.no_grad()
-def slow_reference(model: EncoderDecoder, photo: np.ndarray, ratios: tuple, short_side: int = CROP) -> torch.Tensor:
+def slow_reference(model: EncoderDecoder, original: np.ndarray, ratios: tuple, short_side: int = CROP) -> torch.Tensor:
     """Probabilities (C, H, W): every ratio and flip on its own, windows one by one, logits at the image's size."""
     total, runs = 0, 0
     for ratio in ratios:
-        view = resized(photo, ratio, short_side, CROP)
+        view = resized(original, ratio, short_side, CROP)
         image = (torch.from_numpy(view).permute(2, 0, 1)[None].float() - 127.5) / 127.5
         height, width = image.shape[2:]
         for flip in (False, True):
@@ -48,7 +48,7 @@ def slow_reference(model: EncoderDecoder, photo: np.ndarray, ratios: tuple, shor
                         break
                 if bottom >= height:
                     break
-            logits = F.interpolate(logits / count, photo.shape[:2], mode='bilinear')[0]
+            logits = F.interpolate(logits / count, original.shape[:2], mode='bilinear')[0]
             probability = logits.softmax(dim=0)
             total = total + (probability.flip(2) if flip else probability)
             runs += 1
@@ -56,8 +56,8 @@ def slow_reference(model: EncoderDecoder, photo: np.ndarray, ratios: tuple, shor
 
 
 def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CROP) -> list[tuple]:
-    """Probabilities and labels of photo files, by the test pipeline, the collation and `test_step`."""
-    load = TRANSFORMS.build(dict(type='beit_mm.LoadPhoto'))
+    """Probabilities and labels of image files, by the test pipeline, the collation and `test_step`."""
+    load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
     views = TRANSFORMS.build(dict(type='beit_mm.MultiScaleViews', short_side=short_side, crop_size=(CROP, CROP),
                                   ratios=ratios))
     batch = pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths])
@@ -74,7 +74,7 @@ def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CR
     return [(mean, sample.pred_sem_seg.data) for mean, sample in zip(merged, samples, strict=True)]
 
 
-def save_photo(folder, name: str, height: int, width: int, mode: str = 'RGB'):
+def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
     small = np.random.default_rng(0).integers(0, 256, (5, 7, len(mode)), dtype=np.uint8).squeeze()
     Image.fromarray(small, mode).resize((width, height), Image.Resampling.BICUBIC).save(folder / name)
     return folder / name
@@ -86,7 +86,7 @@ def save_photo(folder, name: str, height: int, width: int, mode: str = 'RGB'):
                                           ((1, 1), (0.75, 1.0))])
 def test_the_mean_is_the_slow_references(tmp_path, variant, head, size, ratios):
     """Also 20 times as wide as high, and one pixel."""
-    path = save_photo(tmp_path, 'photo.png', *size)
+    path = save_image(tmp_path, 'image.png', *size)
     tta = MultiScaleTTA(narrow_segmentor(variant, f'beit_mm.Lean{head}Head', windows_per_batch=5))
     expected = slow_reference(narrow_segmentor(variant, f'{head}Head'), np.array(Image.open(path)), ratios)
     ((mean, label), ) = predict(tta, [path], ratios)
@@ -96,22 +96,22 @@ def test_the_mean_is_the_slow_references(tmp_path, variant, head, size, ratios):
 
 
 @pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
-def test_photos_of_any_kind_and_size_in_one_batch(tmp_path):
-    paths = [save_photo(tmp_path, 'gray.png', 40, 50, 'L'), save_photo(tmp_path, 'cmyk.jpg', 47, 33, 'CMYK')]
+def test_images_of_any_kind_and_size_in_one_batch(tmp_path):
+    paths = [save_image(tmp_path, 'gray.png', 40, 50, 'L'), save_image(tmp_path, 'cmyk.jpg', 47, 33, 'CMYK')]
     tta = MultiScaleTTA(narrow_segmentor(windows_per_batch=7))
     ratios = (0.5, 1.0, 1.5)
     for path, (mean, label) in zip(paths, predict(tta, paths, ratios), strict=True):
-        photo = TRANSFORMS.build(dict(type='beit_mm.LoadPhoto'))(dict(img_path=str(path)))['img']
-        torch.testing.assert_close(mean, slow_reference(tta.module, photo, ratios), atol=1e-5, rtol=0)
-        assert label.shape == (1, *photo.shape[:2])
+        image = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))(dict(img_path=str(path)))['img']
+        torch.testing.assert_close(mean, slow_reference(tta.module, image, ratios), atol=1e-5, rtol=0)
+        assert label.shape == (1, *image.shape[:2])
 
 
 @pytest.mark.parametrize('short_side, sides', [(512, [512, 640, 768, 896]), (640, [640, 800, 960, 1120])])
 def test_equal_sizes_are_one_view_that_counts_thrice(short_side, sides):
-    photo = np.zeros((512, 683, 3), np.uint8)
-    packed = MultiScaleViews(short_side, (short_side, short_side))(dict(img=photo, ori_shape=(512, 683)))
+    image = np.zeros((512, 683, 3), np.uint8)
+    packed = MultiScaleViews(short_side, (short_side, short_side))(dict(img=image, ori_shape=(512, 683)))
     shapes = [tuple(view.shape[1:]) for view in packed['inputs']]
-    assert shapes == [resized(photo, side / short_side, short_side, short_side).shape[:2] for side in sides]
+    assert shapes == [resized(image, side / short_side, short_side, short_side).shape[:2] for side in sides]
     assert [min(shape) for shape in shapes] == sides
     assert packed['data_samples'].view_weights == (3, 1, 1, 1)
 
@@ -129,7 +129,7 @@ def test_two_classes_by_one_logit(tmp_path):
     model = narrow_segmentor()
     model.decode_head.conv_seg = torch.nn.Conv2d(model.decode_head.channels, 1, 1)
     model.decode_head.threshold = 0.5
-    ((mean, label), ) = predict(MultiScaleTTA(model), [save_photo(tmp_path, 'photo.png', 64, 64)], (1.0, ))
+    ((mean, label), ) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0, ))
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64)
 
 

@@ -28,7 +28,7 @@ def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize('mode', ['slide', 'whole'])
-@pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.LeanSETRUPHead'), ('bias', 'beit_mm.LeanUPerHead'),
+@pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'),
                                            ('bias', 'SETRUPHead'), ('absolute', 'UPerHead')])
 def test_logits_are_mmsegs_at_any_size(variant, head, mode):
     model = narrow_segmentor(variant, head, mode=mode, windows_per_batch=3)

@@ -11,7 +11,7 @@ from beit_mm.visualization.confusion import ConfusionHook, class_rows, draw_conf
 
 def test_rows_by_class():
     rows = class_rows(np.array([[3, 1, 0], [0, 0, 0], [0, 4, 4]]), ['a', 'b', 'c'])
-    assert rows[0] == {'class': 'a', 'photos': 4, 'accuracy': 75.0, 'most_taken_for': 'b', 'times': 1}
+    assert rows[0] == {'class': 'a', 'images': 4, 'accuracy': 75.0, 'most_taken_for': 'b', 'times': 1}
     assert rows[1]['accuracy'] is None and rows[1]['most_taken_for'] == ''
     assert rows[2]['accuracy'] == 50.0
 
@@ -24,7 +24,7 @@ def test_the_picture_shows_shares_of_rows(tmp_path):
             assert min(picture.size) > 300
 
 
-def test_photos_that_fill_the_last_batch_count_once(tmp_path):
+def test_images_that_fill_the_last_batch_count_once(tmp_path):
     runner = SimpleNamespace(work_dir=tmp_path, test_dataloader=SimpleNamespace(
         dataset=SimpleNamespace(metainfo=dict(classes=('a', 'b')))))
     hook = ConfusionHook()
@@ -33,7 +33,7 @@ def test_photos_that_fill_the_last_batch_count_once(tmp_path):
         hook.after_test_iter(runner, 0, {}, [sample])
     hook.after_test_epoch(runner)
     assert (tmp_path / 'per_class_accuracy.csv').read_text().splitlines() == [
-        'class,photos,accuracy,most_taken_for,times', 'a,1,100.0,,0', 'b,1,0.0,a,1']
+        'class,images,accuracy,most_taken_for,times', 'a,1,100.0,,0', 'b,1,0.0,a,1']
 
 
 def test_a_pretraining_is_let_pass(tmp_path):

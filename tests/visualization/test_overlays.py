@@ -1,4 +1,4 @@
-"""Overlays: the palette's colours where the labels are, the photo elsewhere, names of what is there."""
+"""Overlays: the palette's colours where the labels are, the image elsewhere, names of what is there."""
 import numpy as np
 from PIL import Image
 
@@ -8,12 +8,12 @@ CLASSES = ('sky', 'road', 'car')
 PALETTE = [[0, 100, 200], [250, 10, 90], [30, 220, 40]]
 
 
-def photo_and_labels() -> tuple[np.ndarray, np.ndarray]:
-    photo = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+def image_and_labels() -> tuple[np.ndarray, np.ndarray]:
+    image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     labels = np.zeros((60, 80), np.uint8)
     labels[30:] = 1
     labels[:, 70:] = 255
-    return photo, labels
+    return image, labels
 
 
 def swatches(picture: Image.Image, below: int) -> set[tuple]:
@@ -23,28 +23,28 @@ def swatches(picture: Image.Image, below: int) -> set[tuple]:
 
 
 def test_colours_are_mixed_outlined_and_left_out():
-    photo, labels = photo_and_labels()
-    mixed = overlay(photo, labels, PALETTE).astype(int)
+    image, labels = image_and_labels()
+    mixed = overlay(image, labels, PALETTE).astype(int)
     for rows, colour in ((slice(0, 30), PALETTE[0]), (slice(31, 60), PALETTE[1])):
-        expected = photo[rows, :70] * (1 - OPACITY) + np.array(colour) * OPACITY
+        expected = image[rows, :70] * (1 - OPACITY) + np.array(colour) * OPACITY
         assert np.abs(mixed[rows, :70] - expected).max() <= 0.5
     assert (mixed[30, :70] == PALETTE[1]).all()
-    assert (mixed[:, 70:] == photo[:, 70:]).all()
+    assert (mixed[:, 70:] == image[:, 70:]).all()
 
 
 def test_the_legend_names_what_is_there_and_nothing_else():
-    photo, labels = photo_and_labels()
-    picture = draw_overlay(photo, labels, CLASSES, PALETTE)
-    assert (np.asarray(picture)[:60] == overlay(photo, labels, PALETTE)).all()
+    image, labels = image_and_labels()
+    picture = draw_overlay(image, labels, CLASSES, PALETTE)
+    assert (np.asarray(picture)[:60] == overlay(image, labels, PALETTE)).all()
     assert swatches(picture, 60) == {tuple(PALETTE[0]), tuple(PALETTE[1])}
-    nothing = draw_overlay(photo, np.full_like(labels, 255), CLASSES, PALETTE)
+    nothing = draw_overlay(image, np.full_like(labels, 255), CLASSES, PALETTE)
     assert not swatches(nothing, 60)
 
 
-def test_a_sheet_has_a_row_for_each_photo_of_any_size():
-    photo, labels = photo_and_labels()
-    turned = np.ascontiguousarray(photo.transpose(1, 0, 2)), np.full((80, 60), 2)
-    sheet = draw_sheet([photo, turned[0]], dict(annotation=[labels, turned[1]], prediction=[labels, turned[1]]),
+def test_a_sheet_has_a_row_for_each_image_of_any_size():
+    image, labels = image_and_labels()
+    turned = np.ascontiguousarray(image.transpose(1, 0, 2)), np.full((80, 60), 2)
+    sheet = draw_sheet([image, turned[0]], dict(annotation=[labels, turned[1]], prediction=[labels, turned[1]]),
                        CLASSES, PALETTE)
     assert sheet.width > 3 * CELL[0] and sheet.height > 2 * CELL[1]
     assert swatches(sheet, 2 * CELL[1] + 40) == set(map(tuple, PALETTE))

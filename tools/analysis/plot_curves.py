@@ -1,4 +1,4 @@
-"""Draws accuracy on held-out photos and training loss of several runs in one picture, from the runs' own logs.
+"""Draws accuracy on held-out images and training loss of several runs in one picture, from the runs' own logs.
 
     python tools/analysis/plot_curves.py work_dirs/finetune=pretrained work_dirs/scratch='from scratch' --out curves.png
 

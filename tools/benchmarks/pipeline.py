@@ -1,7 +1,7 @@
 """Times the pretraining pipeline on one core: mask generators, each stage, the whole beside
 mmpretrain's BEiT pipeline, interleaved in one run.
 
-    python tools/benchmarks/pipeline.py                 # photos painted here: 500x375, about 110 kB
+    python tools/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
     python tools/benchmarks/pipeline.py --data DIR      # your own
 
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
@@ -40,16 +40,16 @@ THEIRS = [
 
 
 def our_pipeline(device: str) -> list[dict]:
-    return [dict(type='beit_mm.LoadPhoto'), dict(type='beit_mm.TwoViewRandomResizedCrop'),
+    return [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.TwoViewRandomResizedCrop'),
             dict(type='beit_mm.TwoViewColorJitter', device=device), MASK,
             dict(type='beit_mm.PackViews')]
 
 
-def make_photos(folder: str, count: int) -> None:
-    """Painted photos of ImageNet's usual size; the JPEG quality is searched for about 110 kB."""
+def make_images(folder: str, count: int) -> None:
+    """Painted images of ImageNet's usual size; the JPEG quality is searched for about 110 kB."""
     for index in range(count):
-        photo, _ = paint_scene(index % len(OBJECTS), 375, np.random.default_rng(index))
-        image = Image.fromarray(photo).resize((500, 375))
+        pixels, _ = paint_scene(index % len(OBJECTS), 375, np.random.default_rng(index))
+        image = Image.fromarray(pixels).resize((500, 375))
         path = Path(folder, f'{index:04d}.jpg')
         for quality in range(98, 60, -2):
             image.save(path, quality=quality)
@@ -106,8 +106,8 @@ def images_per_second(dataset, epoch: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data', help='folder of photos instead of painted ones')
-    parser.add_argument('--photos', type=int, default=48, help='how many to use')
+    parser.add_argument('--data', help='folder of images instead of painted ones')
+    parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -116,8 +116,8 @@ def main() -> None:
     time_masks()
     with tempfile.TemporaryDirectory() as folder:
         if args.data is None:
-            make_photos(folder, args.photos)
-        data = dict(data_root=args.data or folder, indices=args.photos)
+            make_images(folder, args.images)
+        data = dict(data_root=args.data or folder, indices=args.images)
         datasets = {
             'beit_mm, jitter on the CPU': DATASETS.build(
                 dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('cpu'), **data)),
@@ -125,7 +125,7 @@ def main() -> None:
                 dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('model'), **data)),
             'mmpretrain': build_theirs(data),
         }
-        for epoch in range(10):  # fills the cache of resizing weights, as the first photos do
+        for epoch in range(10):  # fills the cache of resizing weights, as the first images do
             for name in list(datasets)[:2]:
                 images_per_second(datasets[name], epoch)
         rates = {name: [] for name in datasets}
@@ -139,7 +139,7 @@ def main() -> None:
     for name, values in rates.items():
         ratios = [a / b for a, b in zip(values, rates['mmpretrain'], strict=True)]
         print(f'{name:34s} {statistics.median(values):9.0f} {statistics.median(ratios):6.2f}')
-    print(f'medians of {args.rounds} rounds over {len(dataset)} photos; torch {torch.__version__}')
+    print(f'medians of {args.rounds} rounds over {len(dataset)} images; torch {torch.__version__}')
 
 
 def build_theirs(data: dict):

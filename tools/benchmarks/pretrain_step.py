@@ -68,7 +68,7 @@ def make_batch(size: int) -> tuple[dict, dict]:
         sample = DataSample()
         sample.set_field(mask, 'mask')
         samples.append(sample)
-    ours = dict(inputs=dict(images=first, targets=second, mask=masks))
+    ours = dict(inputs=dict(images=first, tokenizer_images=second, mask=masks))
     planar = [view.permute(0, 3, 1, 2).contiguous() for view in (first, second)]
     return ours, dict(inputs=planar, data_samples=samples)
 
@@ -99,7 +99,7 @@ def tokenizer_contenders(precision: str, size: int) -> dict[str, Callable[[], No
     peer = MMPRETRAIN.build(dict(type='DALL-E')).to(device).eval()
     ours_batch, _ = make_batch(size)
     inputs = ours.data_preprocessor(ours_batch)['inputs']
-    mapped = (0.8 * inputs['targets'] + 0.1)
+    mapped = (0.8 * inputs['tokenizer_images'] + 0.1)
 
     def run_peer() -> None:
         with torch.no_grad(), torch.autocast(torch.device(device).type, getattr(torch, precision),
@@ -107,7 +107,7 @@ def tokenizer_contenders(precision: str, size: int) -> dict[str, Callable[[], No
             peer(mapped).argmax(dim=1)
 
     return dict(
-        beit_mm=lambda: ours.target_generator.encode_at(inputs['targets'], inputs['positions']),
+        beit_mm=lambda: ours.target_generator.encode_at(inputs['tokenizer_images'], inputs['positions']),
         mmpretrain=run_peer)
 
 

@@ -4,14 +4,14 @@
     python tools/benchmarks/segmentation_inference.py --precision bfloat16                  # where that is fast
     python tools/benchmarks/segmentation_inference.py --parts scales                        # narrow model, a minute
 
-`time`: the true model (UperNet, windows of 640 pixels) slides over one scale, 640 x 854, of one 512 x 683 photo. The
+`time`: the true model (UperNet, windows of 640 pixels) slides over one scale, 640 x 854, of one 512 x 683 image. The
 contenders have the same weights, which equal logits prove in the same run:
-    beit_mm          SlidingSegmentor, LeanUPerHead
+    beit_mm          SlidingSegmentor, EfficientUPerHead
     mmseg            EncoderDecoder with mmseg's BEiT and UPerHead, slide_inference
     mmseg sliding    mmseg's head and slide_inference on our backbone
 `memory`: the peak of such a call above the loaded model, with one window a batch; on a CPU each contender has a fresh
 process for it, whose anonymous memory is polled from outside.
-`scales`: windows of the whole protocol, and its time with a narrow model (photo to labels, everything a
+`scales`: windows of the whole protocol, and its time with a narrow model (image to labels, everything a
 quarter as wide and high), whose network is cheap, so that what is done around it shows.
 
 Rounds are interleaved in one process. A CPU is timed by CPU time, with one thread, so that it may be busy otherwise;
@@ -44,9 +44,9 @@ from beit_mm.segmentation.sliding import spans
 OURS = 'beit_mm'
 CONTENDERS = (OURS, 'mmseg', 'mmseg sliding')
 PARTS = ('time', 'memory', 'scales')
-PHOTO, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
+IMAGE, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
 NARROW = dict(embed_dims=32, num_layers=4, num_heads=2)
-NARROW_PHOTO, NARROW_SCALE, NARROW_CROP, NARROW_STRIDE = (128, 171), (160, 214), 160, 106  # a quarter: as many windows
+NARROW_IMAGE, NARROW_SCALE, NARROW_CROP, NARROW_STRIDE = (128, 171), (160, 214), 160, 106  # a quarter: as many windows
 TAPS = dict(base=(3, 5, 7, 11), large=(7, 11, 15, 23), narrow=(0, 1, 2, 3))
 TOLERANCE = dict(float32=1e-4, bfloat16=0.1)  # of the logits' largest
 GPU = torch.cuda.is_available()
@@ -70,7 +70,7 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
         backbone=dict(type='mmseg.BEiT', img_size=(crop, crop), out_indices=TAPS[arch], init_values=0.1,
                       norm_cfg=dict(type='LN', eps=1e-6), **sizes) if name == 'mmseg' else dict(type=nn.Identity),
         neck=dict(type='mmseg.Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
-        decode_head=dict(type='beit_mm.LeanUPerHead' if name == OURS else 'mmseg.UPerHead', in_channels=[dims] * 4,
+        decode_head=dict(type='beit_mm.EfficientUPerHead' if name == OURS else 'mmseg.UPerHead', in_channels=[dims] * 4,
                          in_index=[0, 1, 2, 3], channels=dims, num_classes=150, norm_cfg=norm),
         data_preprocessor=dict(type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
         test_cfg=ConfigDict(mode='slide', crop_size=(crop, crop), stride=(stride, stride), precision=precision,
@@ -102,15 +102,15 @@ def image_of_one_scale(arch: str) -> Tensor:
 
 
 @torch.no_grad()
-def all_scales(model: nn.Module, photo: np.ndarray) -> Tensor:
-    """Labels (H, W) of a photo by the whole protocol: ours, or mmseg's inference for every ratio and flip."""
-    crop, size = (NARROW_CROP, NARROW_CROP), photo.shape[:2]
+def all_scales(model: nn.Module, original: np.ndarray) -> Tensor:
+    """Labels (H, W) of a original by the whole protocol: ours, or mmseg's inference for every ratio and flip."""
+    crop, size = (NARROW_CROP, NARROW_CROP), original.shape[:2]
     if isinstance(model, MultiScaleTTA):
-        batch = pseudo_collate([MultiScaleViews(NARROW_CROP, crop)(dict(img=photo, ori_shape=size))])
+        batch = pseudo_collate([MultiScaleViews(NARROW_CROP, crop)(dict(img=original, ori_shape=size))])
         return model.test_step(batch)[0].pred_sem_seg.data[0]
     mean = 0
     for ratio in RATIOS:
-        view = MultiScaleViews(NARROW_CROP, crop, [ratio])(dict(img=photo, ori_shape=size))['inputs']
+        view = MultiScaleViews(NARROW_CROP, crop, [ratio])(dict(img=original, ori_shape=size))['inputs']
         image = model.data_preprocessor(dict(inputs=view))['inputs']
         for flip in (False, True):
             logits = one_scale(model, image.flip(3) if flip else image)
@@ -220,19 +220,19 @@ def run_child(args: argparse.Namespace) -> None:
 def part_scales(args: argparse.Namespace) -> None:
     def windows(ratio: float) -> int:
         short = max(int(CROP * ratio), CROP)
-        sides = [int(side * short / min(PHOTO) + 0.5) for side in PHOTO]
+        sides = [int(side * short / min(IMAGE) + 0.5) for side in IMAGE]
         return 2 * len(spans(sides[0], 1, CROP, STRIDE)) * len(spans(sides[1], 1, CROP, STRIDE))
 
     once = {max(ratio, 1.0) for ratio in RATIOS}
     ours, theirs = sum(map(windows, once)), sum(map(windows, RATIOS))
-    print(f'\nall scales with flip of {PHOTO[0]} x {PHOTO[1]}: {ours} windows, {theirs} without counting equal scales '
+    print(f'\nall scales with flip of {IMAGE[0]} x {IMAGE[1]}: {ours} windows, {theirs} without counting equal scales '
           f'once, {theirs / ours:.2f} times ours')
-    photo = np.random.default_rng(0).integers(0, 256, (*NARROW_PHOTO, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (*NARROW_IMAGE, 3), dtype=np.uint8)
     models = {name: build(name, 'narrow', args) for name in CONTENDERS}
     models[OURS] = MultiScaleTTA(models[OURS])
-    times, labels = interleave({name: lambda m=model: all_scales(m, photo) for name, model in models.items()},
+    times, labels = interleave({name: lambda m=model: all_scales(m, image) for name, model in models.items()},
                                args.rounds)
-    report(f'narrow model, photo of {NARROW_PHOTO[0]} x {NARROW_PHOTO[1]} to labels', times)
+    report(f'narrow model, image of {NARROW_IMAGE[0]} x {NARROW_IMAGE[1]} to labels', times)
     for name in CONTENDERS[1:]:
         print(f'labels equal to those of {name}: {float((labels[name] == labels[OURS]).float().mean()):.4%}')
 

@@ -11,11 +11,11 @@ config of a few lines on top of any that has this base:
     model = dict(decode_head=dict(num_classes=2), auxiliary_head=dict(num_classes=2))
     # of SETR-PUP: auxiliary_head=[dict(head, num_classes=2) for head in _base_.model.auxiliary_head]
 
-Without `seg_map_path` in `data_prefix` photos need no annotations; test_evaluator.format_only=True
+Without `seg_map_path` in `data_prefix` images need no annotations; test_evaluator.format_only=True
 test_evaluator.output_dir=DIR then writes predictions alone, in ADE20K's numbering for its server.
 """
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(512, 512), cat_max_ratio=0.75),
@@ -28,15 +28,15 @@ train_pipeline = [
                    'flip_direction', 'reduce_zero_label', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    # after the resizing: the annotation keeps the photo's size
+    # after the resizing: the annotation keeps the image's size
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='PackSegInputs'),
 ]
 # --tta: ratios 0.5, 0.75, 1, 1.25, 1.5 and 1.75, each with its mirror image, no short side below the window
 tta_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='beit_mm.MultiScaleViews', short_side=512, crop_size=(512, 512)),
 ]

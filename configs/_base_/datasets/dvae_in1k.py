@@ -1,4 +1,4 @@
-"""Single views of ImageNet-1K photos for training a tokenizer; no label is read.
+"""Single views of ImageNet-1K images for training a tokenizer; no label is read.
 
 data/imagenet/train/<class>/*.JPEG and data/imagenet/val/**/*.JPEG, in any depth of folders. The leaf sets
 the size of the views and the batch.

@@ -3,7 +3,7 @@
 data/imagenet/train/<class>/*.JPEG and data/imagenet/val/<class>/*.JPEG; labels are the folders, in sorted order.
 """
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='RandomResizedCrop', scale=384, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(
@@ -18,7 +18,7 @@ train_pipeline = [
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='ResizeEdge', scale=384, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=384),
     dict(type='PackInputs'),

@@ -1,16 +1,16 @@
-"""Two views and a blockwise mask of ImageNet-1K photos; no label is read.
+"""Two views and a blockwise mask of ImageNet-1K images; no label is read.
 
 data/imagenet/train/<class>/*.JPEG and data/imagenet/val/**/*.JPEG, in any depth of folders.
 """
 train_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=112),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=112),
     dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
     dict(type='beit_mm.PackViews'),

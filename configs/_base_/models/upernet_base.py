@@ -19,7 +19,7 @@ model = dict(
         drop_path_rate=0.1),
     neck=dict(type='Feature2Pyramid', embed_dim=768, rescales=[4, 2, 1, 0.5], norm_cfg=norm_cfg),
     decode_head=dict(
-        type='beit_mm.LeanUPerHead',
+        type='beit_mm.EfficientUPerHead',
         in_channels=[768, 768, 768, 768],
         in_index=[0, 1, 2, 3],
         pool_scales=(1, 2, 3, 6),

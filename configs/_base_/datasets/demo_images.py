@@ -1,4 +1,4 @@
-"""The photos of tools/run_demo.sh, one worker, no labels. The leaf sets the pipelines and the batch."""
+"""The images of tools/run_demo.sh, one worker, no labels. The leaf sets the pipelines and the batch."""
 train_dataloader = dict(
     num_workers=1,
     persistent_workers=True,
@@ -6,7 +6,7 @@ train_dataloader = dict(
     sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
     collate_fn=dict(type='default_collate'),
     dataset=dict(
-        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_photos/train', on_error='skip'))
+        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_images/train', on_error='skip'))
 val_dataloader = dict(
     batch_size=64,
     num_workers=1,
@@ -14,7 +14,7 @@ val_dataloader = dict(
     sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
     collate_fn=dict(type='default_collate'),
     dataset=dict(
-        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_photos/val', test_mode=True))
+        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_images/val', test_mode=True))
 test_dataloader = val_dataloader
 val_cfg = dict()
 test_cfg = dict()

@@ -29,7 +29,7 @@ class UnreadableImageError(OSError):
 
 
 @TRANSFORMS.register_module()
-class LoadPhoto(BaseTransform):
+class LoadImage(BaseTransform):
     """Reads `img_path` into `img`: uint8 array (H, W, 3), **RGB**, upright.
 
     Gray and CMYK become RGB, 16 bit is scaled to 8 (not clipped), transparency is laid on white, of
@@ -43,12 +43,12 @@ class LoadPhoto(BaseTransform):
     """
 
     def transform(self, results: dict) -> dict:
-        results['img'] = image = read_photo(results['img_path'])
+        results['img'] = image = read_image(results['img_path'])
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 
 
-def read_photo(path: str) -> np.ndarray:
+def read_image(path: str) -> np.ndarray:
     """Read an image file.
 
     Args:
@@ -73,7 +73,7 @@ def read_photo(path: str) -> np.ndarray:
             return decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
         image.load()  # decodes; some formats learn of their palette or transparency only here
     # Our own code at work on decoded pixels: a mode that has no way to RGB, or too many pixels for
-    # the memory. Any other error is a mistake of ours, and skipping photos would hide it.
+    # the memory. Any other error is a mistake of ours, and skipping images would hide it.
     with unreadable(path, OSError, ValueError, MemoryError):
         image = to_rgb(image)
         return np.array(image if turn is None else image.transpose(turn))

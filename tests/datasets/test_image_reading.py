@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beit_mm.datasets import photo_reading
-from beit_mm.datasets.photo_reading import UnreadableImageError, read_photo
+from beit_mm.datasets import image_reading
+from beit_mm.datasets.image_reading import UnreadableImageError, read_image
 
 
 def save(path, image, **kwargs):
@@ -23,9 +23,9 @@ def scene():
 
 def test_plain_jpeg_has_pillows_pixels(tmp_path, scene):
     path = save(tmp_path / 'a.jpg', scene, quality=90)
-    photo = read_photo(path)
-    assert photo.dtype == np.uint8 and photo.shape == (30, 40, 3) and photo.flags.c_contiguous
-    assert np.abs(photo.astype(int) - np.asarray(Image.open(path))).max() <= 1
+    pixels = read_image(path)
+    assert pixels.dtype == np.uint8 and pixels.shape == (30, 40, 3) and pixels.flags.c_contiguous
+    assert np.abs(pixels.astype(int) - np.asarray(Image.open(path))).max() <= 1
 
 
 @pytest.mark.parametrize('tag', range(1, 9))
@@ -38,52 +38,52 @@ def test_exif_orientation(tmp_path, scene, tag):
     stored = scene if turned is None else scene.transpose(turned)
     exif = Image.Exif()
     exif[0x0112] = tag
-    photo = read_photo(save(tmp_path / 'a.jpg', stored, exif=exif, quality=95))
-    assert photo.shape == (30, 40, 3)
-    assert np.abs(photo.astype(int) - np.asarray(scene)).mean() < 3
+    pixels = read_image(save(tmp_path / 'a.jpg', stored, exif=exif, quality=95))
+    assert pixels.shape == (30, 40, 3)
+    assert np.abs(pixels.astype(int) - np.asarray(scene)).mean() < 3
 
 
 def test_broken_exif_does_not_matter(tmp_path, scene):
     path = save(tmp_path / 'a.jpg', scene, exif=b'Exif\0\0garbage')
-    assert read_photo(path).shape == (30, 40, 3)
+    assert read_image(path).shape == (30, 40, 3)
 
 
 @pytest.mark.parametrize('mode', ['CMYK', 'L', '1', 'P', 'YCbCr', 'RGBA', 'LA'])
 def test_modes_become_rgb(tmp_path, scene, mode):
     kind = 'jpg' if mode in ('CMYK', 'YCbCr') else 'png'
-    photo = read_photo(save(tmp_path / f'a.{kind}', scene.convert(mode)))
+    pixels = read_image(save(tmp_path / f'a.{kind}', scene.convert(mode)))
     expected = scene.convert(dict(LA='L').get(mode, mode)).convert('RGB')
-    assert photo.shape == (30, 40, 3)
+    assert pixels.shape == (30, 40, 3)
     loss = 6 if kind == 'jpg' else 0
-    assert np.abs(photo.astype(int) - np.asarray(expected)).mean() <= loss
+    assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() <= loss
 
 
 def test_sixteen_bit_is_scaled_not_clipped(tmp_path):
     values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
-    photo = read_photo(save(tmp_path / 'a.png', Image.fromarray(values)))
-    assert np.abs(photo[..., 0].astype(float) - values / 257).max() < 0.51
+    pixels = read_image(save(tmp_path / 'a.png', Image.fromarray(values)))
+    assert np.abs(pixels[..., 0].astype(float) - values / 257).max() < 0.51
 
 
 @pytest.mark.parametrize('kind', ['float', 'int32'])
 def test_deep_images_use_their_own_range(tmp_path, kind):
     values = np.linspace(-1e6, 1e6, 256).reshape(16, 16)
     image = Image.fromarray(values.astype(np.float32 if kind == 'float' else np.int32))
-    photo = read_photo(save(tmp_path / 'a.tiff', image))
-    assert np.abs(photo[..., 1].ravel().astype(int) - np.arange(256)).max() <= 1
+    pixels = read_image(save(tmp_path / 'a.tiff', image))
+    assert np.abs(pixels[..., 1].ravel().astype(int) - np.arange(256)).max() <= 1
 
 
 @pytest.mark.parametrize('values', [np.arange(256), np.arange(256) * 257])
 def test_small_values_of_32_bits_use_their_own_range(tmp_path, values):
     image = Image.fromarray(values.astype(np.int32).reshape(16, 16))
-    photo = read_photo(save(tmp_path / 'a.tiff', image))
-    assert (photo[..., 0].ravel() == np.arange(256)).all()
+    pixels = read_image(save(tmp_path / 'a.tiff', image))
+    assert (pixels[..., 0].ravel() == np.arange(256)).all()
 
 
 @pytest.mark.parametrize('name', ['a.png', 'a.pgm', 'a.tiff'])
 def test_dark_sixteen_bit_images_stay_dark(tmp_path, name):
     values = (np.arange(256) * 100).astype(np.uint16).reshape(16, 16)
-    photo = read_photo(save(tmp_path / name, Image.fromarray(values)))
-    assert np.abs(photo[..., 0].astype(float) - values / 257).max() < 0.51
+    pixels = read_image(save(tmp_path / name, Image.fromarray(values)))
+    assert np.abs(pixels[..., 0].astype(float) - values / 257).max() < 0.51
 
 
 def test_transparency_lies_on_white(tmp_path, scene):
@@ -91,30 +91,30 @@ def test_transparency_lies_on_white(tmp_path, scene):
     alpha.paste(255, (0, 0, 20, 30))
     rgba = scene.copy()
     rgba.putalpha(alpha)
-    photo = read_photo(save(tmp_path / 'rgba.png', rgba))
-    assert (photo[:, 20:] == 255).all()
-    assert (photo[:, :20] == np.asarray(scene)[:, :20]).all()
+    pixels = read_image(save(tmp_path / 'rgba.png', rgba))
+    assert (pixels[:, 20:] == 255).all()
+    assert (pixels[:, :20] == np.asarray(scene)[:, :20]).all()
 
     palette = Image.new('P', (4, 4), 1)
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((0, 0), 0)
-    photo = read_photo(save(tmp_path / 'p.png', palette, transparency=0))
-    assert photo[0, 0].tolist() == [255, 255, 255] and photo[3, 3].tolist() == [40, 50, 60]
+    pixels = read_image(save(tmp_path / 'p.png', palette, transparency=0))
+    assert pixels[0, 0].tolist() == [255, 255, 255] and pixels[3, 3].tolist() == [40, 50, 60]
 
     deep = Image.fromarray(np.array([[1000, 40000]], np.uint16))
-    photo = read_photo(save(tmp_path / 'deep.png', deep, transparency=1000))
-    assert photo[0, 0, 0] == 255 and photo[0, 1, 0] == round(40000 / 257)
+    pixels = read_image(save(tmp_path / 'deep.png', deep, transparency=1000))
+    assert pixels[0, 0, 0] == 255 and pixels[0, 1, 0] == round(40000 / 257)
 
 
 def test_first_frame_of_an_animation(tmp_path):
     red, blue = Image.new('RGB', (8, 8), 'red'), Image.new('RGB', (8, 8), 'blue')
     for name in ('a.gif', 'a.webp', 'a.png'):
-        photo = read_photo(save(tmp_path / name, red, save_all=True, append_images=[blue, red]))
-        assert photo[4, 4, 0] > 240 and photo[4, 4, 2] < 20, name
+        pixels = read_image(save(tmp_path / name, red, save_all=True, append_images=[blue, red]))
+        assert pixels[4, 4, 0] > 240 and pixels[4, 4, 2] < 20, name
 
 
 def test_one_pixel(tmp_path):
-    assert read_photo(save(tmp_path / 'a.png', Image.new('RGB', (1, 1), 'lime'))).tolist() == [
+    assert read_image(save(tmp_path / 'a.png', Image.new('RGB', (1, 1), 'lime'))).tolist() == [
         [[0, 255, 0]]]
 
 
@@ -131,7 +131,7 @@ def test_broken_files_are_named(tmp_path, scene, kind):
     path = tmp_path / kind
     path.write_bytes(broken(kind, scene))
     with pytest.raises(UnreadableImageError, match=kind) as error:
-        read_photo(str(path))
+        read_image(str(path))
     assert '\n' not in str(error.value) and 'object at' not in str(error.value)
 
 
@@ -142,7 +142,7 @@ def test_whatever_a_decoder_raises_is_the_files_doing(tmp_path, monkeypatch, sce
             def load(image, error=error):
                 raise error('odd tag')
             patch.setattr('PIL.PngImagePlugin.PngImageFile.load', load)
-            read_photo(path)
+            read_image(path)
 
 
 def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
@@ -151,21 +151,21 @@ def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
     path = save(tmp_path / 'a.png', scene)
     monkeypatch.setattr('PIL.Image.Image.convert', convert)
     with pytest.raises(UnreadableImageError, match='a.png.*conversion from RGB'):
-        read_photo(path)
+        read_image(path)
 
 
 @pytest.mark.parametrize('mistake', [AttributeError, NameError, TypeError])
 def test_mistakes_of_ours_are_not_taken_for_broken_files(tmp_path, monkeypatch, scene, mistake):
     def to_rgb(image):
         raise mistake
-    monkeypatch.setattr(photo_reading, 'to_rgb', to_rgb)
+    monkeypatch.setattr(image_reading, 'to_rgb', to_rgb)
     with pytest.raises(mistake):
-        read_photo(save(tmp_path / 'a.png', scene))
+        read_image(save(tmp_path / 'a.png', scene))
 
 
 def test_missing_file_and_bomb_are_named(tmp_path, monkeypatch, scene):
     with pytest.raises(UnreadableImageError, match='gone.jpg'):
-        read_photo(str(tmp_path / 'gone.jpg'))
+        read_image(str(tmp_path / 'gone.jpg'))
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)
     with pytest.raises(UnreadableImageError, match='bomb.png.*DecompressionBomb'):
-        read_photo(save(tmp_path / 'bomb.png', scene))
+        read_image(save(tmp_path / 'bomb.png', scene))

@@ -1,4 +1,4 @@
-"""The dataset: finding photos, broken ones, and samples that depend on their key only."""
+"""The dataset: finding images, broken ones, and samples that depend on their key only."""
 import os
 
 import numpy as np
@@ -12,7 +12,7 @@ from beit_mm.functional.sample_seed import SampleKey
 from beit_mm.registry import DATASETS
 
 PIPELINE = [
-    dict(type='beit_mm.LoadPhoto'),
+    dict(type='beit_mm.LoadImage'),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
     dict(type='beit_mm.TwoViewColorJitter'),
     dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
@@ -30,52 +30,52 @@ def names(dataset, folder):
 
 
 @pytest.fixture
-def photos(tmp_path):
+def images(tmp_path):
     rng = np.random.default_rng(0)
-    for name in ('b/2.PNG', 'b/1.jpg', 'a/deep/x.jpeg', 'top.png', 'c 1/my photo.jpg', 'b/3.webp'):
+    for name in ('b/2.PNG', 'b/1.jpg', 'a/deep/x.jpeg', 'top.png', 'c 1/my image.jpg', 'b/3.webp'):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / name)
-    (tmp_path / 'b' / 'notes.txt').write_text('no photo')
+    (tmp_path / 'b' / 'notes.txt').write_text('no image')
     (tmp_path / 'b' / '._1.jpg').write_text('left by another system')
     return tmp_path
 
 
-def test_folder_is_searched_in_sorted_order(photos):
-    (photos / 'a' / 'up').symlink_to(photos)  # a circle
-    found = names(build(photos), photos)
-    assert found == ['a/deep/x.jpeg', 'b/1.jpg', 'b/2.PNG', 'b/3.webp', 'c 1/my photo.jpg', 'top.png']
+def test_folder_is_searched_in_sorted_order(images):
+    (images / 'a' / 'up').symlink_to(images)  # a circle
+    found = names(build(images), images)
+    assert found == ['a/deep/x.jpeg', 'b/1.jpg', 'b/2.PNG', 'b/3.webp', 'c 1/my image.jpg', 'top.png']
 
 
-def test_prefix_indices_and_lists(photos):
-    assert names(build(photos, data_prefix='b'), photos) == ['b/1.jpg', 'b/2.PNG', 'b/3.webp']
-    assert names(build(photos, indices=2), photos) == ['a/deep/x.jpeg', 'b/1.jpg']
-    (photos / 'list.txt').write_text('2.PNG 7\n1.jpg 3\n\n../c 1/my photo.jpg 12\n3.webp\n')
-    dataset = build(photos, ann_file='list.txt', data_prefix=dict(img_path='b'))
-    assert names(dataset, photos) == ['b/2.PNG', 'b/1.jpg', 'c 1/my photo.jpg', 'b/3.webp']
+def test_prefix_indices_and_lists(images):
+    assert names(build(images, data_prefix='b'), images) == ['b/1.jpg', 'b/2.PNG', 'b/3.webp']
+    assert names(build(images, indices=2), images) == ['a/deep/x.jpeg', 'b/1.jpg']
+    (images / 'list.txt').write_text('2.PNG 7\n1.jpg 3\n\n../c 1/my image.jpg 12\n3.webp\n')
+    dataset = build(images, ann_file='list.txt', data_prefix=dict(img_path='b'))
+    assert names(dataset, images) == ['b/2.PNG', 'b/1.jpg', 'c 1/my image.jpg', 'b/3.webp']
 
 
-def test_missing_and_empty_folders_are_named(photos):
-    (photos / 'empty').mkdir()
+def test_missing_and_empty_folders_are_named(images):
+    (images / 'empty').mkdir()
     for wrong in (dict(data_prefix='gone'), dict(data_prefix='empty'), dict(ann_file='gone.txt')):
         with pytest.raises(FileNotFoundError, match=next(iter(wrong.values()))) as error:
-            build(photos, **wrong)
+            build(images, **wrong)
         assert '\n' not in str(error.value)
     with pytest.raises(ValueError, match='ignore'):
-        build(photos, on_error='ignore')
+        build(images, on_error='ignore')
 
 
-def test_empty_folder_says_which_files_it_looked_for(photos):
-    (photos / 'empty').mkdir()
-    (photos / 'empty' / 'notes.txt').write_text('no photo')
-    with pytest.raises(FileNotFoundError, match=f"no photos in '{photos}/empty/?'.* .jpg .jpeg .* .png .*.tiff"):
-        build(photos, data_prefix='empty')
+def test_empty_folder_says_which_files_it_looked_for(images):
+    (images / 'empty').mkdir()
+    (images / 'empty' / 'notes.txt').write_text('no image')
+    with pytest.raises(FileNotFoundError, match=f"no images in '{images}/empty/?'.* .jpg .jpeg .* .png .*.tiff"):
+        build(images, data_prefix='empty')
 
 
-def test_a_sample_is_what_the_contract_says(photos):
-    batch = default_collate([build(photos, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
+def test_a_sample_is_what_the_contract_says(images):
+    batch = default_collate([build(images, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
     shapes = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items()}
-    assert shapes == dict(images=(torch.uint8, (4, 32, 32, 3)), targets=(torch.uint8, (4, 16, 16, 3)),
+    assert shapes == dict(images=(torch.uint8, (4, 32, 32, 3)), tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
                           mask=(torch.bool, (4, 14, 14)), unreadable=(torch.int64, (4,)))
     assert batch['unreadable'].tolist() == [-1] * 4
 
@@ -87,8 +87,8 @@ def samples(dataset, sampler, workers):
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
 
-def test_workers_and_ranks_change_nothing(photos, monkeypatch):
-    dataset = build(photos, pipeline=PIPELINE)
+def test_workers_and_ranks_change_nothing(images, monkeypatch):
+    dataset = build(images, pipeline=PIPELINE)
     sampler = SeededSampler(dataset, seed=5)
     sampler.set_epoch(1)
     alone, workers = samples(dataset, sampler, 0), samples(dataset, sampler, 2)
@@ -107,36 +107,36 @@ def test_workers_and_ranks_change_nothing(photos, monkeypatch):
                            alone['mask'].float().sum(0))
 
 
-def test_sampler_yields_keys(photos):
-    sampler = SeededSampler(build(photos), shuffle=False, seed=9)
+def test_sampler_yields_keys(images):
+    sampler = SeededSampler(build(images), shuffle=False, seed=9)
     assert list(sampler) == [SampleKey(9, 0, i) for i in range(6)]
     assert len(sampler) == 6
 
 
-def test_plain_index_is_the_first_epoch_of_seed_zero(photos):
-    dataset = build(photos, pipeline=PIPELINE)
+def test_plain_index_is_the_first_epoch_of_seed_zero(images):
+    dataset = build(images, pipeline=PIPELINE)
     assert torch.equal(dataset[3]['inputs']['images'],
                        dataset[SampleKey(0, 0, 3)]['inputs']['images'])
 
 
-def test_unreadable_photos_by_policy(photos):
-    (photos / 'b' / '1.jpg').write_bytes(b'broken')
+def test_unreadable_images_by_policy(images):
+    (images / 'b' / '1.jpg').write_bytes(b'broken')
     with pytest.raises(UnreadableImageError, match='1.jpg'):
-        build(photos, pipeline=PIPELINE)[1]
+        build(images, pipeline=PIPELINE)[1]
     with pytest.raises(UnreadableImageError, match='1.jpg'):
-        build(photos, pipeline=PIPELINE, on_error='skip', test_mode=True)[1]
-    dataset = build(photos, pipeline=PIPELINE, on_error='skip')
+        build(images, pipeline=PIPELINE, on_error='skip', test_mode=True)[1]
+    dataset = build(images, pipeline=PIPELINE, on_error='skip')
     first, again = dataset[1]['inputs'], dataset[1]['inputs']
     assert first['unreadable'] == 1
     assert all(torch.equal(first[key], again[key]) for key in first)
     substitutes = {dataset[SampleKey(0, epoch, 1)]['inputs']['images'].float().mean().item()
                    for epoch in range(8)}
-    assert len(substitutes) > 1  # not one photo shown ever more often
+    assert len(substitutes) > 1  # not one image shown ever more often
 
 
-def test_skip_gives_up_when_everything_is_broken(photos):
-    for path in photos.rglob('*.*'):
+def test_skip_gives_up_when_everything_is_broken(images):
+    for path in images.rglob('*.*'):
         if path.is_file():
             path.write_bytes(b'broken')
     with pytest.raises(UnreadableImageError, match='substitutes'):
-        build(photos, pipeline=PIPELINE, on_error='skip')[0]
+        build(images, pipeline=PIPELINE, on_error='skip')[0]

@@ -1,4 +1,4 @@
-"""Photos that could not be read during training: counted, listed, and too many stop the run."""
+"""Images that could not be read during training: counted, listed, and too many stop the run."""
 import logging
 from pathlib import Path
 
@@ -14,19 +14,19 @@ ALWAYS_TOLERATED = 10
 
 
 @HOOKS.register_module()
-class UnreadablePhotosHook(Hook):
+class UnreadableImagesHook(Hook):
     """Follows up on the dataset's `on_error='skip'`.
 
-    Each unreadable photo is named once in the log and in `unreadable_photos_rank{rank}.txt` in the
-    work directory. PackViews brings the numbers of replaced photos here; PackInputs needs `unreadable` among its
+    Each unreadable image is named once in the log and in `unreadable_images_rank{rank}.txt` in the
+    work directory. PackViews brings the numbers of replaced images here; PackInputs needs `unreadable` among its
     `meta_keys`.
 
     Args:
-        max_rate: share of the dataset's photos, found unreadable by this process, that stops the run
-            (never fewer than 10 photos).
+        max_rate: share of the dataset's images, found unreadable by this process, that stops the run
+            (never fewer than 10 images).
 
     Raises:
-        RuntimeError: too many photos are unreadable.
+        RuntimeError: too many images are unreadable.
     """
 
     def __init__(self, max_rate: float = 0.001):
@@ -34,7 +34,7 @@ class UnreadablePhotosHook(Hook):
         self.found: set[int] = set()
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        """Notes the photos of this batch that were replaced."""
+        """Notes the images of this batch that were replaced."""
         inputs = data_batch['inputs']
         if isinstance(inputs, dict):
             replaced = inputs['unreadable'].tolist()
@@ -47,13 +47,13 @@ class UnreadablePhotosHook(Hook):
         dataset = runner.train_dataloader.dataset
         path = dataset.get_data_info(index)['img_path']
         self.found.add(index)
-        listing = Path(runner.work_dir) / f'unreadable_photos_rank{get_rank()}.txt'
+        listing = Path(runner.work_dir) / f'unreadable_images_rank{get_rank()}.txt'
         with listing.open('a') as file:
             file.write(f'{path}\n')
-        print_log(f'{path} cannot be read, another photo stands in ({len(self.found)} so far).',
+        print_log(f'{path} cannot be read, another image stands in ({len(self.found)} so far).',
                   logger='current', level=logging.WARNING)
         limit = max(self.max_rate * len(dataset), ALWAYS_TOLERATED)
         if len(self.found) > limit:
             raise RuntimeError(
-                f'{len(self.found)} of {len(dataset)} photos cannot be read, at most {limit:.0f} are '
-                f'tolerated; see {listing}, or raise max_rate of UnreadablePhotosHook')
+                f'{len(self.found)} of {len(dataset)} images cannot be read, at most {limit:.0f} are '
+                f'tolerated; see {listing}, or raise max_rate of UnreadableImagesHook')

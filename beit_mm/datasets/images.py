@@ -1,4 +1,4 @@
-"""Photos without labels: a folder of any shape, or a list of files."""
+"""Images without labels: a folder of any shape, or a list of files."""
 import os
 import re
 
@@ -7,33 +7,33 @@ from mmengine.dataset import BaseDataset
 from beit_mm.functional.sample_seed import SampleKey, sample_seed, seed_generators
 from beit_mm.registry import DATASETS
 
-from .photo_reading import UnreadableImageError
+from .image_reading import UnreadableImageError
 
 EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.mpo', '.png', '.apng', '.webp', '.gif', '.bmp', '.ppm',
               '.pgm', '.tif', '.tiff')
-SUBSTITUTES = 10  # photos tried in place of an unreadable one; if all fail, it is not the photos
+SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
 
 
 @DATASETS.register_module()
 class UnlabeledImages(BaseDataset):
-    """Photos for pretraining. What is drawn for a sample depends on its SampleKey only (see
+    """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see
     functional.sample_seed).
 
     Args:
-        data_root: Folder of photos, searched to any depth; class folders are not needed and do no
+        data_root: Folder of images, searched to any depth; class folders are not needed and do no
             harm.
-        ann_file: List of photos, relative to `data_root`: one path a line, relative to
-            `data_prefix`, a label after it is ignored. '' takes every photo of the folder, in
+        ann_file: List of images, relative to `data_root`: one path a line, relative to
+            `data_prefix`, a label after it is ignored. '' takes every image of the folder, in
             sorted order.
-        data_prefix: Folder of the photos relative to `data_root`, as in mmpretrain, e.g.
+        data_prefix: Folder of the images relative to `data_root`, as in mmpretrain, e.g.
             `dict(img_path='train')`.
-        on_error: What an unreadable photo does: `error` raises, `skip` takes another one in its
+        on_error: What an unreadable image does: `error` raises, `skip` takes another one in its
             place, always the same one for the same key, and reports the index in `unreadable`. With
             `test_mode=True` it always raises.
         kwargs: As mmengine's BaseDataset: pipeline, indices, test_mode, serialize_data, lazy_init.
 
     Raises:
-        FileNotFoundError: The folder or list is missing or holds no photos.
+        FileNotFoundError: The folder or list is missing or holds no images.
         UnreadableImageError: See `on_error`; under `skip` when 10 substitutes cannot be read
             either.
     """
@@ -49,10 +49,10 @@ class UnlabeledImages(BaseDataset):
     def load_data_list(self) -> list[dict]:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f'no folder {folder!r}; expected a folder of photos')
-        paths = list_photos(folder) if not self.ann_file else read_list(self.ann_file)
+            raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
+        paths = list_images(folder) if not self.ann_file else read_list(self.ann_file)
         if not paths:
-            raise FileNotFoundError(f'no photos in {self.ann_file or folder!r}; '
+            raise FileNotFoundError(f'no images in {self.ann_file or folder!r}; '
                                     f'expected files ending in {" ".join(EXTENSIONS)}')
         return [dict(img_path=os.path.join(folder, path)) for path in paths]
 
@@ -73,10 +73,10 @@ class UnlabeledImages(BaseDataset):
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
-def list_photos(folder: str) -> list[str]:
-    """Paths of all photos below a folder, relative to it, sorted; hidden files and folders are left
+def list_images(folder: str) -> list[str]:
+    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left
     out."""
-    photos, folders = [], [('', frozenset())]
+    images, folders = [], [('', frozenset())]
     while folders:
         inner, above = folders.pop()
         real = os.path.realpath(os.path.join(folder, inner))
@@ -88,15 +88,15 @@ def list_photos(folder: str) -> list[str]:
                     continue
                 path = os.path.join(inner, entry.name)
                 if entry.name.lower().endswith(EXTENSIONS):
-                    photos.append(path)
+                    images.append(path)
                 elif entry.is_dir():
                     folders.append((path, above | {real}))
-    return sorted(photos)
+    return sorted(images)
 
 
 def read_list(ann_file: str) -> list[str]:
     """Paths in an annotation list: one a line, a whole number after it (a label) is left out."""
     if not os.path.isfile(ann_file):
-        raise FileNotFoundError(f'no file {ann_file!r}; expected a list of photos, one path a line')
+        raise FileNotFoundError(f'no file {ann_file!r}; expected a list of images, one path a line')
     with open(ann_file, encoding='utf-8') as file:
         return [re.sub(r'\s+\d+$', '', line.strip()) for line in file if line.strip()]

@@ -1,4 +1,4 @@
-"""Data for trying the package out: photo-like pictures with classes and label maps."""
+"""Data for trying the package out: image-like pictures with classes and label maps."""
 import json
 import shutil
 from multiprocessing import Pool
@@ -12,7 +12,7 @@ from .demo_scenes import OBJECTS, STUFF, paint_scene
 SPLITS = ('train', 'val')
 
 
-def make_demo_photos(folder: str, num_train: int = 1200, num_val: int = 300, size: int = 160,
+def make_demo_images(folder: str, num_train: int = 1200, num_val: int = 300, size: int = 160,
                      seed: int = 0) -> str:
     """Paint a data set: `train/<class>/*.jpg`, `val/<class>/*.jpg`, label maps of the same names
     in `annotations/`, `meta/classes.txt` (10 classes) and `meta/segmentation_classes.txt` (13).
@@ -66,7 +66,7 @@ def make_demo_photos(folder: str, num_train: int = 1200, num_val: int = 300, siz
 def _paint_one(folder: Path, split: str, index: int, size: int, seed: int) -> None:
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     kind = index % len(OBJECTS)
-    photo, labels = paint_scene(kind, size, rng)
+    image, labels = paint_scene(kind, size, rng)
     name = f'{OBJECTS[kind]}/{index:06d}'
-    Image.fromarray(photo).save(folder / split / f'{name}.jpg', quality=int(rng.integers(80, 96)))
+    Image.fromarray(image).save(folder / split / f'{name}.jpg', quality=int(rng.integers(80, 96)))
     Image.fromarray(labels).save(folder / 'annotations' / split / f'{name}.png')
