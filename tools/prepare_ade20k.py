@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from mmengine.utils import ProgressBar
 
 from beit_mm.datasets.archives import ArchiveError, write_file
-from beit_mm.datasets.images import list_images
+from beit_mm.datasets.image_folder import list_images
 
 COUNTS = dict(training=20_210, validation=2_000)
 KINDS = dict(images='.jpg', annotations='.png')

@@ -14,7 +14,7 @@ from pathlib import Path
 from scipy.io import loadmat
 
 from beit_mm.datasets.archives import ArchiveError, intact, open_tar, unpack_classes, unpack_files
-from beit_mm.datasets.images import list_images
+from beit_mm.datasets.image_folder import list_images
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit

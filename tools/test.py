@@ -18,7 +18,7 @@ from mmengine.dist import is_main_process
 from mmengine.registry import RUNNERS
 
 from beit_mm.engine.launch import argument_parser, load_config
-from beit_mm.engine.predictions import Predictions
+from beit_mm.engine.metrics import Predictions
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from torch import nn
 from beit_mm.checkpoint.content import meta_of
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.loading import load_from_file
-from beit_mm.engine.predictions import TOP, describe
-from beit_mm.engine.preprocessing import preprocessing_of_model
+from beit_mm.engine.checks import preprocessing_of_model
+from beit_mm.engine.metrics import TOP, describe
 from beit_mm.registry import MODELS
 
 from .images import ImageInput, Preparation, iterate_images, path_of

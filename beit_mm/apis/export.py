@@ -8,9 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from beit_mm.engine.preprocessing import preprocessing_of_model
-from beit_mm.layers.derived import DerivedTensor
-from beit_mm.models.backbone import BEiTBackbone
+from beit_mm.engine.checks import preprocessing_of_model
+from beit_mm.models.vit import BEiTBackbone, BiasReader, PositionEmbeddingReader
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
@@ -19,7 +18,7 @@ MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a
 
 
 class Constant(nn.Module):
-    """Stands where a DerivedTensor stood and gives one tensor whatever it is asked for."""
+    """Stands where a reader of position parameters stood and gives one tensor whatever it is asked for."""
 
     def __init__(self, value: Tensor):
         super().__init__()
@@ -90,7 +89,7 @@ def _fold(model: nn.Module, images: Tensor) -> Tensor:
     """Runs the model and puts constants in the place of what it derived from the images' size."""
     derived = {}
     for module in model.modules():
-        if isinstance(module, DerivedTensor):
+        if isinstance(module, (BiasReader, PositionEmbeddingReader)):
             module.register_forward_hook(lambda module, _, value: derived.update({module: value}))
     output = model(images)
     for parent in list(model.modules()):

@@ -9,7 +9,7 @@ from mmengine.config import Config, ConfigDict
 
 from beit_mm.checkpoint.config_text import read_config_text
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.engine.folder_runner import set_num_classes
+from beit_mm.engine.runner import set_num_classes
 
 
 @dataclass(frozen=True)

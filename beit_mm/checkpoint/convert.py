@@ -21,7 +21,7 @@ from beit_mm.checkpoint.formats import WRITE, check_complete, from_ours, task_of
 from beit_mm.checkpoint.locate import weights_in
 from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
 from beit_mm.checkpoint.writing import SUFFIXES, write_checkpoint
-from beit_mm.functional.relative_position import Grid
+from beit_mm.positions import Grid
 
 TARGETS = tuple(WRITE)
 # Of a run's meta, what belongs to the weights rather than to the run

@@ -8,8 +8,14 @@ from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.formats import SHARED_TABLE, TABLE, Weights, expand_shared_table, fold_layer_scale, to_ours
 from beit_mm.checkpoint.origin import origin_of
 from beit_mm.checkpoint.report import TASK_PARTS, LoadReport, listed
-from beit_mm.functional.position_embedding import resize_position_embedding, square_token_grid
-from beit_mm.functional.relative_position import Grid, num_relative_positions, resize_bias_table, square_grid
+from beit_mm.positions import (
+    Grid,
+    num_relative_positions,
+    resize_bias_table,
+    resize_position_embedding,
+    square_grid,
+    square_token_grid,
+)
 
 MIN_COVERAGE = 0.95  # of the backbone's other tensors
 

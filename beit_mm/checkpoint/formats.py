@@ -7,7 +7,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint import keys
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.functional.relative_position import Grid, num_relative_positions, relative_position_index, square_grid
+from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid
 
 Weights = dict[str, Tensor]
 TABLE = 'relative_position_bias_table'

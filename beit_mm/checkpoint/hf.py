@@ -6,8 +6,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.formats import SHARED_TABLE, TABLE, task_of
-from beit_mm.functional.position_embedding import square_token_grid
-from beit_mm.functional.relative_position import square_grid
+from beit_mm.positions import square_grid, square_token_grid
 
 CLASSES = dict(pretraining='BeitForMaskedImageModeling', classification='BeitForImageClassification',
                segmentation='BeitForSemanticSegmentation', features='BeitModel')

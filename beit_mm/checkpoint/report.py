@@ -2,7 +2,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from beit_mm.functional.relative_position import Grid
+from beit_mm.positions import Grid
 
 # Come and go with the task: the mask token and the norm after the last block.
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')

@@ -1,16 +1,19 @@
-"""Images, their transforms and samplers, and images that the package makes itself."""
+"""Images, their transforms, masks and samplers."""
 from .annotation import LoadAnnotation
-from .color_jitter import TwoViewColorJitter
-from .formatting import PackViews
-from .image_folder import ImageFolder
-from .image_reading import LoadImage, UnreadableImageError
-from .images import UnlabeledImages
-from .masks import BlockwiseMask, RandomMask
-from .rand_augment import RandAugment
-from .random_erasing import RandomErasing
-from .sampler import RepeatedAugmentationSampler, SeededSampler
+from .image_folder import ImageFolder, UnlabeledImages
+from .masking import BlockwiseMask, RandomMask
+from .samplers import RepeatedAugmentationSampler, SeededSampler
 from .segmentation_folder import SegmentationFolder
-from .two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop
+from .transforms import (
+    LoadImage,
+    PackViews,
+    RandAugment,
+    RandomErasing,
+    TwoViewCenterCrop,
+    TwoViewColorJitter,
+    TwoViewRandomResizedCrop,
+    UnreadableImageError,
+)
 
 __all__ = [
     'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',

@@ -3,9 +3,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 from PIL import Image
 
+from beit_mm.datasets.transforms import orientation, unreadable
 from beit_mm.registry import TRANSFORMS
-
-from .image_reading import orientation, unreadable
 
 IGNORED = 255  # label of pixels that count for nothing, mmseg's too
 LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
@@ -73,8 +72,8 @@ def read_labels(path: str) -> np.ndarray:
 def _wrong_size(path: str, found: tuple[int, int], image_path: str, expected: tuple[int, int]) -> str:
     with Image.open(image_path) as image:
         turned = found == tuple(expected)[::-1] and orientation(image) in SIDEWAYS
-    advice = "; the image_path's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
-    return (f'{path} is {found[1]} x {found[0]} pixels, its image_path {image_path} is {expected[1]} x {expected[0]}'
+    advice = "; the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+    return (f'{path} is {found[1]} x {found[0]} pixels, its image {image_path} is {expected[1]} x {expected[0]}'
             f'{advice if turned else "; expected the same size"}')
 
 

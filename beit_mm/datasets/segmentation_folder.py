@@ -3,11 +3,9 @@ import colorsys
 import os
 from collections.abc import Sequence
 
+from beit_mm.datasets.annotation import IGNORED
+from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
 from beit_mm.registry import DATASETS
-
-from .annotation import IGNORED
-from .image_folder import read_lines
-from .images import UnlabeledImages, list_images
 
 GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle fall into its largest gaps
 

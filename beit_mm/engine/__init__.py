@@ -1,21 +1,12 @@
-"""Optimizer wrappers and constructors, metrics, and the hooks that guard a run."""
-from .folder_runner import FolderRunner
-from .knn import KNNHook
-from .layer_accuracy import LayerAccuracy
-from .mim_metric import MIMMetric
-from .optim_constructor import BEiTOptimWrapperConstructor
-from .optim_wrapper import AutocastOptimWrapper
-from .plain_checkpoint import CheckpointMetaHook
-from .predictions import Predictions
-from .preprocessing import PreprocessingCheckHook
-from .rank_seed import RankSeedHook
-from .start_check import StartCheckHook
-from .throughput import ThroughputHook
-from .tokenizer_metric import TokenizerMetric
-from .unreadable_images import UnreadableImagesHook
+"""How a run goes: optimizer wrappers and constructors, checks, hooks, metrics, the runner of a folder."""
+from .checks import FitCheckHook
+from .hooks import CheckpointMetaHook, KNNHook, RankSeedHook, ThroughputHook, UnreadableImagesHook
+from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
+from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
+from .runner import FolderRunner
 
 __all__ = [
-    'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'FolderRunner', 'KNNHook', 'LayerAccuracy', 'MIMMetric',
-    'CheckpointMetaHook', 'Predictions', 'PreprocessingCheckHook', 'RankSeedHook', 'StartCheckHook', 'ThroughputHook',
-    'TokenizerMetric', 'UnreadableImagesHook'
+    'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'CheckpointMetaHook', 'FitCheckHook', 'FolderRunner',
+    'KNNHook', 'LayerAccuracy', 'MIMMetric', 'Predictions', 'RankSeedHook', 'ThroughputHook', 'TokenizerMetric',
+    'UnreadableImagesHook'
 ]

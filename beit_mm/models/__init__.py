@@ -1,17 +1,14 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
 from beit_mm.checkpoint.loading import install_loader
 
-from .backbone import BEiTBackbone
-from .classification_preprocessor import ClassificationDataPreprocessor
-from .data_preprocessor import TwoViewDataPreprocessor
-from .heads import BEiTMIMHead, PixelRegressionHead
-from .linear_probe import LinearProbe
-from .pretrainer import BEiTPretrainer
-from .tokenizers import DALLETokenizer, DiscreteVAE
+from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
+from .probe import ClassificationDataPreprocessor, LinearProbe
+from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer
+from .vit import BEiTBackbone
 
 __all__ = [
     'BEiTBackbone', 'BEiTMIMHead', 'BEiTPretrainer', 'ClassificationDataPreprocessor', 'DALLETokenizer', 'DiscreteVAE',
-    'LinearProbe', 'PixelRegressionHead', 'TwoViewDataPreprocessor'
+    'LinearProbe', 'PixelRegressionHead', 'Tokenizer', 'TwoViewDataPreprocessor'
 ]
 
 install_loader()

@@ -5,7 +5,7 @@ import torch
 from mmseg.models.segmentors import EncoderDecoder
 from torch import Tensor
 
-from beit_mm.engine.optim_wrapper import DTYPES, usable_dtype
+from beit_mm.engine.optim import DTYPES, usable_dtype
 from beit_mm.registry import MODELS
 
 from .sliding import Grid, View, slide

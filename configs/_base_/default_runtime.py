@@ -8,9 +8,8 @@ default_hooks = dict(
     checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'))
 custom_hooks = [
-    dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.FitCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
-    dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),

@@ -12,10 +12,8 @@ default_hooks = dict(
     # draws where `mim test` is given --show-dir
     visualization=dict(type='SegVisualizationHook'))
 custom_hooks = [
-    dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.FitCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
-    dict(type='beit_mm.LabelCheckHook'),
-    dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),

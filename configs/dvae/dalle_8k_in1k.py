@@ -59,7 +59,7 @@ log_processor = dict(by_epoch=False)
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=50_000))
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.
 custom_hooks = [
-    dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.FitCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),

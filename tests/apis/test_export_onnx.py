@@ -12,7 +12,7 @@ from torch import nn
 
 from beit_mm.apis import export
 from beit_mm.apis.export import export_onnx
-from beit_mm.functional.relative_position import bias_from_table
+from beit_mm.positions import bias_from_table
 from beit_mm.registry import MODELS
 
 onnx = pytest.importorskip('onnx')

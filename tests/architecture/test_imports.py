@@ -181,7 +181,7 @@ def test_without_mmseg_everything_else_is_found():
     code = """import sys
 sys.modules['mmseg'] = None  # as if it were not installed
 from beit_mm import registry
-assert registry.MODELS.get('BEiTBackbone') and registry.HOOKS.get('StartCheckHook')
+assert registry.MODELS.get('BEiTBackbone') and registry.HOOKS.get('FitCheckHook')
 assert registry.MODELS.get('SlidingSegmentor') is None
 assert 'beit_mm.segmentation' not in sys.modules"""
     subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=ROOT, check=True)

@@ -7,8 +7,8 @@ from mmengine.runner import load_checkpoint
 from scipy.interpolate import RectBivariateSpline
 
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.functional.relative_position import geometric_offsets, num_relative_positions
 from beit_mm.models import BEiTBackbone
+from beit_mm.positions import geometric_offsets, num_relative_positions
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=4)
 PLUS = dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)

@@ -18,7 +18,7 @@ from PIL import Image
 from beit_mm.apis.classify import CLASSIFIER, ClassificationInferencer, _usual_preparation
 from beit_mm.apis.parts import parts_of
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.engine.folder_runner import set_num_classes
+from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 

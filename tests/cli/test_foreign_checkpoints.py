@@ -14,7 +14,7 @@ from timm.models.beit import Beit
 
 CLASSIFICATION = '''
 default_scope = 'mmpretrain'
-custom_hooks = [dict(type='beit_mm.PreprocessingCheckHook')]
+custom_hooks = [dict(type='beit_mm.FitCheckHook')]
 data_preprocessor = dict(mean=[127.5] * 3, std=[127.5] * 3, to_rgb=True, num_classes=3)
 model = dict(
     type='ImageClassifier',

@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from beit_mm.apis.segment import SegmentationInferencer
-from beit_mm.engine.folder_runner import set_num_classes
+from beit_mm.engine.runner import set_num_classes
 
 CLASSES = ('sky', 'building', 'pole')
 IMAGES = {'plain': (40, 50), 'odd': (33, 47), 'wide': (20, 400), 'dot': (1, 1), 'gray': (50, 60), 'cmyk': (60, 50),

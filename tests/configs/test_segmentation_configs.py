@@ -10,7 +10,7 @@ from helpers import ROOT
 from mmengine.config import Config
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 
-from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor
+from beit_mm.engine.optim import BEiTOptimWrapperConstructor
 from beit_mm.registry import MODELS
 
 CONFIGS = ROOT / 'configs'

@@ -6,11 +6,9 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from beit_mm.datasets.color_jitter import TwoViewColorJitter, contrast_level, jitter_pixels
 from beit_mm.datasets.demo_scenes import paint_scene
-from beit_mm.datasets.resizing import resize_bicubic
-from beit_mm.datasets.two_views import draw_box
-from beit_mm.functional.color_jitter import jitter_images
+from beit_mm.datasets.resize import resize_bicubic
+from beit_mm.datasets.transforms import TwoViewColorJitter, contrast_level, draw_box, jitter_images, jitter_pixels
 
 
 def draw_params():

@@ -4,7 +4,7 @@ import pytest
 from labelled import CLASSES, TEST_PIPELINE, make_images
 from PIL import Image
 
-from beit_mm.functional.sample_seed import SampleKey
+from beit_mm.datasets.samplers import SampleKey
 from beit_mm.registry import DATASETS
 
 

@@ -1,12 +1,12 @@
 """Odd images, made here, are read right or refused with their path."""
 import io
 
+import mmcv
 import numpy as np
 import pytest
 from PIL import Image
 
-from beit_mm.datasets import image_reading
-from beit_mm.datasets.image_reading import UnreadableImageError, read_image
+from beit_mm.datasets.transforms import LoadImage, UnreadableImageError, read_image
 
 
 def save(path, image, **kwargs):
@@ -158,7 +158,7 @@ def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
 def test_mistakes_of_ours_are_not_taken_for_broken_files(tmp_path, monkeypatch, scene, mistake):
     def to_rgb(image):
         raise mistake
-    monkeypatch.setattr(image_reading, 'to_rgb', to_rgb)
+    monkeypatch.setattr('beit_mm.datasets.transforms.to_rgb', to_rgb)
     with pytest.raises(mistake):
         read_image(save(tmp_path / 'a.png', scene))
 
@@ -169,3 +169,12 @@ def test_missing_file_and_bomb_are_named(tmp_path, monkeypatch, scene):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)
     with pytest.raises(UnreadableImageError, match='bomb.png.*DecompressionBomb'):
         read_image(save(tmp_path / 'bomb.png', scene))
+
+
+def test_an_array_of_openmmlabs_inferencers_is_bgr(tmp_path):
+    rgb = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    path = save(tmp_path / 'a.png', Image.fromarray(rgb))
+    load = LoadImage()
+    of_file, of_array = load.transform(dict(img_path=path)), load.transform(dict(img=mmcv.imread(path)))
+    assert np.array_equal(of_array['img'], rgb) and np.array_equal(of_file['img'], rgb)
+    assert of_array['ori_shape'] == of_file['ori_shape'] == (7, 9)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beit_mm.datasets import RepeatedAugmentationSampler
-from beit_mm.functional.sample_seed import SampleKey, sample_seed, seed_generators
+from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.registry import DATA_SAMPLERS, DATASETS
 
 WORLDS = [1, 2, 8, 16]

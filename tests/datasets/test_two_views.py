@@ -8,8 +8,8 @@ from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
 from beit_mm.datasets.demo_scenes import paint_scene
-from beit_mm.datasets.resizing import remembered_bands, resize_bicubic, resize_lanczos
-from beit_mm.datasets.two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
+from beit_mm.datasets.resize import cached_bands, resize_bicubic, resize_lanczos
+from beit_mm.datasets.transforms import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
 
 
 @pytest.fixture(scope='module')
@@ -39,11 +39,11 @@ def exact(image, size, lobes, kernel):
 
 def test_weights_of_large_images_are_not_remembered():
     """A pair of lengths takes 324 kB at 4000 pixels, times a thousand pairs, times every worker."""
-    remembered_bands.cache_clear()
+    cached_bands.cache_clear()
     for length in (1000, 4000):
         resize_lanczos(np.zeros((length, 8, 3), np.uint8), (16, 8))
-    assert remembered_bands.cache_info().currsize == 2  # (8, 8) and (1000, 16)
-    assert sum(band.nbytes for *_, band in remembered_bands(1000, 112)) < 100_000
+    assert cached_bands.cache_info().currsize == 2  # (8, 8) and (1000, 16)
+    assert sum(band.nbytes for *_, band in cached_bands(1000, 112)) < 100_000
 
 
 def cubic(x):

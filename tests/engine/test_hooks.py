@@ -9,7 +9,7 @@ import torch
 from helpers import make_runner
 from PIL import Image
 
-from beit_mm.engine.throughput import ThroughputHook
+from beit_mm.engine.hooks import ThroughputHook
 from beit_mm.visualization.curves import read_scalars
 
 
@@ -131,7 +131,7 @@ def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
 
 def test_throughput_is_images_over_seconds_not_a_mean_of_rates(monkeypatch):
     clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
-    monkeypatch.setattr('beit_mm.engine.throughput.time.perf_counter', lambda: next(clock))
+    monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: next(clock))
     logged = {}
     runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__))
     hook = ThroughputHook()

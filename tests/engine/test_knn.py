@@ -8,7 +8,7 @@ import torch
 from helpers import make_runner
 from labelled import loader, make_images
 
-from beit_mm.engine.knn import knn_predict
+from beit_mm.engine.hooks import knn_predict
 
 
 def plain_loop(features, known, labels, num_classes, k, temperature):

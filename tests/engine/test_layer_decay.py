@@ -7,8 +7,7 @@ import torch
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
-from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor
-from beit_mm.engine.optim_wrapper import AutocastOptimWrapper
+from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
@@ -137,7 +136,7 @@ def test_one_rate_is_two_groups_and_wrong_ones_are_refused():
         BEiTOptimWrapperConstructor(dict(optimizer={}), dict(layer_decay_rate=0.5, custom_keys={}))
     with pytest.raises(ValueError, match='set optim_wrapper.optimizer.lr'):
         BEiTOptimWrapperConstructor(dict(optimizer=dict(type='AdamW')), dict(layer_decay_rate=0.5))(model)
-    with pytest.raises(ValueError, match='needs one module with get_layer_depth.*Linear has none'):
+    with pytest.raises(ValueError, match='needs one BEiTBackbone.*Linear has 0'):
         wrap(nn.Linear(2, 2), 0.5)
 
 
@@ -165,38 +164,22 @@ def test_deep_frozen_and_fused():
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == set(rates)
 
 
-def run(accumulation: int, warmup: int, epochs: int = 10, length: int = 5) -> tuple[list[float], torch.Tensor]:
-    """Learning rates of all updates, as the optimizer sees them, and the weights at the end; mmengine's loop."""
+def train(accumulation: int) -> torch.Tensor:
+    """The weights after 20 updates at a constant rate, each from `accumulation` parts of the same batch."""
     model = nn.Linear(3, 1, bias=False)
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     wrapper = AutocastOptimWrapper('float32', optimizer=optimizer, accumulative_counts=accumulation)
-    schedules = schedulers(wrapper, 0.1, warmup, epochs, length * accumulation)
-    wrapper.initialize_count_status(model, 0, epochs * length * accumulation)
-    used = []
-    optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]['lr']))
-    data = torch.randn(epochs * length, 4, 3, generator=torch.Generator().manual_seed(0))
-    for batch in data:
+    wrapper.initialize_count_status(model, 0, 20 * accumulation)
+    for batch in torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0)):
         for part in batch.chunk(accumulation):
             with wrapper.optim_context(model):
                 loss = model(part).square().mean()
             wrapper.update_params(loss)
-            for scheduler in schedules:
-                scheduler.step()
-    return used, model.weight.detach()
-
-
-def test_accumulation_keeps_the_schedule_of_the_updates():
-    whole, parts = run(1, warmup=2)[0], run(4, warmup=2)[0]
-    assert len(whole) == len(parts) == 50
-    assert parts[10:] == pytest.approx(whole[10:], rel=1e-9)
-    # A warm-up rises from its first batch to its last one: W - 1 intervals, or 4W - 1. An update k is at k / (W - 1) or
-    # 4k / (4W - 1) of it, always (4 - 1) / (4W - 1) of itself lower.
-    assert parts[1:10] == pytest.approx([lr * (1 - 3 / 39) for lr in whole[1:10]], rel=1e-7)
-    assert parts[0] == whole[0] == pytest.approx(1e-10)
+    return model.weight.detach()
 
 
 def test_accumulation_trains_the_same_model():
-    (rates, weight), (parts, same) = run(1, warmup=0), run(4, warmup=0)
-    assert parts == pytest.approx(rates, rel=1e-9)
-    torch.testing.assert_close(weight, same)
+    whole = train(1)
+    assert not torch.equal(whole, torch.ones(1, 3))
+    torch.testing.assert_close(train(4), whole)

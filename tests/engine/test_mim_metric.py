@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from beit_mm.engine.mim_metric import MIMMetric, entropy
+from beit_mm.engine.metrics import MIMMetric, entropy
 
 
 def test_entropy_of_known_frequencies():

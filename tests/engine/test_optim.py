@@ -3,8 +3,13 @@ import pytest
 import torch
 from helpers import narrow_model
 
-from beit_mm.engine.optim_constructor import BEiTOptimWrapperConstructor, decay_groups
-from beit_mm.engine.optim_wrapper import MAX_STEPS_WITHOUT_GRADIENT, AutocastOptimWrapper, usable_dtype
+from beit_mm.engine.optim import (
+    MAX_STEPS_WITHOUT_GRADIENT,
+    AutocastOptimWrapper,
+    BEiTOptimWrapperConstructor,
+    decay_groups,
+    usable_dtype,
+)
 from beit_mm.registry import MODELS
 
 ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)

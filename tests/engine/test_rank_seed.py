@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from mmengine.runner import set_random_seed
 
-from beit_mm.engine.rank_seed import RankSeedHook
+from beit_mm.engine.hooks import RankSeedHook
 
 
 def draws_of(rank: int, monkeypatch) -> tuple:
     """What a process draws after mmengine has seeded it and the hook has run."""
     set_random_seed(5)  # as mmengine does in every process
-    monkeypatch.setattr('beit_mm.engine.rank_seed.get_rank', lambda: rank)
+    monkeypatch.setattr('beit_mm.engine.hooks.get_rank', lambda: rank)
     RankSeedHook().before_train(SimpleNamespace(seed=5))
     return random.random(), np.random.beta(0.8, 0.8), torch.rand(()).item()
 

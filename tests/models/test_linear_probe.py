@@ -45,7 +45,7 @@ def test_features_are_the_blocks_outputs_averaged():
 
 def test_layers_start_and_mode():
     model = build(layers=[-1, 0], feature='cls_mean', num_classes=400).train()
-    assert list(model.heads) == ['0', '2'] and model.heads['0'].in_features == 64
+    assert list(model.heads) == ['2', '0'] and model.heads['0'].in_features == 64
     assert not model.backbone.training and model.training
     weights = torch.cat([head.weight.detach().flatten() for head in model.heads.values()])
     assert weights.std() == pytest.approx(0.01, rel=0.02) and weights.mean().abs() < 2e-4

@@ -6,8 +6,12 @@ import torch
 import torch.nn.functional as F
 from helpers import narrow_model
 
-from beit_mm.engine.optim_constructor import decay_groups
-from beit_mm.functional.tokens import masked_positions
+from beit_mm.datasets.masking import RandomMask
+from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.engine.checks import check_views
+from beit_mm.engine.optim import decay_groups
+from beit_mm.models.beit import masked_positions
+from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
 
 
@@ -111,12 +115,10 @@ def test_pixel_regression():
 def test_a_tokenizer_without_encode_at_gives_the_same_loss():
 
     @MODELS.register_module(name='PlainTokenizer', force=True)
-    class PlainTokenizer(torch.nn.Module):
+    class PlainTokenizer(Tokenizer, torch.nn.Module):
         """The least that the interface of tokenizers asks for."""
         vocab_size = 32
-
-        def grid_size(self, height, width):
-            return height // 8, width // 8
+        stride = 8
 
         def encode(self, images):
             return (F.avg_pool2d(images, 8).sum(1) * 10).long().clamp(0, 31)
@@ -203,9 +205,11 @@ def test_wrong_combinations_are_refused():
     with pytest.raises(ValueError, match='set second_size in the pipeline'):
         model(dict(make_inputs(), tokenizer_images=None), mode='loss')
     for wrong in ((2, 8), (3, 3)):
-        mask = torch.ones(3, *wrong, dtype=torch.bool)
         with pytest.raises(ValueError, match=r"set the mask transform's grid to \(4, 4\)"):
-            model(dict(make_inputs(), mask=mask, positions=masked_positions(mask)), mode='loss')
+            check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])
     for size in (16, 36):
         with pytest.raises(ValueError, match='set second_size to 32 x 32'):
-            model(dict(make_inputs(), tokenizer_images=torch.rand(3, 3, size, size)), mode='loss')
+            check_views(model, [TwoViewCenterCrop(32, size)])
+    check_views(model, [TwoViewCenterCrop(32, 32), RandomMask((4, 4), 2)])
+    with pytest.raises(ValueError, match='expected a Tokenizer'):
+        MODELS.build(narrow_model(target_generator=dict(type='beit_mm.BEiTBackbone', arch='tiny', img_size=32)))

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from safetensors.torch import save_file
 
 from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.engine.tokenizer_metric import TokenizerMetric
+from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
 
 SMALL_DALLE = dict(hidden=8, vocab_size=32)

@@ -4,9 +4,8 @@ import torch
 from timm.models.beit import Beit
 from transformers import BeitConfig, BeitModel
 
-from beit_mm.functional.position_embedding import resize_position_embedding
-from beit_mm.functional.relative_position import resize_bias_table
 from beit_mm.models import BEiTBackbone
+from beit_mm.positions import resize_bias_table, resize_position_embedding
 
 ARCH = dict(embed_dims=48, num_layers=3, num_heads=4)
 VARIANTS = {

@@ -3,9 +3,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beit_mm.functional.pixels import map_pixels, unmap_pixels
-from beit_mm.layers.dalle import DALLEDecoder, DALLEEncoder
 from beit_mm.models import DALLETokenizer
+from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
+from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
 
 dall_e = pytest.importorskip('dall_e')
 

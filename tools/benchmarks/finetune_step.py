@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.formats import from_ours
 from beit_mm.engine import AutocastOptimWrapper, BEiTOptimWrapperConstructor
-from beit_mm.models.backbone import ARCHITECTURES
+from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
 
 GFLOP_PER_IMAGE = dict(base=105.1, large=369.0)  # forward and backward of a ViT

@@ -22,8 +22,8 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.datasets.demo_scenes import OBJECTS, paint_scene
-from beit_mm.functional.blockwise_mask import BlockwiseMaskGenerator, random_mask
-from beit_mm.functional.sample_seed import SampleKey, seed_generators
+from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+from beit_mm.datasets.samplers import SampleKey, seed_generators
 from beit_mm.registry import DATASETS
 
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
@@ -72,9 +72,9 @@ def time_masks() -> None:
     random.seed(0)
     print(f'{"mask":34s} {"us":>7s}')
     for variant, number in (('released', 75), ('exact', 75), ('paper', 78.4)):
-        generate = BlockwiseMaskGenerator((14, 14), number, variant=variant)
+        generate = BlockwiseMask((14, 14), number, variant=variant).draw
         print(f'{"blockwise, " + variant:34s} {microseconds(generate):7.1f}')
-    print(f'{"random":34s} {microseconds(lambda: random_mask((14, 14), 75)):7.1f}')
+    print(f'{"random":34s} {microseconds(lambda: RandomMask((14, 14), 75).transform({})):7.1f}')
     print(f'{"seeding a sample":34s} '
           f'{microseconds(lambda: seed_generators(SampleKey(0, 1, 2))):7.1f}')
 

@@ -17,8 +17,8 @@ from mmengine.device import get_device
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
 
+from beit_mm.datasets.masking import BlockwiseMask
 from beit_mm.engine import AutocastOptimWrapper, BEiTOptimWrapperConstructor  # noqa: F401
-from beit_mm.functional.blockwise_mask import BlockwiseMaskGenerator
 from beit_mm.registry import MODELS
 
 # 105.1 for ViT-B forward and backward, 52.1 for the tokenizer, 2.8 for the head on 75 tokens
@@ -61,7 +61,7 @@ def make_batch(size: int) -> tuple[dict, dict]:
     """The same images and masks as our pipeline collates them and as mmpretrain's does."""
     first = torch.randint(0, 256, (size, 224, 224, 3), dtype=torch.uint8)
     second = torch.randint(0, 256, (size, 112, 112, 3), dtype=torch.uint8)
-    generate = BlockwiseMaskGenerator((14, 14), 75)
+    generate = BlockwiseMask((14, 14), 75).draw
     masks = torch.stack([torch.from_numpy(generate()) for _ in range(size)])
     samples = []
     for mask in masks:

@@ -36,7 +36,7 @@ from mmengine.logging import MMLogger
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.formats import from_ours
-from beit_mm.models.backbone import ARCHITECTURES
+from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
 from beit_mm.segmentation.multi_scale import RATIOS, MultiScaleTTA, MultiScaleViews
 from beit_mm.segmentation.sliding import spans

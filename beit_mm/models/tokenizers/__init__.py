@@ -1,5 +1,6 @@
-"""Tokenizers: images to visual tokens, and back where they can."""
+"""Visual tokenizers: images to the tokens that pretraining predicts."""
+from .base import Tokenizer
 from .dalle import DALLETokenizer
 from .discrete_vae import DiscreteVAE
 
-__all__ = ['DALLETokenizer', 'DiscreteVAE']
+__all__ = ['DALLETokenizer', 'DiscreteVAE', 'Tokenizer']

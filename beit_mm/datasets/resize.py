@@ -1,0 +1,83 @@
+"""Antialiased resizing on the CPU with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast.
+
+Both filter every row, round to whole levels, then every column, as Pillow does. Newer Pillow filters columns first
+where that is less work; single pixels of such images, beside hard edges, differ by several levels then, elsewhere by at
+most 1.
+"""
+from functools import lru_cache
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+LOBES = 3  # of the Lanczos filter
+BLOCK = 16  # output pixels that share one matrix
+MAX_CACHED_LENGTH = 1000  # pixels; weights of longer crops are computed anew, 8% of the resizing at 2000
+
+
+def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize by torch's vectorised uint8 kernel (torchvision's, too).
+
+    Args:
+        image: uint8 (H, W, 3).
+        size: (height, width) in pixels.
+
+    Returns:
+        uint8 (height, width, 3), contiguous.
+    """
+    # the new axis first: then torch sees channels_last, and the result needs no reordering
+    channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
+    resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
+    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+
+
+def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize with a Lanczos filter of 3 lobes, widened by the scale when shrinking.
+
+    Args:
+        image: uint8 (H, W, 3).
+        size: (height, width) in pixels.
+
+    Returns:
+        uint8 (height, width, 3), contiguous.
+    """
+    return _filter_columns(cv2.transpose(_filter_columns(cv2.transpose(image), size[1])), size[0])
+
+
+def _filter_columns(image: np.ndarray, new_height: int) -> np.ndarray:
+    """Lanczos along the first axis: a product with a banded matrix.
+
+    In blocks of 16 output pixels the band is nearly dense (from 350 to 112 pixels each takes 19 of
+    its block's 66 inputs), so that matrix products beat a loop over pixels.
+    """
+    height, width, channels = image.shape
+    pixels = torch.from_numpy(image).float().view(height, width * channels)
+    weights = cached_bands if height <= MAX_CACHED_LENGTH else lanczos_bands
+    filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(height, new_height)])
+    levels = filtered.round_().clamp_(0, 255).byte()
+    return levels.view(new_height, width, channels).numpy()
+
+
+def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Tensor]]:
+    """For each block of output pixels: its first and last + 1 input, weights (outputs, inputs)."""
+    scale = length / new_length
+    stretch = max(scale, 1.0)
+    center = (np.arange(new_length) + 0.5) * scale
+    first = np.maximum((center - LOBES * stretch + 0.5).astype(int), 0)
+    last = np.minimum((center + LOBES * stretch + 0.5).astype(int), length)
+    bands = []
+    for start in range(0, new_length, BLOCK):
+        block = slice(start, start + BLOCK)
+        inputs = np.arange(first[block][0], last[block][-1])
+        x = (inputs + 0.5 - center[block, None]) / stretch
+        weights = np.sinc(x) * np.sinc(x / LOBES)
+        weights *= (inputs >= first[block, None]) & (inputs < last[block, None])
+        weights /= weights.sum(axis=1, keepdims=True)
+        bands.append((int(inputs[0]), int(inputs[-1]) + 1, torch.from_numpy(weights).float()))
+    return bands
+
+
+# About 81 bytes for each pixel of the length: 41 MB in each process that resizes, once all lengths
+# up to 1000 have come by.
+cached_bands = lru_cache(maxsize=1024)(lanczos_bands)

@@ -1,0 +1,110 @@
+"""Which sample is drawn when, and with which randomness.
+
+What is drawn for an image depends on its SampleKey (seed, epoch, index) and on nothing else. Workers, ranks, batch size
+and the order of loading then change nothing, and a resumed run draws what the uninterrupted one would have drawn.
+"""
+import hashlib
+import random
+import struct
+from collections.abc import Iterator, Sized
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from mmengine.dataset import DefaultSampler
+
+from beit_mm.registry import DATA_SAMPLERS
+
+
+class SampleKey(NamedTuple):
+    """Names one appearance of one sample.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Epoch, from 0; stays 0 in validation, so that masks there are fixed.
+        index: Position in the dataset.
+    """
+    seed: int
+    epoch: int
+    index: int
+
+
+def sample_seed(key: SampleKey, attempt: int = 0) -> int:
+    """64 well mixed bits of a key; neighbouring keys give unrelated numbers.
+
+    Args:
+        key: The sample.
+        attempt: A further number to tell draws for the same key apart.
+    """
+    numbers = struct.pack('<4q', *key, attempt)
+    return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), 'little')
+
+
+def seed_generators(key: SampleKey) -> None:
+    """Seed `random` and `numpy.random`, which our transforms and those of the libraries draw from.
+
+    torch's generator is left alone: without workers it is the model's own (drop path).
+    """
+    seed = sample_seed(key)
+    random.seed(seed)
+    np.random.seed(seed >> 32)
+
+
+@DATA_SAMPLERS.register_module()
+class SeededSampler(DefaultSampler):
+    """mmengine's DefaultSampler, yielding `SampleKey(seed, epoch, index)` instead of the bare
+    index.
+
+    Persistent workers keep their first copy of the dataset, so the epoch has to travel with the
+    index. mmengine calls `set_epoch` in training only: in validation the epoch stays 0 and every
+    pass draws the same masks (give `seed=0` there to have them the same in every run).
+
+    Args: as DefaultSampler.
+    """
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        for index in super().__iter__():
+            yield SampleKey(self.seed, self.epoch, index)
+
+
+@DATA_SAMPLERS.register_module()
+class RepeatedAugmentationSampler(DefaultSampler):
+    """Shows each image of the epoch several times in a row, each time augmented differently.
+
+    The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards, so copies go to different
+    ranks where there are several. An epoch is as long as without copies: it shows len // 256 * 256 images (all, where
+    there are fewer than 256), so that of three copies each it shows a third of the dataset, another one every time.
+    Ranks show equally many; 0 to ranks - 1 images fall away where that does not divide.
+
+    Dealt like this, one step of all ranks together shows the same images whatever their number; on a single rank the
+    copies lie in the same batch. An epoch is thus the same for 1, 2, 4, ..., 256 ranks.
+
+    Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two appearances are augmented alike, and none
+    depends on the rank that it goes to.
+
+    Args:
+        dataset: The dataset.
+        num_repeats: Copies of an image.
+        seed: Of the order and of the augmentations; None: one that the ranks agree on.
+
+    Raises:
+        ValueError: `num_repeats` is below 1, or there are more ranks than images.
+
+    Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
+    Differs from it in: small datasets, whose epochs are empty there; the seed, which is the epoch there.
+    """
+
+    def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
+        super().__init__(dataset, seed=seed)
+        if num_repeats < 1:
+            raise ValueError(f'num_repeats is {num_repeats}; expected 1 or more')
+        self.num_repeats = num_repeats
+        self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size
+        if not self.num_samples:
+            raise ValueError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        for place in range(self.rank, self.num_samples * self.world_size, self.world_size):
+            image, copy = divmod(place, self.num_repeats)
+            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image]))

@@ -1,0 +1,454 @@
+"""Transforms of images: reading any file, two views of one crop, jitter, augmentation, packing.
+
+What is random is drawn from `random` and `numpy.random`, which the datasets seed for each sample.
+"""
+import io
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import cv2
+import numpy as np
+import torch
+from mmcv.transforms import BaseTransform
+from mmpretrain.datasets import RandAugment as RandAugmentBGR
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from beit_mm.datasets.resize import resize_bicubic, resize_lanczos
+from beit_mm.registry import TRANSFORMS
+
+ORIENTATION_TAG = 0x0112
+UPRIGHT = {  # EXIF orientation -> what turns the stored pixels upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+Box = tuple[int, int, int, int]  # top, left, height, width in pixels
+Size = int | tuple[int, int]  # side, or (height, width), in pixels
+LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
+MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
+BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
+
+
+class UnreadableImageError(OSError):
+    """An image file that is missing, truncated, broken or a decompression bomb; the message begins
+    with its path."""
+
+
+@TRANSFORMS.register_module()
+class LoadImage(BaseTransform):
+    """Reads `img_path` into `img`: uint8 array (H, W, 3), **RGB**, upright.
+
+    Gray and CMYK become RGB, 16 bit is scaled to 8 (not clipped), transparency is laid on white, of
+    an animation the first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the
+    **BGR** array (H, W, 3) that OpenMMLab's own inferencers hand over.
+
+    Raises:
+        UnreadableImageError: The file cannot be read; the message names it.
+
+    Differs from mmcv's LoadImageFromFile in: RGB, not BGR; what is listed above; nothing unreadable
+    passes silently.
+    """
+
+    def transform(self, results: dict) -> dict:
+        if 'img' in results:
+            results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
+        else:
+            results['img'] = image = read_image(results['img_path'])
+        results['img_shape'] = results['ori_shape'] = image.shape[:2]
+        return results
+
+
+def read_image(path: str) -> np.ndarray:
+    """Reads an image file.
+
+    Args:
+        path: Any format that Pillow knows.
+
+    Returns:
+        uint8 array (H, W, 3), RGB, upright.
+
+    Raises:
+        UnreadableImageError: The file cannot be read.
+    """
+    # Libraries at work on the bytes of strangers raise nearly everything, struct.error, SyntaxError,
+    # TypeError: whatever it is, it is the file's doing, and must not end a run that skips.
+    with unreadable(path, Exception):
+        with open(path, 'rb') as file:
+            data = file.read()
+        image = Image.open(io.BytesIO(data))  # reads the header only; refuses decompression bombs
+        turn = UPRIGHT.get(orientation(image))
+        if image.format == 'JPEG' and image.mode == 'RGB' and turn is None:
+            # the same pixels as Pillow's, without its detour over four bytes a pixel
+            data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            return decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+        image.load()  # decodes; some formats learn of their palette or transparency only here
+    # Our own code at work on decoded pixels: a mode that has no way to RGB, or too many pixels for
+    # the memory. Any other error is a mistake of ours, and skipping images would hide it.
+    with unreadable(path, OSError, ValueError, MemoryError):
+        image = to_rgb(image)
+        return np.array(image if turn is None else image.transpose(turn))
+
+
+@contextmanager
+def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns `errors` into UnreadableImageError with the path."""
+    try:
+        yield
+    except errors as error:
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = 'unknown format' if unknown else f'{type(error).__name__}: {error}'
+        raise UnreadableImageError(f'{path}: cannot be read as an image ({reason})') from error
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; 1 where there is none or the tag cannot be parsed."""
+    try:
+        return image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # a broken EXIF block does not make the pixels unreadable
+        return 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The first frame as an 8-bit RGB image, transparency laid on white."""
+    if image.mode[0] in 'IF':
+        return deep_gray_to_rgb(image)
+    if not image.has_transparency_data:
+        return image.convert('RGB')
+    image = image.convert('RGBA')
+    return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image).convert('RGB')
+
+
+def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
+    """Gray of 16 bits: 0 to 65535 becomes 0 to 255. Of 32 bits, signed, or float, which have no
+    fixed white: its own range does.
+
+    Pillow gives 16 bits of PGM, and older Pillow those of PNG, in the mode of 32 bits, 'I'.
+    """
+    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+    sixteen_bits = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
+    low, high = (0, 65535) if sixteen_bits else (values.min(), values.max())
+    gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    if 'transparency' in image.info:
+        gray[values == image.info['transparency']] = 255
+    return Image.fromarray(gray).convert('RGB')
+
+
+class TwoViews(BaseTransform):
+    """Base of the two crops: from `img` (H, W, 3) to `images` (size) and `tokenizer_images` (second_size),
+    uint8 RGB.
+
+    Args:
+        size: Side of the first view in pixels, or (height, width); bicubic.
+        second_size: The same for the tokenizer's view, Lanczos; None: no second view.
+    """
+
+    def __init__(self, size: Size, second_size: Size | None) -> None:
+        self.size = as_size(size)
+        self.second_size = None if second_size is None else as_size(second_size)
+
+    def add_views(self, results: dict, box: Box, flip: bool) -> dict:
+        top, left, height, width = box
+        crop = np.ascontiguousarray(results['img'][top:top + height, left:left + width])
+        views = dict(images=resize_bicubic(crop, self.size))
+        if self.second_size is not None:
+            views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
+        if flip:  # by torch: numpy takes 15 times as long
+            views = {key: torch.from_numpy(view).flip(1).numpy() for key, view in views.items()}
+        results.update(views)
+        return results
+
+
+@TRANSFORMS.register_module()
+class TwoViewRandomResizedCrop(TwoViews):
+    """One random box and one coin for a horizontal flip; both views show the same.
+
+    Args:
+        size: Side of the first view in pixels, or (height, width); bicubic.
+        second_size: The same for the tokenizer's view, Lanczos; 8 times the token grid for DALL-E.
+            None: no second view.
+        scale: Smallest and largest area of the box as a part of the image's.
+        ratio: Smallest and largest width / height of the box.
+        flip_prob: Probability of the flip.
+
+    Raises:
+        ValueError: A number is out of its range.
+
+    Source: unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's
+    RandomResizedCrop.
+    Differs from them in: the flip is applied to the small views instead of the image, which gives
+    the same pixels.
+    Differs from mmpretrain's RandomResizedCropAndInterpolationWithTwoPic in: antialiased, the box
+    can be the whole image.
+    """
+
+    def __init__(self, size: Size = 224, second_size: Size | None = 112,
+                 scale: tuple[float, float] = (0.08, 1.0),
+                 ratio: tuple[float, float] = (3 / 4, 4 / 3), flip_prob: float = 0.5) -> None:
+        super().__init__(size, second_size)
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(
+                f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image')
+        if not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
+        if not 0 <= flip_prob <= 1:
+            raise ValueError(f'flip_prob is {flip_prob}; a probability lies between 0 and 1')
+        self.scale = scale
+        self.ratio = ratio
+        self.flip_prob = flip_prob
+
+    def transform(self, results: dict) -> dict:
+        flip = random.random() < self.flip_prob
+        box = draw_box(*results['img'].shape[:2], self.scale, self.ratio)
+        return self.add_views(results, box, flip)
+
+
+@TRANSFORMS.register_module()
+class TwoViewCenterCrop(TwoViews):
+    """The largest centred box of the first view's shape, resized to both sizes; for validation.
+
+    Args:
+        size: Side of the first view in pixels, or (height, width); bicubic.
+        second_size: The same for the tokenizer's view, Lanczos; None: no second view.
+    """
+
+    def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
+        super().__init__(size, second_size)
+
+    def transform(self, results: dict) -> dict:
+        height, width = results['img'].shape[:2]
+        box = center_box(height, width, self.size[1] / self.size[0], self.size[1] / self.size[0])
+        return self.add_views(results, box, flip=False)
+
+
+def draw_box(height: int, width: int, scale: tuple[float, float],
+             ratio: tuple[float, float]) -> Box:
+    """A random box: uniform area, log aspect and position; after 10 misfits a centred one."""
+    log_ratio = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        area = height * width * random.uniform(*scale)
+        aspect = math.exp(random.uniform(*log_ratio))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, height - h), random.randint(0, width - w), h, w
+    return center_box(height, width, *ratio)
+
+
+def center_box(height: int, width: int, min_ratio: float, max_ratio: float) -> Box:
+    """The largest centred box whose width / height lies between the two."""
+    h, w = height, width
+    if w < h * min_ratio:
+        h = max(1, round(w / min_ratio))
+    elif w > h * max_ratio:
+        w = max(1, round(h * max_ratio))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def as_size(size: Size) -> tuple[int, int]:
+    height, width = (size, size) if isinstance(size, int) else size
+    if height < 1 or width < 1:
+        raise ValueError(f'size is {size}; a view has at least 1 pixel')
+    return height, width
+
+
+@TRANSFORMS.register_module()
+class TwoViewColorJitter(BaseTransform):
+    """The same random brightness, contrast and saturation for both views, in random order.
+
+    Placed after the crop it touches a third of the pixels; contrast still uses the mean gray of the
+    whole image (`img`), which is what makes the order of crop and jitter matter so little.
+
+    Args:
+        brightness, contrast, saturation: Factors are drawn uniformly from 1 - x to 1 + x.
+        device: `cpu` applies them here; `model` only draws them and adds `jitter`, float32 (7,),
+            which the data preprocessor applies on the model's device (jitter_images).
+
+    Raises:
+        ValueError: A number is outside 0 to 1, or the device is unknown.
+
+    Source: unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
+    Differs from it in: after the crop. On images the views are 0.5 of 255 levels away from jitter
+    before the crop, on average; with the crop's own gray in contrast it would be 2.7.
+    """
+
+    def __init__(self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4,
+                 device: str = 'cpu') -> None:
+        self.strengths = (brightness, contrast, saturation)
+        if not all(0 <= strength <= 1 for strength in self.strengths):
+            raise ValueError(
+                f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
+        if device not in ('cpu', 'model'):
+            raise ValueError(f"device is {device!r}; choose 'cpu' or 'model'")
+        self.device = device
+
+    def transform(self, results: dict) -> dict:
+        factors = [random.uniform(1 - strength, 1 + strength) for strength in self.strengths]
+        order = random.sample(range(3), 3)
+        level = contrast_level(results['img'], factors, order)
+        if self.device == 'model':
+            results['jitter'] = np.array([*factors, level, *order], np.float32)
+        else:
+            for view in ('images', 'tokenizer_images'):
+                if view in results:
+                    results[view] = jitter_pixels(results[view], factors, level, order)
+        return results
+
+
+def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
+    """Mean gray of a image after the operations that come before contrast.
+
+    Measured on about 64 evenly spaced rows: 0.3 levels off on average.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+        factors: Of brightness, contrast, saturation.
+        order: Of the operations; see jitter_images.
+
+    Returns:
+        Gray level, 0-255.
+    """
+    rows = np.ascontiguousarray(image[::-(-len(image) // 64)])
+    rows = jitter_pixels(rows, factors, 0, order[:order.index(CONTRAST)])
+    return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+
+
+def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int,
+                  order: Sequence[int]) -> np.ndarray:
+    """Jitter one image as Pillow's ImageEnhance does, in a quarter of the time.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+        factors: Of brightness, contrast, saturation.
+        level: Gray level that contrast blends with.
+        order: The operations to do; see jitter_images.
+
+    Returns:
+        uint8 (H, W, 3); some pixels differ from Pillow by 1 to 3 levels, 0.002 on average.
+    """
+    for operation in order:
+        if operation == BRIGHTNESS:
+            plain = np.zeros_like(image)
+        elif operation == CONTRAST:
+            plain = np.full_like(image, level)
+        else:
+            plain = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+        factor = factors[operation]
+        # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
+        image = cv2.addWeighted(image, factor, plain, 1 - factor, -0.499)
+    return image
+
+
+def jitter_images(images: Tensor, params: Tensor) -> Tensor:
+    """Jitters a batch on its device, every image with its own factors and order.
+
+    Args:
+        images: float (B, 3, H, W), RGB, 0-255.
+        params: float (B, 7): brightness, contrast and saturation factor, gray level for contrast (0-255), and the
+            order of the operations (three numbers, 0 brightness, 1 contrast, 2 saturation).
+
+    Returns:
+        float (B, 3, H, W), 0-255, clamped after each operation.
+
+    Fractions of levels are kept, where Pillow (and `jitter_pixels`) cut them off: 1 level brighter on average.
+    """
+    factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
+    luma = images.new_tensor(LUMA).view(1, 3, 1, 1)
+    for operation in order.T:
+        factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
+        operation = operation.view(-1, 1, 1, 1)
+        plain = torch.where(operation == CONTRAST, level, 0)  # 0: black, for brightness
+        plain = torch.where(operation == SATURATION, (images * luma).sum(1, keepdim=True), plain)
+        images = (plain + factor * (images - plain)).clamp(0, 255)
+    return images
+
+
+@TRANSFORMS.register_module()
+class RandAugment(RandAugmentBGR):
+    """mmpretrain's RandAugment for the RGB images of LoadImage.
+
+    Its colour and contrast operations weigh the channels as those of a BGR image. On RGB they took blue for red: up to
+    10 of 255 away from timm's on a image, 0.5 at most with the channels in their order.
+
+    Args: as mmpretrain's. `pad_val` in `hparams` is a gray value, or three of R, G, B.
+    """
+
+    def __init__(self, *args, hparams: dict | None = None, **kwargs) -> None:
+        hparams = dict(hparams or dict(pad_val=128))
+        if not np.isscalar(hparams.get('pad_val', 0)):
+            hparams['pad_val'] = list(hparams['pad_val'])[::-1]
+        super().__init__(*args, hparams=hparams, **kwargs)
+
+    def transform(self, results: dict) -> dict:
+        results['img'] = np.ascontiguousarray(results['img'][..., ::-1])
+        results = super().transform(results)
+        results['img'] = np.ascontiguousarray(results['img'][..., ::-1])
+        return results
+
+
+@TRANSFORMS.register_module()
+class RandomErasing(BaseTransform):
+    """Draws the box of an image that is to be erased and adds it as `erase_box`: (top, left, height, width) in pixels.
+
+    ClassificationDataPreprocessor fills it with noise after normalisation. Stands after every transform that moves
+    pixels, with `erase_box` among PackInputs' `meta_keys`. An image that stays whole gets no `erase_box`.
+
+    Args:
+        prob: Share of images with a box.
+        area: Smallest and largest area of a box, as shares of the image.
+
+    Raises:
+        ValueError: A number outside its range.
+
+    Source: timm `data/random_erasing.py`, mode `pixel`, one box; the released fine-tuning's.
+    Differs from it in: nothing but where the noise is made. From mmpretrain's RandomErasing in: that one erases before
+    normalisation, which makes its noise too bright and cut off at 0 and 255.
+    """
+
+    def __init__(self, prob: float = 0.25, area: tuple[float, float] = (0.02, 1 / 3)) -> None:
+        if not (0 <= prob <= 1 and 0 < area[0] <= area[1] <= 1):
+            raise ValueError(f'prob is {prob}, area {area}; expected 0 to 1 each, and area in rising order')
+        self.prob = prob
+        self.area = tuple(area)
+
+    def transform(self, results: dict) -> dict:
+        results.pop('erase_box', None)
+        if random.random() > self.prob:
+            return results
+        height, width = results['img'].shape[:2]
+        for _ in range(10):  # a long box of a large area may not fit
+            area = random.uniform(*self.area) * height * width
+            aspect = math.exp(random.uniform(math.log(MIN_ASPECT), -math.log(MIN_ASPECT)))
+            rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if rows < height and columns < width:
+                top, left = random.randint(0, height - rows), random.randint(0, width - columns)
+                results['erase_box'] = (top, left, rows, columns)
+                break
+        return results
+
+
+@TRANSFORMS.register_module()
+class PackViews(BaseTransform):
+    """Keeps what the model takes, as `dict(inputs=dict(...))` of tensors that a collate function
+    can stack.
+
+    Returns:
+        images: uint8 (H, W, 3), RGB; tokenizer_images: uint8 (h, w, 3), RGB; mask: bool (rows, columns),
+            True = masked;
+        jitter: float32 (7,), parameters for the device. Each is there only if a transform before
+            made it.
+        unreadable: int64, dataset index of an image that was replaced because it cannot be read,
+            else -1.
+    """
+
+    def transform(self, results: dict) -> dict:
+        inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key]))
+                  for key in ('images', 'tokenizer_images', 'mask', 'jitter') if key in results}
+        inputs['unreadable'] = torch.tensor(results.get('unreadable', -1))
+        return dict(inputs=inputs)

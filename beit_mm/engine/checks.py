@@ -1,0 +1,265 @@
+"""Do model, data and weights fit each other? Everything that asks so, and the one hook that does it.
+
+What can be known when a class is built is refused there; what needs model and data together is asked here, at the start
+of a run and not at every step.
+"""
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import get_world_size
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from mmengine.structures import BaseDataElement
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from beit_mm.checkpoint.content import meta_of
+from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+from beit_mm.datasets.transforms import TwoViews
+from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.registry import HOOKS
+
+Classes = tuple[str, ...]
+NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
+MAX_IGNORED = 0.5  # share of ignored pixels above which a warning is due
+
+
+def unwrap(runner: Runner) -> nn.Module:
+    """The model of a run, without DistributedDataParallel and the like around it."""
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+
+
+def backbone_of(model: nn.Module) -> BEiTBackbone | None:
+    """The BEiTBackbone in a model; None where it has none."""
+    return next((module for module in model.modules() if isinstance(module, BEiTBackbone)), None)
+
+
+@HOOKS.register_module()
+class FitCheckHook(Hook):
+    """Checks at the start that model, data and weights fit, and prints the effective batch beside the recipe's own.
+
+    Results that cannot be reproduced mostly come from another number of GPUs at the same learning rate, so both numbers
+    stand at the top of the log. The recipe's own batch is `auto_scale_lr.base_batch_size` of the config.
+
+    Raises:
+        ValueError: fewer images than a batch; a mask or second view that does not fit the backbone; classes of the
+            model, the datasets and, in a test, the checkpoint disagree; a label in the first batch that the model has
+            no class for; automatic scaling of the learning rate where batches are accumulated.
+    """
+
+    def __init__(self):
+        self.loaded: dict = {}  # meta of the checkpoint that the weights come from
+        self.labels_checked = False
+
+    def before_train(self, runner: Runner) -> None:
+        """Runs once, after everything is built and loaded."""
+        self.loaded = {}  # what is tested afterwards are this run's weights
+        self.labels_checked = False
+        state_effective_batch(runner)
+        model, dataset = unwrap(runner), runner.train_dataloader.dataset
+        check_size(runner.train_dataloader)
+        if runner.val_loop is not None:
+            val_dataset = runner.val_dataloader.dataset
+            check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
+        check_num_classes(model, dataset)
+        check_normalisation(model)
+        if isinstance(model, BEiTPretrainer):
+            pipeline = getattr(dataset, 'pipeline', None)  # a concatenation has none of its own
+            if pipeline is not None:
+                check_views(model, pipeline.transforms)
+            if (provenance := tokenizer_provenance(model)) is not None:
+                level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
+                print_log(f'Visual tokens: {provenance}', logger='current', level=level)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
+        """Checks the labels of the first batch, before the model sees them."""
+        if self.labels_checked:
+            return
+        self.labels_checked = True
+        samples = data_batch.get('data_samples')
+        if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
+            head = unwrap(runner).decode_head
+            check_labels(samples, head.num_classes, head.ignore_index)
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Notes what the checkpoint says of itself."""
+        self.loaded = meta_of(checkpoint)
+
+    def before_test(self, runner: Runner) -> None:
+        """Runs once, after everything is built and loaded."""
+        dataset = runner.test_dataloader.dataset
+        trained = (self.loaded.get('dataset_meta') or {}).get('classes')
+        check_same_classes(classes_of(dataset), path_of(dataset), trained and tuple(trained), 'the checkpoint')
+        check_num_classes(unwrap(runner), dataset)
+        check_normalisation(unwrap(runner))
+
+
+def state_effective_batch(runner: Runner) -> None:
+    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ.
+
+    Raises:
+        ValueError: the learning rate was scaled automatically, which leaves accumulation out.
+    """
+    batch = runner.train_dataloader.batch_size
+    accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
+    auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
+    expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
+    if enabled and accumulation > 1:
+        raise ValueError(f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
+                         'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself')
+    effective = get_world_size() * batch * accumulation
+    statement = (f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} accumulated = '
+                 f'{effective}; the recipe has {expected}.')
+    if expected in (None, effective) or enabled:
+        print_log(statement, logger='current')
+    else:
+        print_log(f'{statement} The learning rate belongs to the recipe\'s batch: change train_dataloader.batch_size or '
+                  'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the '
+                  'rate).', logger='current', level=logging.WARNING)
+
+
+def check_size(loader: DataLoader) -> None:
+    """Raises ValueError when a loader has no batch to give."""
+    if not len(loader):
+        raise ValueError(f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
+                         f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
+                         'train_dataloader.batch_size')
+
+
+def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
+    """Raises ValueError when a pipeline's mask or second view does not fit the backbone's patches."""
+    views = next((transform for transform in transforms if isinstance(transform, TwoViews)), None)
+    if views is None:
+        return
+    grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
+    if views.second_size is not None and model.target_generator is not None:
+        check_second_view(model.target_generator, views.second_size, grid)
+    for transform in transforms:
+        if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
+            raise ValueError(f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
+                             f"{grid[1]} patches; set the mask transform's grid to {grid}")
+
+
+def check_second_view(tokenizer: Tokenizer, size: tuple[int, int], grid: tuple[int, int]) -> None:
+    """Raises ValueError unless a second view of `size` (h, w) pixels gives one token a patch."""
+    try:
+        tokens = tokenizer.grid_size(*size)
+    except ValueError as error:  # no whole number of tokens
+        tokens = error
+    if tokens != grid:
+        raise ValueError(f'a second view of {size[0]} x {size[1]} pixels does not give one visual token for each of the '
+                         f'{grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
+                         f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}')
+
+
+def classes_of(dataset: Dataset) -> Classes | None:
+    """Names of a dataset's classes; None where it has no labels."""
+    classes = getattr(dataset, 'metainfo', {}).get('classes')
+    return None if classes is None else tuple(classes)
+
+
+def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
+    """Raises ValueError when a head is built for another number of classes than the dataset has; names all settings."""
+    classes = classes_of(dataset)
+    if classes is None:
+        return
+    built = {name: module.num_classes for name, module in model.named_modules()
+             if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)}
+    # A segmentor repeats the number of its decode head: what holds another holder is left out.
+    inner = [name for name in built if not any(other != name and f'{other}.'.startswith(f'{name}.' if name else '')
+                                               for other in built)]
+    if inner:
+        settings = ' '.join('.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
+                            + f'={len(classes)}' for name in inner)
+        raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+                         f'built for {built[inner[0]]}; set {settings}, or give the right folder')
+
+
+def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
+    """Raises ValueError when two lists of classes number them differently; names of another kind are let pass."""
+    if not one or not other or one == other or not set(one) & set(other):
+        return
+    label = next(i for i in range(max(len(one), len(other))) if one[i:i + 1] != other[i:i + 1])
+    found, expected = (repr(classes[label]) if label < len(classes) else 'missing' for classes in (one, other))
+    lacking = [f'; {place} lacks {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}'
+               for place, names in ((name, sorted({*other} - {*one})), (other_name, sorted({*one} - {*other})))
+               if names]
+    raise ValueError(f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {found} in '
+                     f'the first, {expected} in the second{"".join(lacking)}; give the datasets one list: classes=...')
+
+
+def path_of(dataset: Dataset) -> str:
+    """Where a dataset's images lie, as far as it says."""
+    prefix = getattr(dataset, 'data_prefix', {})
+    return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
+
+
+def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
+    """Raises ValueError when labels do not fit; warns when most pixels are ignored."""
+    ignored = pixels = 0
+    for sample in samples:
+        labels = sample.gt_sem_seg.data
+        reduced = sample.get('reduce_zero_label', False)
+        counted = labels != ignore_index
+        ignored += int((~counted).sum())
+        pixels += labels.numel()
+        if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
+            advice = ('reduce_zero_label=True has already made labels one lower' if reduced else
+                      'if 0 marks unlabelled pixels, reduce_zero_label=True')
+            raise ValueError(
+                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
+                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})')
+    cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
+    if ignored == pixels:
+        raise ValueError(f'every pixel of the first batch is ignored ({cause}), {sample.get("seg_map_path")} among '
+                         'them; are these annotations of another kind?')
+    if ignored > MAX_IGNORED * pixels:
+        print_log(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?',
+                  logger='current', level=logging.WARNING)
+
+
+def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
+    """Mean and standard deviation of each channel, pixels 0-255, and the image size that the model is built for.
+
+    Returns:
+        Plain lists `mean`, `std` and `size` (height, width) in pixels, each only where the model has it.
+    """
+    preprocessing = {}
+    for name in ('mean', 'std'):
+        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
+            # six digits are what a float32 keeps of 123.675
+            preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
+    if (backbone := backbone_of(model)) is not None:
+        preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]
+    return preprocessing
+
+
+def check_normalisation(model: nn.Module) -> None:
+    """Warns when the weights were trained on images that were normalised otherwise.
+
+    The released checkpoints use three conventions, and a model that is fed by the wrong one works, only worse.
+    """
+    backbone = backbone_of(model)
+    if backbone is None or backbone.load_report is None:
+        return
+    report, now = backbone.load_report, preprocessing_of_model(model)
+    for name in ('mean', 'std'):
+        before = report.preprocessing.get(name)
+        if before and name in now and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE):
+            print_log(f'The weights from {report.source} were trained on images with {name} {before}; this config '
+                      f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.',
+                      logger='current', level=logging.WARNING)
+
+
+def tokenizer_provenance(model: nn.Module) -> dict | None:
+    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
+    if isinstance(model, BEiTPretrainer) and model.target_generator is not None:
+        return model.target_generator.provenance
+    return None

@@ -1,0 +1,196 @@
+"""How a model learns: mixed precision on whatever device there is, weight decay, layer-wise learning rates."""
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIMIZERS
+from torch import Tensor, nn
+
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+
+DTYPES = ('bfloat16', 'float16', 'float32')
+MAX_STEPS_WITHOUT_GRADIENT = 25
+
+
+@OPTIM_WRAPPERS.register_module()
+class AutocastOptimWrapper(OptimWrapper):
+    """Runs the forward pass under autocast; scales the loss when, and only when, the type is float16.
+
+    Args:
+        dtype: 'bfloat16', 'float16' or 'float32'. A CPU has no fast float16, and not every CPU has
+            bfloat16: float32 is used there instead, and the log says so.
+        kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
+
+    Raises:
+        ValueError: an unknown dtype.
+
+    Differs from mmengine's AmpOptimWrapper in: it runs on a CPU (that one refuses), so one config serves
+    every machine under `mim train` too; bfloat16 needs no scaler and gets none; a step whose gradient is not
+    finite is left out in every precision.
+    """
+
+    def __init__(self, dtype: str = 'bfloat16', **kwargs):
+        super().__init__(**kwargs)
+        if dtype not in DTYPES:
+            raise ValueError(f'dtype is {dtype!r}; choose one of {DTYPES}')
+        self.device_type = torch.device(get_device()).type
+        used = usable_dtype(dtype, self.device_type)
+        self.dtype = getattr(torch, used)
+        self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
+        self.steps_without_gradient = 0
+        instead = '' if used == dtype else f' ({dtype} is not available there)'
+        print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Autocast around the forward pass, and no gradient exchange while accumulating."""
+        enabled = self.dtype is not torch.float32
+        with super().optim_context(model), torch.autocast(
+                self.device_type, self.dtype, enabled=enabled):
+            yield
+
+    def backward(self, loss: Tensor, **kwargs) -> None:
+        """Backward pass of the scaled loss."""
+        super().backward(self.loss_scaler.scale(loss), **kwargs)
+
+    def step(self, **kwargs) -> None:
+        """Unscales and clips the gradients, then steps if they are finite.
+
+        Gradients are the same on all ranks, so all decide alike. With float16 an overflow only means that the
+        loss scale is being found; it is left to the scaler.
+
+        Raises:
+            FloatingPointError: no finite gradient in 25 steps in a row. (A loss scale of 2**16 has come down to
+                2**-9 by then.)
+        """
+        self.loss_scaler.unscale_(self.optimizer)
+        norm = self._clip_grad()
+        self.steps_without_gradient = 0 if torch.isfinite(norm) else self.steps_without_gradient + 1
+        if self.loss_scaler.is_enabled():
+            self.loss_scaler.step(self.optimizer, **kwargs)
+            self.loss_scaler.update()
+        elif self.steps_without_gradient == 0:
+            self.optimizer.step(**kwargs)
+        else:
+            print_log('The gradient is not finite, the step is left out.', logger='current', level=logging.WARNING)
+        if self.steps_without_gradient == MAX_STEPS_WITHOUT_GRADIENT:
+            raise FloatingPointError(
+                f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
+                'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32')
+
+    def _clip_grad(self) -> Tensor:
+        """Clips the gradients where that is asked for, logs their norm and returns it."""
+        parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
+        self.message_hub.update_scalar('train/grad_norm', float(norm))
+        return norm
+
+    def state_dict(self) -> dict:
+        """The optimizer's state, and the loss scale of float16."""
+        return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict())
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Restores what `state_dict` returned; a checkpoint of another precision keeps its optimizer."""
+        state_dict = dict(state_dict)
+        scaler = state_dict.pop('loss_scaler', None)
+        if scaler and self.loss_scaler.is_enabled():
+            self.loss_scaler.load_state_dict(scaler)
+        super().load_state_dict(state_dict)
+
+
+def usable_dtype(dtype: str, device_type: str) -> str:
+    """The type that the device computes in, when `dtype` is asked for."""
+    if device_type != 'cpu' or dtype == 'float32':
+        return dtype
+    if dtype == 'bfloat16' and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return dtype
+    return 'float32'
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class BEiTOptimWrapperConstructor:
+    """Parameter groups: with and without weight decay and, for fine-tuning, one learning rate for each layer.
+
+    No decay for vectors (norms, biases, LayerScale) and for the backbone's class token and position embedding. The
+    mask token and bias tables decay.
+
+    Args:
+        optim_wrapper_cfg: config of the wrapper with its `optimizer`.
+        paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: with d below 1 each layer learns d times as fast as the
+            one above it. The layers are those of the BEiTBackbone; everything outside of it learns at the full rate.
+            Schedules scale with the group; their lowest rate does only when it is given as a ratio (`eta_min_ratio`
+            of CosineAnnealingLR).
+
+    Raises:
+        ValueError: another key or rate, an optimizer without `lr`, or not exactly one BEiTBackbone.
+
+    Source: microsoft/unilm `beit/optim_factory.py`.
+    Differs from it in: class token and position embedding do not decay in a segmentor either; frozen parameters are in
+    no group. A few groups instead of one for each
+    parameter (mmengine's way) let the fused optimizer work on hundreds of tensors at once.
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
+        self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
+        paramwise_cfg = dict(paramwise_cfg or {})
+        self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
+        if paramwise_cfg:
+            raise ValueError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {sorted(paramwise_cfg)}; it takes '
+                             'layer_decay_rate only')
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+            raise ValueError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
+
+    def __call__(self, model: nn.Module) -> OptimWrapper:
+        wrapper = dict(self.optim_wrapper_cfg)
+        wrapper.setdefault('type', 'OptimWrapper')
+        optimizer = dict(wrapper.pop('optimizer'))
+        groups = decay_groups(model) if self.layer_decay_rate == 1 else layer_groups(
+            model, self.layer_decay_rate, optimizer.get('lr'))
+        wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
+        return OPTIM_WRAPPERS.build(wrapper)
+
+
+def decay_groups(model: nn.Module) -> list[dict]:
+    """Splits the trainable parameters; each group also lists their names under `names`."""
+    no_decay = {f'{prefix}{name}' for prefix, backbone in _backbones(model) for name in backbone.no_weight_decay()}
+    decay_group = dict(names=[], params=[])
+    no_decay_group = dict(names=[], params=[], weight_decay=0.0)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            group = no_decay_group if parameter.dim() <= 1 or name in no_decay else decay_group
+            group['names'].append(name)
+            group['params'].append(parameter)
+    return [group for group in (decay_group, no_decay_group) if group['params']]
+
+
+def layer_groups(model: nn.Module, rate: float, lr: float | None) -> list[dict]:
+    """Splits the groups of `decay_groups` by layer, first layer first, each with its own `lr`: that of the last layer
+    times `rate` for every layer above."""
+    if lr is None:
+        raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
+    backbones = _backbones(model)
+    if len(backbones) != 1:
+        raise ValueError(f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {type(model).__name__} has '
+                         f'{len(backbones)}')
+    prefix, backbone = backbones[0]
+    groups = {}
+    for decay, whole in enumerate(decay_groups(model)):
+        for name, parameter in zip(whole['names'], whole['params'], strict=True):
+            layer, num_layers = backbone.get_layer_depth(name, prefix)
+            group = groups.setdefault((layer, decay), dict(
+                whole, names=[], params=[], lr=lr * rate**(num_layers - 1 - layer)))
+            group['names'].append(name)
+            group['params'].append(parameter)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _backbones(model: nn.Module) -> list[tuple[str, BEiTBackbone]]:
+    """Every BEiTBackbone in a model, and what stands before its parameters' names."""
+    return [(f'{name}.'.lstrip('.'), module) for name, module in model.named_modules()
+            if isinstance(module, BEiTBackbone)]

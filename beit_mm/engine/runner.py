@@ -1,0 +1,67 @@
+"""One folder named once: a config whose datasets and number of classes follow from its `data_root`."""
+import copy
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.runner import BaseLoop, Runner
+from torch.utils.data import Dataset
+
+from beit_mm.engine.checks import check_size
+from beit_mm.registry import DATASETS, RUNNERS
+
+
+@RUNNERS.register_module()
+class FolderRunner(Runner):
+    """mmengine's Runner for configs with `runner_type='beit_mm.FolderRunner'` and one `data_root` at their top.
+
+    Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
+    number of classes of the training dataset; where its folder is missing, as it may be in a test, of the tested one.
+    A config cannot do so itself, because `--cfg-options data_root=...` is merged after it was read. Our tools,
+    mmpretrain's and mmseg's train.py use this class, as `RUNNERS.build(cfg)` does; mmseg's test.py calls
+    `Runner.from_cfg(cfg)` and needs a config that names folders and numbers itself, as configs/demo/camvid_*.py do.
+
+    Raises:
+        FileNotFoundError: a folder is missing; the dataset's own message.
+        ValueError: in training, fewer images than a batch.
+    """
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> 'FolderRunner':
+        """The runner of a config, which itself stays as it is."""
+        cfg = copy.deepcopy(cfg)
+        loaders = [cfg.get(f'{split}_dataloader') for split in ('train', 'val', 'test')]
+        for loader in loaders:
+            if loader:
+                loader.dataset.setdefault('data_root', cfg.data_root)
+        set_num_classes(cfg.model, len(labelled_dataset(cfg).metainfo['classes']))
+        return super().from_cfg(cfg)
+
+    def build_train_loop(self, loop: dict | BaseLoop) -> BaseLoop:
+        """The loop, whose epochs have at least one step; schedules counted in epochs need that."""
+        loop = super().build_train_loop(loop)
+        check_size(loop.dataloader)
+        return loop
+
+
+def labelled_dataset(cfg: Config) -> Dataset:
+    """The dataset that says which classes there are."""
+    train, test = (dict(cfg[f'{split}_dataloader'].dataset, pipeline=[]) for split in ('train', 'test'))
+    try:
+        return DATASETS.build(train)
+    except FileNotFoundError:
+        try:
+            return DATASETS.build(test)
+        except FileNotFoundError:
+            pass
+        raise
+
+
+def set_num_classes(config: Any, number: int) -> None:
+    """Sets each `num_classes` in a config, at any depth."""
+    if isinstance(config, dict):
+        if 'num_classes' in config:
+            config['num_classes'] = number
+        config = list(config.values())
+    if isinstance(config, list):
+        for entry in config:
+            set_num_classes(entry, number)

@@ -1,1 +1,0 @@
-"""nn.Modules that need torch alone."""

@@ -1,0 +1,400 @@
+"""The method: masked image modeling on visual tokens (paper section 2), from a batch to its loss.
+
+BEiTPretrainer is the algorithm, BEiTMIMHead (the paper) and PixelRegressionHead (its ablation) give the loss,
+TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patches to predict, C channels.
+"""
+from collections.abc import Sequence
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
+from torch import Tensor
+
+from beit_mm.checkpoint.formats import to_ours
+from beit_mm.checkpoint.keys import recognise
+from beit_mm.datasets.transforms import jitter_images
+from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.models.vit import take_tokens, truncated_normal_
+from beit_mm.registry import MODELS
+
+TOKENIZER_PREFIX = 'target_generator.'
+
+
+@MODELS.register_module()
+class BEiTPretrainer(BaseModel):
+    """Masked image modeling on visual tokens, with the rows of the paper's ablation table.
+
+    The tokenizer is a fixed part of the task: frozen, in evaluation mode, outside autocast, and not stored in
+    checkpoints, which record where it came from instead. The last block computes only the tokens that are predicted,
+    and the tokenizer's output layer runs only there: the same loss with less work.
+
+    Args:
+        backbone: config of a BEiTBackbone with out_type 'raw'.
+        head: config of a BEiTMIMHead or PixelRegressionHead.
+        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`); None for pixels.
+        data_preprocessor: config of a TwoViewDataPreprocessor.
+        recover: 'masked' predicts the masked patches only, 'all' every patch.
+        init_cfg: mmengine's.
+
+    Raises:
+        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or `target_generator` is no
+            Tokenizer; when called, a mask or second view that is needed is not there.
+
+    Source: paper section 2.4; microsoft/unilm `beit/engine_for_pretraining.py`.
+    """
+
+    def __init__(self,
+                 backbone: dict,
+                 head: dict,
+                 target_generator: dict | None = None,
+                 data_preprocessor: dict | None = None,
+                 recover: str = 'masked',
+                 init_cfg: dict | None = None):
+        super().__init__(data_preprocessor, init_cfg)
+        if recover not in ('masked', 'all'):
+            raise ValueError(f"recover is {recover!r}; choose 'masked' or 'all'")
+        self.recover = recover
+        self.backbone = MODELS.build(backbone)
+        self.head = MODELS.build(head)
+        self.target_generator: Tokenizer | None = None
+        if target_generator is not None:
+            self.target_generator = MODELS.build(target_generator).requires_grad_(False).eval()
+            _check_vocabulary(self.head, self.target_generator)
+        self.register_state_dict_post_hook(_drop_tokenizer)
+        self.register_load_state_dict_pre_hook(_translate)
+        self.register_load_state_dict_post_hook(_expect_no_tokenizer)
+
+    def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
+        """Runs the model.
+
+        Args:
+            inputs: what TwoViewDataPreprocessor returns.
+            data_samples: unused, part of mmengine's interface.
+            mode: 'loss' for training, 'predict' for evaluation, 'tensor' for hidden states.
+
+        Returns:
+            'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
+        """
+        if mode == 'loss':
+            return self.loss(inputs)
+        if mode == 'predict':
+            return self.predict(inputs)
+        return self.backbone(inputs['images'], inputs['mask'])[0]
+
+    def loss(self, inputs: dict) -> dict[str, Tensor]:
+        """Loss of one batch, and `mim_acc` where tokens are predicted."""
+        positions = self._predicted_positions(inputs)    # B, K
+        targets = self._targets(inputs, positions)       # B, K tokens, or B, K, P pixels
+        hidden = self._hidden(inputs, positions)         # B, K, C
+        return self.head.loss(hidden, targets, _valid(positions))
+
+    @torch.no_grad()
+    def predict(self, inputs: dict) -> list[dict]:
+        """Evaluates held-out images one by one.
+
+        Returns:
+            For each image the sums `loss`, `count` and, for tokens, `correct` (floats), and its `tokens`, int64
+            (h*w,) on the CPU.
+        """
+        positions = self._predicted_positions(inputs)
+        targets = self._targets(inputs, None)
+        chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
+        sums = self.head.predict(self._hidden(inputs, positions), chosen, _valid(positions))
+        results = [dict(zip(sums, map(float, row), strict=True)) for row in zip(*sums.values(), strict=True)]
+        if self.target_generator is not None:
+            for result, tokens in zip(results, targets.cpu(), strict=True):
+                result['tokens'] = tokens
+        return results
+
+    @torch.no_grad()
+    def predict_tokens(self, inputs: dict) -> tuple[Tensor, Tensor]:
+        """The tokenizer's tokens, and the same with the predicted ones in the masked places.
+
+        Returns:
+            Two int64 tensors (B, h, w).
+        """
+        tokens = self.target_generator.encode(inputs['tokenizer_images'])    # B, h, w
+        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]   # B, h*w, C
+        predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
+        mask = inputs['mask']
+        return tokens, predicted if mask is None else torch.where(mask, predicted, tokens)
+
+    @torch.no_grad()
+    def pictures(self, inputs: dict) -> dict[str, Tensor]:
+        """What the model saw, what it was to predict and what it predicted.
+
+        Predicted tokens rarely equal the right ones (5 % after 300 epochs on ImageNet); decoded, they show whether the
+        colours and edges of the hidden part were guessed.
+
+        Returns:
+            Title -> float (B, 3, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
+            the image of its tokens and the same with the predicted tokens in the masked patches.
+        """
+        image = self.data_preprocessor.denormalize(inputs['images'])
+        columns = dict(image=image)
+        mask = inputs['mask']
+        if mask is not None:
+            masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
+            masked = masked[:, :, :image.shape[2], :image.shape[3]]
+            columns['masked'] = torch.where(masked, 0.5, image)
+        if self.target_generator is not None and self.target_generator.can_decode:
+            tokens, predicted = self.predict_tokens(inputs)
+            columns['tokens, decoded'] = self.target_generator.decode(tokens)
+            columns['prediction, decoded'] = self.target_generator.decode(predicted)
+        return columns
+
+    def train(self, mode: bool = True) -> 'BEiTPretrainer':
+        """Sets the training mode of everything but the tokenizer."""
+        super().train(mode)
+        if self.target_generator is not None:
+            self.target_generator.eval()
+        return self
+
+    def _predicted_positions(self, inputs: dict) -> Tensor | None:
+        """int64 (B, K) patches to predict, -1 = padding; None for all."""
+        if self.recover == 'all':
+            return None
+        if inputs['positions'] is None:
+            raise ValueError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
+        return inputs['positions']
+
+    def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Hidden states (B, K, C) of the patches to predict."""
+        hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
+        return hidden[:, 1:] if positions is None else hidden
+
+    def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Tokens (B, K) or pixels (B, K, P) at the positions; of all patches where they are None."""
+        if self.target_generator is None:
+            pixels = patchify(inputs['images'], self.head.patch_size)
+            return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
+        if inputs['tokenizer_images'] is None:
+            raise ValueError('the images have no second view for the tokenizer; set second_size in the pipeline')
+        if positions is None:
+            return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
+        return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
+
+
+def _check_vocabulary(head: nn.Module, tokenizer: nn.Module) -> None:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(f'target_generator is a {type(tokenizer).__name__}; expected a Tokenizer of beit_mm '
+                         '(DALLETokenizer, DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer)')
+    predicted = head.vocab_size if isinstance(head, BEiTMIMHead) else None
+    if predicted != tokenizer.vocab_size:
+        raise ValueError(f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
+                         f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}')
+
+
+def _valid(positions: Tensor | None) -> Tensor | None:
+    return None if positions is None else positions >= 0
+
+
+def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
+    for key in [k for k in state_dict if k.startswith(prefix + TOKENIZER_PREFIX)]:
+        del state_dict[key]
+
+
+def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
+    """Takes mmpretrain's names for backbone and head, and leaves the tokenizer in its files alone."""
+    names = [name for name in state_dict if name.startswith(prefix)]
+    weights = {name.removeprefix(prefix): state_dict[name] for name in names}
+    if recognise(weights) != 'mmpretrain/mmseg':
+        return
+    for name in names:
+        del state_dict[name]
+    state_dict.update((prefix + name, tensor) for name, tensor in to_ours(weights).weights.items())
+
+
+def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:
+    missing = incompatible_keys.missing_keys
+    # Below any prefix: the model may be inside a wrapper.
+    missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
+
+
+@MODELS.register_module()
+class BEiTMIMHead(BaseModule):
+    """Predicts the visual tokens of patches from their hidden states.
+
+    Args:
+        embed_dims: width of the hidden states.
+        vocab_size: number of visual tokens.
+
+    Source: paper section 2.4; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
+    `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image
+    by image).
+    """
+
+    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+        self.lm_head = nn.Linear(embed_dims, vocab_size)
+        truncated_normal_(self.lm_head.weight)
+        nn.init.zeros_(self.lm_head.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., embed_dims) to logits (..., vocab_size)."""
+        return self.lm_head(hidden)
+
+    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        """Cross entropy and accuracy.
+
+        Args:
+            hidden: (B, K, embed_dims).
+            targets: int64 (B, K) visual tokens.
+            valid: bool (B, K), False = padding; None = all count.
+
+        Returns:
+            loss: mean over the valid places, 0 when there are none. mim_acc: share predicted right.
+        """
+        losses, correct = self._compare(hidden, targets)
+        return dict(loss=_masked_mean(losses, valid), mim_acc=_masked_mean(correct, valid))
+
+    def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        """Sums (B,) over each image of the loss, the right predictions and the places that count."""
+        losses, correct = self._compare(hidden, targets)
+        valid = torch.ones_like(correct) if valid is None else valid.float()
+        return dict(
+            loss=(losses * valid).sum(1), correct=(correct * valid).sum(1), count=valid.sum(1))
+
+    def _compare(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and rightness (B, K) of every place; what stands at padding is for the caller to drop."""
+        logits = self(hidden)
+        targets = targets.clamp(min=0)
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none')
+        correct = (logits.detach().argmax(dim=-1) == targets).float()
+        return losses.view_as(correct), correct
+
+
+@MODELS.register_module()
+class PixelRegressionHead(BaseModule):
+    """Predicts the normalised pixels of patches ("- visual tokens" of the ablation table).
+
+    The paper states neither the loss nor the normalisation; this is the mean squared error on the
+    image as the backbone sees it.
+
+    Args:
+        embed_dims: width of the hidden states.
+        patch_size: side of a patch in pixels.
+
+    Source: paper section 3.3 (no code was released).
+    """
+
+    def __init__(self,
+                 embed_dims: int,
+                 patch_size: int = 16,
+                 init_cfg: dict | None = None):
+        super().__init__(init_cfg)
+        self.patch_size = patch_size
+        self.pixel_head = nn.Linear(embed_dims, 3 * patch_size**2)
+        truncated_normal_(self.pixel_head.weight)
+        nn.init.zeros_(self.pixel_head.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., embed_dims) to RGB pixels (..., 3 * patch_size**2)."""
+        return self.pixel_head(hidden)
+
+    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        """Mean squared error; targets (B, K, 3 * patch_size**2), valid as in BEiTMIMHead."""
+        return dict(loss=_masked_mean(self._errors(hidden, targets), valid))
+
+    def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+        """Sums (B,) over each image of the squared error and of the places that count."""
+        errors = self._errors(hidden, targets)
+        valid = torch.ones_like(errors) if valid is None else valid.float()
+        return dict(loss=(errors * valid).sum(1), count=valid.sum(1))
+
+    def _errors(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return (self(hidden).float() - targets).square().mean(dim=-1)
+
+
+def _masked_mean(values: Tensor, valid: Tensor | None) -> Tensor:
+    if valid is None:
+        return values.mean()
+    # torch.where, not a product: what stands at padding may be anything.
+    total = torch.where(valid, values, 0).sum()
+    return total / valid.sum().clamp(min=1)
+
+
+@MODELS.register_module()
+class TwoViewDataPreprocessor(BaseDataPreprocessor):
+    """Moves a batch of two views to the device and scales each view for its network.
+
+    Args:
+        mean, std: of the first view, RGB, 0-255.
+
+    Source: microsoft/unilm `beit/datasets.py`.
+    Differs from it in: views arrive as uint8 (a quarter of the bytes), colour jitter can be done here,
+    and the second view stays in [0, 1]: each tokenizer maps pixels as it was trained.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
+        self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Prepares one batch.
+
+        Args:
+            data: `inputs` holds images uint8 (B, H, W, 3) and, where the pipeline makes them, tokenizer_images
+                uint8 (B, h, w, 3), mask bool (B, gh, gw) and jitter float (B, 7).
+            training: unused; both modes are the same.
+
+        Returns:
+            dict(inputs=dict(images=float (B, 3, H, W) normalised, tokenizer_images=float (B, 3, h, w) in [0, 1],
+            mask, positions=int64 (B, K))); absent inputs are None.
+        """
+        inputs = data['inputs']
+        # On the CPU, where counting the masked patches makes nobody wait.
+        positions = masked_positions(inputs['mask']) if 'mask' in inputs else None
+        inputs = self.cast_data(dict(inputs, positions=positions))
+        jitter = inputs.get('jitter')
+        images = _planar(inputs['images'], jitter)
+        tokenizer_images = inputs.get('tokenizer_images')
+        return dict(
+            inputs=dict(
+                images=(images - self.mean) / self.std,
+                tokenizer_images=None if tokenizer_images is None else _planar(tokenizer_images, jitter) / 255,
+                mask=inputs.get('mask'),
+                positions=inputs['positions']))
+
+    def denormalize(self, images: Tensor) -> Tensor:
+        """First-view images back to [0, 1], for drawing."""
+        return ((images * self.std + self.mean) / 255).clamp(0, 1)
+
+
+def _planar(images: Tensor, jitter: Tensor | None) -> Tensor:
+    """uint8 (B, H, W, 3) to float (B, 3, H, W) in 0-255, jittered where that is left to the device."""
+    images = images.permute(0, 3, 1, 2).float()
+    return images if jitter is None else jitter_images(images, jitter)
+
+
+def masked_positions(mask: Tensor) -> Tensor:
+    """Indices of the masked patches of each image, in one rectangular tensor.
+
+    Images of a batch hold different numbers of masked patches (64 to 75 of 196 with the released
+    generator). A boolean gather would make the host wait for the device; on the mask's CPU copy this
+    costs nothing, and the few padded places (0.7 % for 75) are left out of the loss.
+
+    Args:
+        mask: bool (B, h, w), True = masked.
+
+    Returns:
+        int64 (B, K), row-major patch indices in rising order, padded with -1; K is the largest count
+        in the batch, at least 1.
+    """
+    flat = mask.flatten(1)
+    counts = flat.sum(dim=1, keepdim=True)
+    num_slots = max(int(counts.max()), 1)
+    order = flat.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :num_slots]
+    return order.masked_fill(torch.arange(num_slots, device=mask.device) >= counts, -1)
+
+
+def patchify(images: Tensor, patch_size: int) -> Tensor:
+    """Cuts images (B, C, H, W) into patches (B, N, C*patch_size**2), channels slowest.
+
+    The order of the values is that of the patch embedding's convolution weight.
+    """
+    patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
+    return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)

@@ -1,0 +1,145 @@
+"""Classifiers beside mmpretrain's own: the linear probe, and the preprocessor that erases as the recipe does."""
+from collections.abc import Sequence
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.model import BaseModel
+from mmpretrain.models import ClsDataPreprocessor
+from mmpretrain.structures import DataSample
+from torch import Tensor
+
+from beit_mm.registry import MODELS
+
+FEATURES = ('mean', 'cls_mean')
+
+
+@MODELS.register_module()
+class LinearProbe(BaseModel):
+    """A frozen backbone and one linear classifier for each block, all trained in one run on the same images.
+
+    The classifiers share nothing, so that the sum of their losses trains each as if it were alone. BEiT's last blocks
+    serve its own task; the best features lie in the middle (paper appendix: 9th block of base, 14th of large, from 1).
+
+    Args:
+        backbone: config of a BEiTBackbone; `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`
+            loads what is probed. `out_type`, `out_indices` and `drop_path_rate` are set here.
+        num_classes: classes of the dataset.
+        layers: blocks to probe, 0-based, negative from the end; None for all.
+        feature: 'mean' of the patch tokens (paper, C numbers) or 'cls_mean', the class token before it (released code,
+            2 C numbers); both of the block's own output, without a norm.
+        data_preprocessor: config of mmpretrain's ClsDataPreprocessor.
+        init_cfg: mmengine's.
+
+    Raises:
+        ValueError: an unknown feature, or a block that does not exist.
+
+    Source: paper appendix "linear probes"; microsoft/unilm `beit/run_linear_eval.py`.
+    Differs from it in: the feature, which the released code takes as 'cls_mean'; single blocks can be chosen.
+    """
+
+    def __init__(self,
+                 backbone: dict,
+                 num_classes: int,
+                 layers: int | Sequence[int] | None = None,
+                 feature: str = 'mean',
+                 data_preprocessor: dict | None = None,
+                 init_cfg: dict | None = None):
+        super().__init__(data_preprocessor, init_cfg)
+        if feature not in FEATURES:
+            raise ValueError(f'feature is {feature!r}; choose one of {FEATURES}')
+        self.feature = feature
+        self.num_classes = num_classes
+        backbone = dict(backbone, out_type='raw', drop_path_rate=0.0)
+        self.backbone = MODELS.build(dict(backbone, **({} if layers is None else dict(out_indices=layers))))
+        if layers is None:
+            self.backbone.out_indices = list(range(self.backbone.num_layers))
+        self.backbone.norm = None  # it would be applied to the last block's output
+        self.backbone.requires_grad_(False).eval()
+        self.layers = self.backbone.out_indices
+        dims = self.backbone.embed_dims * (1 if feature == 'mean' else 2)
+        self.heads = nn.ModuleDict({str(layer): nn.Linear(dims, num_classes) for layer in self.layers})
+        for head in self.heads.values():
+            nn.init.normal_(head.weight, std=0.01)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
+        """Runs the model.
+
+        Args:
+            inputs: images (B, C, H, W), normalised.
+            data_samples: one an image, with `gt_label` for mode 'loss'.
+            mode: 'loss' for training, 'predict' for evaluation, 'tensor' for logits.
+
+        Returns:
+            'loss': dict(loss=sum over the layers). 'predict': the data samples, see `predict`. 'tensor': logits of
+            each layer, (B, num_classes).
+        """
+        logits = [head(feature) for head, feature in zip(self.heads.values(), self.features(inputs), strict=True)]
+        if mode == 'loss':
+            labels = torch.cat([sample.gt_label for sample in data_samples]).to(inputs.device)
+            return dict(loss=sum(F.cross_entropy(scores, labels) for scores in logits))
+        if mode == 'predict':
+            return self.predict(logits, data_samples)
+        return tuple(logits)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Features (B, C) or (B, 2 C) of each probed block, without gradients."""
+        tokens = self.backbone(images)
+        means = [x[:, 1:].mean(dim=1) for x in tokens]
+        return means if self.feature == 'mean' else [
+            torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
+
+    def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
+        """Each image's most likely class by layer.
+
+        Returns:
+            Data samples with `layer_labels`, a dict layer -> class. A single probed layer is a classifier like any
+            other: it also gives `pred_score` (num_classes,) and `pred_label`.
+        """
+        labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
+        data_samples = data_samples or [DataSample() for _ in labels]
+        for sample, row in zip(data_samples, labels, strict=True):
+            sample.set_field(dict(zip(self.layers, row, strict=True)), 'layer_labels')
+        if len(self.layers) == 1:
+            for sample, score in zip(data_samples, logits[0].softmax(dim=1), strict=True):
+                sample.set_pred_score(score).set_pred_label(score.argmax(dim=0, keepdim=True))
+        return data_samples
+
+    def train(self, mode: bool = True) -> 'LinearProbe':
+        """Sets the training mode of the classifiers; the backbone stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+
+@MODELS.register_module()
+class ClassificationDataPreprocessor(ClsDataPreprocessor):
+    """mmpretrain's ClsDataPreprocessor with random erasing between normalisation and mixup or cutmix.
+
+    In training the box that `beit_mm.RandomErasing` drew (`erase_box` of a sample: top, left, height, width) is filled
+    with noise of mean 0 and standard deviation 1, one number for each pixel and channel, from the generator of the
+    images' device.
+
+    Args: as ClsDataPreprocessor.
+
+    Source: timm `data/loader.py`, which erases on the device too.
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Prepares one batch; returns dict(inputs=float (B, 3, H, W), data_samples)."""
+        data = super().forward(data, training=False)  # normalises and makes one-hot labels, but does not mix yet
+        inputs, samples = data['inputs'], data['data_samples']
+        if not training or samples is None:
+            return data
+        for image, sample in zip(inputs, samples, strict=True):
+            if 'erase_box' in sample:
+                top, left, height, width = sample.erase_box
+                image[:, top:top + height, left:left + width].normal_()
+        if self.batch_augments is not None and 'gt_score' in samples[0]:
+            scores = torch.stack([sample.gt_score for sample in samples])
+            data['inputs'], scores = self.batch_augments(inputs, scores)
+            for sample, score in zip(samples, scores, strict=True):
+                sample.set_gt_score(score)
+        return data

@@ -1,0 +1,211 @@
+"""What a visual tokenizer is: the abstract class, and what all those with a codebook share."""
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beit_mm.checkpoint.content import weights_of
+from beit_mm.checkpoint.locate import locate_weights
+from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
+from beit_mm.models.vit import take_tokens
+
+PADDING = -1  # position, and token, of a slot that holds nothing
+EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplace distribution lives on (0, 1)
+
+
+class Tokenizer(ABC):
+    """Images to visual tokens. Subclasses are nn.Modules too, frozen when they give the targets of pretraining.
+
+    Attributes:
+        vocab_size: number of visual tokens.
+        stride: pixels per token along a side.
+        can_decode: whether `decode` turns tokens into images.
+        provenance: type, precision, path and SHA-256 of the weights, plain values; kept in a run's checkpoints.
+    """
+
+    vocab_size: int
+    stride: int
+    can_decode: bool = False
+    provenance: dict[str, Any]
+
+    @abstractmethod
+    def encode(self, images: Tensor) -> Tensor:
+        """Visual tokens int64 (B, H / stride, W / stride) of images float (B, 3, H, W), RGB in [0, 1]."""
+
+    def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
+        """Visual tokens at some positions only.
+
+        Args:
+            images: float (B, 3, H, W), RGB in [0, 1].
+            positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
+
+        Returns:
+            int64 (B, K), -1 where there is no position.
+        """
+        tokens = take_tokens(self.encode(images).flatten(1), positions.clamp(min=0))
+        return tokens.masked_fill(positions < 0, PADDING)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Images float32 (B, 3, h * stride, w * stride), RGB in [0, 1], of tokens int64 (B, h, w).
+
+        Raises:
+            RuntimeError: the tokenizer has no decoder.
+        """
+        raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
+
+    def grid_size(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tokens of an image of `height` x `width` pixels.
+
+        Raises:
+            ValueError: the image is not a whole number of tokens.
+        """
+        if height % self.stride or width % self.stride:
+            raise ValueError(f'{type(self).__name__} takes images of a multiple of {self.stride} '
+                             f'pixels a side, got {height} x {width}.')
+        return height // self.stride, width // self.stride
+
+
+class CodebookTokenizer(Tokenizer):
+    """A tokenizer made of an encoder, a codebook and a decoder.
+
+    A subclass has the modules `encoder` with `features` and `output` and `decoder` with `from_tokens` (or None).
+    """
+
+    encoder: nn.Module
+    decoder: nn.Module | None
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether there is a decoder."""
+        return self.decoder is not None
+
+    @abstractmethod
+    def to_input(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] on the encoder's scale."""
+
+    @abstractmethod
+    def to_images(self, output: Tensor) -> Tensor:
+        """The decoder's output as pixels in [0, 1]."""
+
+    def prepare(self, device: torch.device) -> None:
+        """Called before the networks run on tensors of `device`."""
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Visual tokens of images.
+
+        Args:
+            images: float (B, 3, H, W), RGB in [0, 1].
+
+        Returns:
+            int64 (B, H / stride, W / stride).
+        """
+        with without_autocast(images):
+            return self.encoder.output(self._features(images)).argmax(dim=1)
+
+    @torch.no_grad()
+    def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
+        """Visual tokens at some positions only: the output layer runs nowhere else.
+
+        With DALL-E's 8192 words and 75 of 196 positions this saves 4.1 of 52.1 GFLOP an image.
+
+        Args:
+            images: float (B, 3, H, W), RGB in [0, 1].
+            positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
+
+        Returns:
+            int64 (B, K), -1 where there is no position.
+        """
+        with without_autocast(images):
+            sequence = self._features(images).flatten(2).transpose(1, 2)            # (B, N, C)
+            picked = take_tokens(sequence, positions.clamp(min=0))                  # (B, K, C)
+            # A 1x1 convolution over K "pixels", so that it computes as it does over the whole map.
+            logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))      # (B, V, K, 1)
+            return logits.argmax(dim=1).squeeze(-1).masked_fill(positions < 0, PADDING)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Images of tokens.
+
+        Args:
+            tokens: int64 (B, h, w).
+
+        Returns:
+            float32 (B, 3, h * stride, w * stride), RGB in [0, 1].
+
+        Raises:
+            RuntimeError: the tokenizer was built without a decoder.
+        """
+        if self.decoder is None:
+            raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot '
+                               'be drawn; give it decoder_checkpoint.')
+        self.prepare(tokens.device)
+        with without_autocast(tokens):
+            return self.to_images(self.decoder.from_tokens(tokens).float())
+
+    def _features(self, images: Tensor) -> Tensor:
+        self.grid_size(*images.shape[-2:])
+        self.prepare(images.device)
+        return self.encoder.features(self.to_input(images.float()))
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager:
+    """Tokens are an argmax: autocast's rounding of the logits would silently change targets."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def map_pixels(images: Tensor) -> Tensor:
+    """Squeeze pixels from [0, 1] into [0.1, 0.9].
+
+    Args:
+        images: any shape, values in [0, 1].
+
+    Returns:
+        Same shape and dtype.
+
+    Source: openai/DALL-E `dall_e/utils.py`. Differs from it in taking any number of dimensions.
+    """
+    return (1 - 2 * EPS) * images + EPS
+
+
+def unmap_pixels(images: Tensor) -> Tensor:
+    """Inverse of `map_pixels`, clamped to [0, 1]."""
+    return ((images - EPS) / (1 - 2 * EPS)).clamp(0, 1)
+
+
+def read_weights(source: str, sha256: str | None,
+                 advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """State dict of a weight file, and its provenance.
+
+    Args:
+        source: path or URL.
+        sha256: expected hash, None for any.
+        advice: what to do when the file is missing.
+
+    Returns:
+        Names to tensors, and dict(path, sha256).
+    """
+    path = locate_weights(source, advice)
+    return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
+
+
+def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
+    """Loads a state dict whose names and shapes must be the module's; nothing is half loaded.
+
+    Raises:
+        ValueError: with counts and the first offenders.
+    """
+    own = module.state_dict()
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    shapes = [f'{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}'
+              for name in own if name in state and state[name].shape != own[name].shape]
+    if missing or unexpected or shapes:
+        problems = ', '.join(f'{len(names)} {kind} ({names[0]}, ...)' for kind, names in (
+            ('missing', missing), ('unexpected', unexpected), ('of another shape', shapes),
+        ) if names)
+        raise ValueError(f'{path} does not hold the weights of this {type(module).__name__}: of '
+                         f'{len(own)} tensors {problems}.')
+    module.load_state_dict(state)

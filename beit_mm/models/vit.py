@@ -1,0 +1,550 @@
+"""The vision Transformer of BEiT: patch embedding, attention with relative position bias, blocks, BEiTBackbone.
+
+Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, K tokens picked by index.
+"""
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torchvision.ops import StochasticDepth
+
+from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.fitting import fit_state_dict
+from beit_mm.checkpoint.origin import last_origin
+from beit_mm.checkpoint.report import LoadReport
+from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
+from beit_mm.registry import MODELS
+
+ARCHITECTURES = {
+    'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
+    'small': dict(embed_dims=384, num_layers=12, num_heads=6),
+    'base': dict(embed_dims=768, num_layers=12, num_heads=12),
+    'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
+}
+OUT_TYPES = ('raw', 'cls_token', 'avg_featmap', 'featmap')
+BIAS_TYPES = (None, 'shared', 'per_layer')
+INTERPOLATE_MODES = ('bicubic', 'bilinear')
+EMBEDDINGS = ('cls_token', 'mask_token', 'pos_embed', 'patch_embed')
+INIT_STD = 0.02
+NORM_EPS = 1e-6
+
+
+def truncated_normal_(tensor: Tensor) -> None:
+    """Normal with sigma 0.02 cut at one sigma, BERT's rule: the values that remain have sigma 0.0108.
+
+    Source: microsoft/unilm `beit/modeling_pretrain.py` (its fine-tuning code and mmpretrain cut at an absolute +-2,
+    which is no cut).
+    """
+    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of a sequence x (B, N, C) or (B, N) at an int64 index (B, K): (B, K, C) or (B, K)."""
+    if x.dim() == 3:
+        index = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+    return x.gather(1, index)
+
+
+class PatchEmbed(nn.Module):
+    """Linear projection of non-overlapping patches, as a strided convolution.
+
+    Args:
+        patch_size: side of a patch in pixels.
+        in_channels: channels of the image.
+        embed_dims: width of a token.
+
+    Source: paper section 2.1. Sides that are no multiple of the patch are padded with zeros at the bottom and right.
+    """
+
+    def __init__(self, patch_size: int, in_channels: int, embed_dims: int):
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, patch_size)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Images (B, 3, H, W) to tokens (B, h*w, C) and their grid (h, w)."""
+        pad_bottom = -images.shape[2] % self.patch_size
+        pad_right = -images.shape[3] % self.patch_size
+        if pad_bottom or pad_right:
+            images = F.pad(images, (0, pad_right, 0, pad_bottom))
+        x = self.proj(images)  # B, C, h, w
+        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+
+class BiasReader(nn.Module):
+    """Reads a relative position bias from a table; holds no parameters.
+
+    Args:
+        table_grid: patch grid (h, w) that the table is made for.
+    """
+
+    def __init__(self, table_grid: Grid):
+        super().__init__()
+        self.table_grid = table_grid
+
+    def forward(self, table: Tensor, grid: Grid) -> Tensor:
+        """Table (rows, heads) to the bias (1, heads, N, N) of a patch grid (h, w)."""
+        return bias_from_table(table, self.table_grid, grid)
+
+
+class PositionEmbeddingReader(nn.Module):
+    """Resamples a position embedding to the grid of the input; holds no parameters.
+
+    Args:
+        trained_grid: patch grid (h, w) that the embedding is made for.
+        mode: 'bicubic' or 'bilinear'.
+    """
+
+    def __init__(self, trained_grid: Grid, mode: str):
+        super().__init__()
+        self.trained_grid = trained_grid
+        self.mode = mode
+
+    def forward(self, pos_embed: Tensor, grid: Grid) -> Tensor:
+        """(1, N', C) of the trained grid to (1, N, C) of a patch grid (h, w)."""
+        return resize_position_embedding(pos_embed, self.trained_grid, grid, self.mode)
+
+
+class SharedRelativePositionBias(nn.Module):
+    """A bias table that all blocks share. Starts at zero.
+
+    Args:
+        grid: patch grid (h, w) that the table is made for.
+        num_heads: attention heads.
+
+    Source: paper appendix A; microsoft/unilm `beit/modeling_pretrain.py`.
+    """
+
+    def __init__(self, grid: Grid, num_heads: int):
+        super().__init__()
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(grid), num_heads))
+        self.read = BiasReader(grid)
+
+    def forward(self, grid: Grid) -> Tensor:
+        """Bias (1, heads, N, N) of a patch grid (h, w)."""
+        return self.read(self.relative_position_bias_table, grid)
+
+
+class Attention(nn.Module):
+    """Self-attention over class token and patches; bias for query and value, none for key.
+
+    Args:
+        dims: width of a token.
+        num_heads: attention heads.
+        table_grid: patch grid (h, w) of a bias table of this layer's own; None for no table.
+
+    Source: microsoft/unilm `beit/modeling_finetune.py`.
+    """
+
+    def __init__(self, dims: int, num_heads: int, table_grid: Grid | None = None):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dims, 3 * dims, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(dims))
+        self.v_bias = nn.Parameter(torch.zeros(dims))
+        self.proj = nn.Linear(dims, dims)
+        self.relative_position_bias_table = None
+        if table_grid is not None:
+            rows = num_relative_positions(table_grid)
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, num_heads))
+            self.read = BiasReader(table_grid)
+
+    def forward(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None,
+                queries: Tensor | None = None) -> Tensor:
+        """Attends from the queries to all tokens.
+
+        Args:
+            x: (B, N, C) normalised tokens, class token first.
+            grid: patch grid (h, w), N = 1 + h*w.
+            shared_bias: (1, heads, N, N) bias that all blocks share.
+            queries: int64 (B, K) indices of the tokens whose output is wanted; None for all.
+
+        Returns:
+            (B, K, C), K = N without queries.
+        """
+        q, k, v = self._qkv(x, queries)                               # B, heads, K, d; B, heads, N, d twice
+        bias = self._bias(grid, shared_bias, queries, q.dtype)        # 1 or B, heads, K, N
+        if bias is not None and bias.requires_grad and bias.device.type == 'cpu':
+            # The CPU's fused kernel gives no gradient of the bias, and what torch takes instead computes in float32.
+            x = _attention_weights(q, k, bias) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.proj(x.transpose(1, 2).flatten(2))                # B, K, C
+
+    def attention_map(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None) -> Tensor:
+        """Attention weights (B, heads, N, N) after the softmax; arguments as in forward."""
+        q, k, _ = self._qkv(x, None)
+        return _attention_weights(q, k, self._bias(grid, shared_bias, None, q.dtype))
+
+    def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
+        no_bias = torch.zeros_like(self.v_bias)
+        if queries is None:
+            bias = torch.cat([self.q_bias, no_bias, self.v_bias])
+            q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
+        else:
+            q_weight, kv_weight = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
+            q = F.linear(take_tokens(x, queries), q_weight, self.q_bias)
+            k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
+        return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+
+    def _bias(self, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None,
+              dtype: torch.dtype) -> Tensor | None:
+        """Bias (1 or B, heads, K, N) of the queries' rows."""
+        bias = shared_bias
+        if self.relative_position_bias_table is not None:
+            bias = self.read(self.relative_position_bias_table, grid)
+        if bias is None:
+            return None
+        bias = bias.to(dtype)  # before the rows are picked: (heads, B, K, N) is the largest tensor of a step
+        if queries is None:
+            return bias
+        return bias[0][:, queries].transpose(0, 1)  # heads, B, K, N -> B, heads, K, N
+
+
+def _attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    scores = q * q.shape[-1]**-0.5 @ k.transpose(-2, -1)  # B, heads, K, N
+    return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+
+class MLP(nn.Module):
+    """Two linear layers with an exact GELU between them, no dropout."""
+
+    def __init__(self, dims: int, hidden_dims: int):
+        super().__init__()
+        self.fc1 = nn.Linear(dims, hidden_dims)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden_dims, dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
+
+    Args:
+        dims, num_heads, hidden_dims: width of a token, heads, width inside the MLP.
+        drop_path: probability that a sample skips a branch.
+        layer_scale_init: start value of gamma_1 and gamma_2; None for no LayerScale.
+        table_grid: patch grid (h, w) of the layer's own relative position bias; None for none.
+
+    Source: microsoft/unilm `beit/modeling_finetune.py`.
+    """
+
+    def __init__(self, dims: int, num_heads: int, hidden_dims: int, drop_path: float = 0.0,
+                 layer_scale_init: float | None = None, table_grid: Grid | None = None):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dims, eps=NORM_EPS)
+        self.attn = Attention(dims, num_heads, table_grid)
+        self.norm2 = nn.LayerNorm(dims, eps=NORM_EPS)
+        self.mlp = MLP(dims, hidden_dims)
+        self.drop_path = StochasticDepth(drop_path, mode='row')
+        self.gamma_1 = self.gamma_2 = None
+        if layer_scale_init is not None:
+            self.gamma_1 = nn.Parameter(torch.full((dims, ), float(layer_scale_init)))
+            self.gamma_2 = nn.Parameter(torch.full((dims, ), float(layer_scale_init)))
+
+    def forward(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None,
+                queries: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C), or (B, K, C) at `queries`; see Attention.forward."""
+        attended = self.attn(self.norm1(x), grid, shared_bias, queries)
+        if queries is not None:
+            x = take_tokens(x, queries)
+        x = x + self.drop_path(_scale(attended, self.gamma_1))
+        return x + self.drop_path(_scale(self.mlp(self.norm2(x)), self.gamma_2))
+
+
+def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
+    return x if gamma is None else x * gamma
+
+
+@MODELS.register_module()
+class BEiTBackbone(BaseModule):
+    """Vision Transformer of the paper and of the released checkpoints, in one class.
+
+    The paper's model has an absolute position embedding and nothing else (the defaults). The released checkpoints have
+    a relative position bias and LayerScale instead ("BEiT+" in our configs).
+
+    Args:
+        arch: 'tiny', 'small', 'base', 'large', or a dict of `embed_dims`, `num_layers`, `num_heads` and optionally
+            `feedforward_channels` (default 4 * embed_dims).
+        img_size: image side in pixels, or (height, width), for which the position parameters are made. Other sizes
+            work at run time: the position parameters are resampled.
+        patch_size: side of a patch in pixels.
+        in_channels: channels of the image.
+        out_indices: blocks whose output is returned, in this order; 0-based, negative from the end.
+        out_type: 'raw' for tokens (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap' for the mean of the patch tokens
+            (B, C), 'featmap' for (B, C, h, w).
+        masked_input: have a mask token, for pretraining.
+        abs_pos_embed: have an absolute position embedding.
+        rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
+        layer_scale_init: start value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for none.
+        drop_path_rate: stochastic depth of the last block; rises linearly from 0 at the first.
+        frozen_stages: -1 trains everything, 0 freezes the embeddings, n also the first n blocks.
+        with_cp: recompute each block in the backward pass to save memory.
+        interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
+        init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
+
+    Weights of any BEiT can be loaded, by name of the file or as a state dict, and are resampled to fit; `load_report`
+    says what became of each tensor. The final norm follows `out_type`: 'raw' and 'cls_token' have `norm`,
+    'avg_featmap' has `fc_norm` (after the mean), 'featmap' none; it is applied to the last block's output only, so it
+    is not there where the last block is not among `out_indices`.
+
+    Raises:
+        ValueError: an unknown name, an image smaller than a patch, or a block that does not exist.
+        CheckpointError: on loading, weights of another model; nothing is loaded then.
+
+    Source: paper section 2.3 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
+    """
+
+    def __init__(self,
+                 arch: str | dict = 'base',
+                 img_size: int | tuple[int, int] = 224,
+                 patch_size: int = 16,
+                 in_channels: int = 3,
+                 out_indices: int | Sequence[int] = -1,
+                 out_type: str = 'raw',
+                 masked_input: bool = False,
+                 abs_pos_embed: bool = True,
+                 rel_pos_bias: str | None = None,
+                 layer_scale_init: float | None = None,
+                 drop_path_rate: float = 0.0,
+                 frozen_stages: int = -1,
+                 with_cp: bool = False,
+                 interpolate_mode: str = 'bicubic',
+                 init_cfg: dict | None = None):
+        super().__init__(init_cfg)
+        sizes = _architecture(arch)
+        _check_choice('out_type', out_type, OUT_TYPES)
+        _check_choice('rel_pos_bias', rel_pos_bias, BIAS_TYPES)
+        _check_choice('interpolate_mode', interpolate_mode, INTERPOLATE_MODES)
+        dims, depth, heads = sizes['embed_dims'], sizes['num_layers'], sizes['num_heads']
+        if frozen_stages > depth:
+            raise ValueError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
+        self.embed_dims = dims
+        self.num_layers = depth
+        self.num_heads = heads
+        self.patch_size = patch_size
+        self.grid = _patch_grid(img_size, patch_size)
+        self.out_type = out_type
+        self.out_indices = _block_indices(out_indices, depth)
+        self.frozen_stages = frozen_stages
+        self.with_cp = with_cp
+        self.interpolate_mode = interpolate_mode
+        self.load_report: LoadReport | None = None
+
+        self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, dims)) if masked_input else None
+        self.pos_embed = None
+        if abs_pos_embed:
+            num_tokens = 1 + self.grid[0] * self.grid[1]
+            self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims))
+            self.read_pos_embed = PositionEmbeddingReader(self.grid, interpolate_mode)
+        self.rel_pos_bias = SharedRelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
+        self.blocks = nn.ModuleList(
+            Block(dims,
+                  heads,
+                  sizes.get('feedforward_channels', 4 * dims),
+                  drop_path=drop_path_rate * index / max(depth - 1, 1),
+                  layer_scale_init=layer_scale_init or None,
+                  table_grid=self.grid if rel_pos_bias == 'per_layer' else None)
+            for index in range(depth))
+        self.norm = self.fc_norm = None
+        if depth - 1 in self.out_indices:
+            self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type in ('raw', 'cls_token') else None
+            self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
+
+        self._init_transformer()
+        for parameter in self._frozen_parameters():
+            parameter.requires_grad_(False)
+        self.register_load_state_dict_pre_hook(_fit_weights)
+
+    def _init_transformer(self) -> None:
+        """Linear layers, patch embedding and tokens start small, output layers smaller.
+
+        The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual
+        stream does not grow with depth. Biases start at 0, norms at (1, 0), bias tables at 0.
+
+        Source: paper section 2.5 and the released pretraining code.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                truncated_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for tokens in (self.cls_token, self.mask_token, self.pos_embed):
+            if tokens is not None:
+                truncated_normal_(tokens)
+        for depth, block in enumerate(self.blocks, start=1):
+            for linear in (block.attn.proj, block.mlp.fc2):
+                linear.weight.data.div_(math.sqrt(2 * depth))
+
+    def forward(self,
+                images: Tensor,
+                mask: Tensor | None = None,
+                positions: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Features of an image batch.
+
+        Args:
+            images: (B, 3, H, W) normalised.
+            mask: bool (B, h, w), True = replaced by the mask token; needs `masked_input=True`.
+            positions: int64 (B, K) patch indices, -1 = padding. The last block then computes these tokens only, and
+                the result is their hidden states (B, K, C); padded places hold the class token's. Needs out_type
+                'raw' and the last block as the only output.
+
+        Returns:
+            One tensor for each of `out_indices`, shaped as `out_type` says.
+        """
+        self._check_call(mask, positions)
+        x, grid, shared_bias = self._embed(images, mask)  # B, N, C
+        outputs = {}
+        for index, block in enumerate(self.blocks[:max(self.out_indices) + 1]):
+            last = index == self.num_layers - 1
+            # The class token stands before the patches, so padding (-1) turns into the class token.
+            queries = positions + 1 if last and positions is not None else None
+            if self.with_cp and self.training:
+                x = checkpoint(block, x, grid, shared_bias, queries, use_reentrant=False)
+            else:
+                x = block(x, grid, shared_bias, queries)  # B, N or K, C
+            if index in self.out_indices:
+                outputs[index] = self._format(x, grid, last)
+        return tuple(outputs[index] for index in self.out_indices)
+
+    def attention_maps(self, images: Tensor, layer: int = -1) -> tuple[Tensor, Grid]:
+        """Attention weights of one block.
+
+        Args:
+            images: (B, 3, H, W) normalised.
+            layer: block, negative from the end.
+
+        Returns:
+            (B, heads, N, N) after the softmax, rows are queries, class token first; and the patch grid (h, w).
+        """
+        x, grid, shared_bias = self._embed(images, None)
+        (layer, ) = _block_indices(layer, self.num_layers)
+        for block in self.blocks[:layer]:
+            x = block(x, grid, shared_bias)
+        block = self.blocks[layer]
+        return block.attn.attention_map(block.norm1(x), grid, shared_bias), grid
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one dimension that weight decay leaves alone."""
+        return {'cls_token', 'pos_embed'}
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """A parameter's layer, for layer-wise learning rates, and the number of layers.
+
+        Args:
+            param_name: name in the whole model.
+            prefix: what its names have before ours, such as 'backbone.'.
+
+        Returns:
+            0 for the embeddings, i + 1 for block i, the last one for all else, in the model around it too; and the
+            number of layers.
+        """
+        name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
+        part, _, rest = name.partition('.')
+        layer = 0 if part in EMBEDDINGS else self.num_layers + 1
+        return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
+
+    def train(self, mode: bool = True) -> 'BEiTBackbone':
+        """Sets the training mode; frozen blocks stay in evaluation mode (no stochastic depth)."""
+        super().train(mode)
+        for block in self.blocks[:max(self.frozen_stages, 0)]:
+            block.eval()
+        return self
+
+    def _embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
+        """Tokens (B, N, C) with positions, the grid (h, w) and the shared bias (1, heads, N, N), if any."""
+        x, grid = self.patch_embed(images)  # B, h*w, C
+        if mask is not None:
+            x = torch.where(mask.flatten(1).unsqueeze(-1), self.mask_token.to(x.dtype), x)
+        # x.shape[0], not len(x), which would fix the batch of an exported graph.
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
+        if self.pos_embed is not None:
+            x = x + self.read_pos_embed(self.pos_embed, grid)
+        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid)
+
+    def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
+        """A block's output (B, N, C) in the form that `out_type` asks for."""
+        if last and self.norm is not None:
+            x = self.norm(x)
+        if self.out_type == 'raw':
+            return x
+        if self.out_type == 'cls_token':
+            return x[:, 0]
+        if self.out_type == 'avg_featmap':
+            x = x[:, 1:].mean(dim=1)
+            return self.fc_norm(x) if last else x
+        return x[:, 1:].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
+
+    def _frozen_parameters(self) -> list[nn.Parameter]:
+        if self.frozen_stages < 0:
+            return []
+        embeddings = [self.cls_token, self.mask_token, self.pos_embed]
+        modules = [self.patch_embed, *self.blocks[:self.frozen_stages]]
+        return [p for p in embeddings if p is not None] + [p for m in modules for p in m.parameters()]
+
+    def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
+        if mask is not None and self.mask_token is None:
+            raise ValueError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
+        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
+            raise ValueError("positions need out_type='raw' and the last block as the only output, got "
+                             f'out_type={self.out_type!r}, out_indices={self.out_indices}')
+
+
+def _fit_weights(backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, strict: bool,
+                 missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str]) -> None:
+    """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
+    foreign = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+    if not foreign:
+        last = last_origin()
+        hint = f' The file read last, {last.path}, holds {last.names}.' if last else ''
+        raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
+    fitted, backbone.load_report = fit_state_dict(
+        foreign, backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
+    state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
+    unexpected_keys += [prefix + name for name in backbone.load_report.surplus]
+    surprises = backbone.load_report.surplus or backbone.load_report.lacking
+    print_log(str(backbone.load_report), logger='current', level=logging.WARNING if surprises else logging.INFO)
+
+
+def _architecture(arch: str | dict) -> dict:
+    if isinstance(arch, str):
+        _check_choice('arch', arch, tuple(ARCHITECTURES))
+        return ARCHITECTURES[arch]
+    needed = {'embed_dims', 'num_layers', 'num_heads'}
+    if missing := needed - set(arch):
+        raise ValueError(f'arch lacks {sorted(missing)}; a dict needs {sorted(needed)}')
+    if arch['embed_dims'] % arch['num_heads']:
+        raise ValueError(f"embed_dims {arch['embed_dims']} is no multiple of num_heads "
+                         f"{arch['num_heads']}")
+    return arch
+
+
+def _check_choice(name: str, value: object, choices: tuple) -> None:
+    if value not in choices:
+        raise ValueError(f'{name} is {value!r}; choose one of {choices}')
+
+
+def _patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if min(height, width) < patch_size:
+        raise ValueError(f'img_size {height} x {width} is smaller than a patch of {patch_size} pixels')
+    return -(-height // patch_size), -(-width // patch_size)  # rounded up, as the input is padded
+
+
+def _block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
+    indices = [indices] if isinstance(indices, int) else list(indices)
+    if bad := [i for i in indices if not -depth <= i < depth]:
+        raise ValueError(f'block {bad[0]} does not exist in a model of {depth} blocks')
+    return [i % depth for i in indices]

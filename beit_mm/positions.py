@@ -1,0 +1,183 @@
+"""Where patches lie: the relative position bias and the position embedding, at any patch grid.
+
+A relative position bias is read from a table with one row for each offset between two patches of an h x w grid,
+(2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. A position
+embedding has one row for the class token and one for each patch. Both are resampled to another grid.
+"""
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.interpolate import make_interp_spline
+from torch import Tensor
+
+Grid = tuple[int, int]
+NUM_CLS_ROWS = 3
+
+
+def num_relative_positions(grid: Grid) -> int:
+    """Rows of the bias table of an (h, w) patch grid: 732 for 14 x 14, 2212 for 24 x 24."""
+    height, width = grid
+    return (2 * height - 1) * (2 * width - 1) + NUM_CLS_ROWS
+
+
+def square_grid(num_rows: int) -> Grid:
+    """The square patch grid whose bias table has `num_rows` rows: 14 x 14 for 732.
+
+    Raises:
+        ValueError: there is none, as for the table of a rectangle.
+    """
+    side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
+    if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
+        raise ValueError(f'a bias table of {num_rows} rows belongs to no square patch grid')
+    return ((side + 1) // 2, ) * 2
+
+
+def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """A tensor to remember: made outside inference mode, so that later training may save it."""
+    with torch.inference_mode(False):
+        return torch.from_numpy(array).to(device)
+
+
+@lru_cache(maxsize=8)  # 20 MB each at 640 x 640 pixels
+def relative_position_index(grid: Grid, device: torch.device | str = 'cpu') -> Tensor:
+    """Row of the bias table for every (query, key) pair of class token and patches.
+
+    Args:
+        grid: patch grid (h, w).
+        device: where the index is to live; kept there, so that a training step copies nothing.
+
+    Returns:
+        int64 (1 + h*w, 1 + h*w); row 0 and column 0 are the class token.
+
+    Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
+    """
+    height, width = grid
+    rows, columns = np.divmod(np.arange(height * width), width)
+    row_offset = rows[:, None] - rows[None, :] + height - 1
+    column_offset = columns[:, None] - columns[None, :] + width - 1
+    total = num_relative_positions(grid)
+    index = np.empty((1 + height * width, 1 + height * width), dtype=np.int64)
+    index[1:, 1:] = row_offset * (2 * width - 1) + column_offset
+    index[0, :] = total - 3  # cls looks at a patch
+    index[:, 0] = total - 2  # a patch looks at cls
+    index[0, 0] = total - 1  # cls looks at itself
+    return _keep(index, device)
+
+
+def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid) -> Tensor:
+    """Additive attention bias of a patch grid.
+
+    Args:
+        table: (num_relative_positions(table_grid), heads).
+        table_grid: patch grid (h, w) that the table was made for.
+        grid: patch grid (h, w) of the input at hand.
+
+    Returns:
+        (1, heads, 1 + h*w, 1 + h*w), differentiable with respect to the table.
+    """
+    table = resize_bias_table(table, table_grid, grid)
+    index = relative_position_index(grid, table.device)
+    bias = table[index.flatten()].view(*index.shape, -1)
+    return bias.permute(2, 0, 1).unsqueeze(0)
+
+
+def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
+    """Resamples a bias table to another patch grid, each axis on its own.
+
+    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the
+    largest offset of the target; a cubic spline is read at the target's integer offsets. Linear
+    interpolation was seen to hurt ADE20K clearly (unilm issue 376).
+
+    Args:
+        table: (num_relative_positions(source), heads).
+        source, target: patch grids (h, w).
+
+    Returns:
+        (num_relative_positions(target), heads).
+
+    Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    Differs from it in: height and width are resized separately, so rectangles work, and the spline
+    is a matrix product, so gradients flow through it and no removed SciPy call is needed.
+    """
+    if source == target:
+        return table
+    heads = table.shape[1]
+    patch_rows, cls_rows = table[:-NUM_CLS_ROWS], table[-NUM_CLS_ROWS:]
+    patch_rows = patch_rows.view(2 * source[0] - 1, 2 * source[1] - 1, heads)
+    exact = torch.promote_types(table.dtype, torch.float32)
+    along_height = _offset_spline(source[0], target[0], table.device).to(exact)
+    along_width = _offset_spline(source[1], target[1], table.device).to(exact)
+    with torch.autocast(table.device.type, enabled=False):  # bfloat16 would cost 2 % of the bias
+        resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.to(exact))
+    return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
+
+
+@lru_cache(maxsize=64)
+def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
+    """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
+    num_source, num_target = 2 * source - 1, 2 * target - 1
+    if source in (1, target):  # one offset has nothing to interpolate
+        same = np.eye(num_source) if source == target else np.ones((num_target, 1))
+        return _keep(same, device)
+    positions = geometric_offsets(source, target)
+    spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
+    # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
+    offsets = np.clip(np.arange(1 - target, target), positions[0], positions[-1])
+    return _keep(spline(offsets), device)
+
+
+def geometric_offsets(source: int, target: int) -> np.ndarray:
+    """Positions of the 2*source-1 trained offsets on the target's axis: 0, +-1, +-(1+q), ...
+
+    q is bisected in [1.01, 1.5] until 1 + q + ... + q^(source-2) reaches target - 1. For 14 patches
+    it is 1.0903 towards 24, 1.1349 towards 32 and 1.1685 towards 40; a smaller target leaves it at
+    1.01, which crops the table around zero and keeps absolute distances.
+    """
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        if (1 - ratio**(source - 1)) / (1 - ratio) > target - 1:
+            high = ratio
+        else:
+            low = ratio
+    positive = np.cumsum(ratio**np.arange(source - 1))
+    return np.concatenate([-positive[::-1], [0.0], positive])
+
+
+def square_token_grid(num_rows: int) -> Grid:
+    """The square patch grid whose position embedding has `num_rows` rows: 14 x 14 for 197.
+
+    Raises:
+        ValueError: there is none, as for the position embedding of a rectangle.
+    """
+    side = math.isqrt(max(num_rows - 1, 0))
+    if side**2 != num_rows - 1:
+        raise ValueError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
+    return side, side
+
+
+def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
+    """Resamples a learned position embedding; the class token's row is kept.
+
+    Args:
+        pos_embed: (1, 1 + h*w, channels) of the source grid.
+        source, target: patch grids (h, w).
+        mode: 'bicubic', or 'bilinear' as the paper's ADE20K table says.
+
+    Returns:
+        (1, 1 + h'*w', channels) of the target grid.
+
+    Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
+    hyper-parameters of ADE20K (bilinear).
+    """
+    if source == target:
+        return pos_embed
+    cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
+    patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)
+    # Interpolated in float32: bfloat16 weights would round the kernel itself.
+    patch_rows = F.interpolate(patch_rows.float(), target, mode=mode, align_corners=False)
+    patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)
+    return torch.cat([cls_row, patch_rows], dim=1)

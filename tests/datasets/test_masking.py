@@ -1,0 +1,126 @@
+"""Blockwise masks: the law of the released generator, the variants, settings that cannot be met."""
+import math
+import random
+
+import numpy as np
+import pytest
+
+from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+
+DRAWS = 20_000
+
+
+def draw(count=DRAWS, **kwargs):
+    random.seed(0)
+    transform = BlockwiseMask(**kwargs)
+    return np.stack([transform.transform({})['mask'] for _ in range(count)])
+
+
+def reference_mask(height, width, num_masked, min_block):
+    """The released generator as its description reads, on a list of lists."""
+    mask = [[False] * width for _ in range(height)]
+    count = 0
+    while count < num_masked:
+        remaining = num_masked - count
+        for _ in range(10):
+            area = random.uniform(min_block, remaining)
+            aspect = math.exp(random.uniform(math.log(0.3), math.log(1 / 0.3)))
+            h, w = int(round(math.sqrt(area * aspect))), int(round(math.sqrt(area / aspect)))
+            if h >= height or w >= width:
+                continue
+            top, left = random.randint(0, height - h), random.randint(0, width - w)
+            block = [(i, j) for i in range(top, top + h) for j in range(left, left + w)]
+            new = [(i, j) for i, j in block if not mask[i][j]]
+            if 0 < len(new) <= remaining:
+                break
+        else:
+            return np.array(mask)
+        for i, j in new:
+            mask[i][j] = True
+        count += len(new)
+    return np.array(mask)
+
+
+def test_released_law():
+    masks = draw(grid=(14, 14), num_masked=75)
+    assert masks.dtype == np.bool_ and masks.shape == (DRAWS, 14, 14)
+    counts = masks.sum((1, 2))
+    assert abs(counts.mean() - 74.47) < 0.03
+    assert abs((counts == 75).mean() - 0.666) < 0.015
+    assert counts.max() == 75 and 60 < counts.min() < 68
+    rate = masks.mean(0)
+    assert abs(rate[0, 0] - 0.040) < 0.015
+    assert abs(rate[0, 7] - 0.189) < 0.015 and abs(rate[7, 7] - 0.716) < 0.015
+    assert abs(rate[-1].mean() - 0.135) < 0.015  # the last row takes part
+
+    # the law knows no left and right, no up and down: four cells of the reference are one
+    random.seed(1)
+    expected = np.mean([reference_mask(14, 14, 75, 16) for _ in range(12_000)], axis=0)
+    expected = np.mean([expected, expected[::-1], expected[:, ::-1], expected[::-1, ::-1]], axis=0)
+    assert np.abs(rate - expected).max() < 0.015
+
+
+def test_released_law_on_a_rectangle():
+    masks = draw(4000, grid=(7, 20), num_masked=50, min_block=8)
+    random.seed(1)
+    expected = np.stack([reference_mask(7, 20, 50, 8) for _ in range(2000)])
+    assert masks.shape == (4000, 7, 20)
+    assert abs(masks.sum((1, 2)).mean() - expected.sum((1, 2)).mean()) < 0.1
+    assert np.abs(masks.mean(0) - expected.mean(0)).max() < 0.05
+
+
+def test_exact_always_has_the_number():
+    masks = draw(2000, grid=(14, 14), num_masked=75, variant='exact')
+    assert (masks.sum((1, 2)) == 75).all()
+    assert abs(masks.mean(0)[7, 7] - 0.716) < 0.04  # still blocks
+
+
+def test_paper_overshoots():
+    masks = draw(grid=(14, 14), num_masked=0.4 * 196, variant='paper')
+    counts = masks.sum((1, 2))
+    assert abs(counts.mean() - 82.49) < 0.1 and abs(counts.std() - 3.25) < 0.1
+    assert counts.min() == 79 and 95 <= counts.max() <= 105
+    rate = masks.mean(0)
+    assert rate[0, 0] < 0.005 and abs(rate[0, 7] - 0.025) < 0.015
+    assert abs(rate[7, 7] - 0.801) < 0.015
+    assert abs(rate[-1].mean() - 0.204) < 0.015 and abs(rate[0].mean() - 0.016) < 0.005
+
+
+def test_random_mask_is_uniform():
+    random.seed(0)
+    masks = np.stack([RandomMask((5, 8), 15).transform({})['mask'] for _ in range(5000)])
+    assert masks.shape == (5000, 5, 8) and (masks.sum((1, 2)) == 15).all()
+    assert np.abs(masks.mean(0) - 15 / 40).max() < 0.03
+
+
+@pytest.mark.parametrize(('settings', 'named'), [
+    (dict(grid=(14, 14), num_masked=197), '197'),
+    (dict(grid=(14, 14), num_masked=0), '0'),
+    (dict(grid=(14, 14), num_masked=74.5), '74.5'),
+    (dict(grid=(14, 14), num_masked=75, min_block=0), '0'),
+    (dict(grid=(14, 14), num_masked=75, variant='unilm'), 'unilm'),
+    (dict(grid=(0, 14), num_masked=5), '(0, 14)'),
+    (dict(grid=(14, 14), num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
+    (dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
+])
+def test_impossible_settings_are_refused(settings, named):
+    with pytest.raises(ValueError) as error:
+        BlockwiseMask(**settings)
+    assert named in str(error.value)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize('variant', ['released', 'exact', 'paper'])
+@pytest.mark.parametrize('settings', [
+    dict(grid=(14, 14), num_masked=196),
+    dict(grid=(14, 14), num_masked=196, min_block=150),
+    dict(grid=(2, 2), num_masked=4, min_block=1),
+    dict(grid=(4, 4), num_masked=8, min_block=16),
+    dict(grid=(14, 14), num_masked=1, min_block=1),
+])
+def test_every_accepted_setting_ends(settings, variant):
+    counts = draw(50, variant=variant, **settings).sum((1, 2))
+    if variant == 'exact':
+        assert (counts == settings['num_masked']).all()
+    elif variant == 'released':
+        assert (counts <= settings['num_masked']).all()

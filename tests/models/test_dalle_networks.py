@@ -1,0 +1,63 @@
+"""DALL-E's networks: sizes, and the two ways into the decoder; the small networks' sizes."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
+from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, logit_laplace_nll
+
+
+@pytest.mark.parametrize(('network', 'kwargs', 'published'), [
+    (DALLEEncoder, {}, 53_786_240),
+    (DALLEDecoder, {}, 43_829_766),
+    (ConvEncoder, {}, 7_953_408),
+    (ConvDecoder, {}, 12_128_003),
+    (ConvEncoder, dict(bottleneck_blocks=2), 6_707_456),
+    (ConvDecoder, dict(bottleneck_blocks=2), 9_964_803),
+])
+def test_parameter_count(network, kwargs, published):
+    with torch.device('meta'):
+        model = network(**kwargs)
+    assert sum(p.numel() for p in model.parameters()) == published
+
+
+@pytest.mark.parametrize(('encoder', 'decoder'), [
+    (DALLEEncoder(8, 20), DALLEDecoder(8, 20, 16)),
+    (ConvEncoder(8, 20), ConvDecoder(8, 20, 16)),
+    (ConvEncoder(8, 20, bottleneck_blocks=1), ConvDecoder(8, 20, 16, bottleneck_blocks=1)),
+])
+def test_shapes_and_lookup_equals_one_hot(encoder, decoder):
+    images = torch.rand(2, 3, 24, 32)
+    logits = encoder(images)
+    assert logits.shape == (2, 20, 3, 4)
+    assert torch.equal(encoder.output(encoder.features(images)), logits)
+    tokens = logits.argmax(dim=1)
+    one_hot = F.one_hot(tokens, 20).permute(0, 3, 1, 2).float()
+    assert decoder(one_hot).shape[-2:] == images.shape[-2:]
+    torch.testing.assert_close(decoder.from_tokens(tokens), decoder(one_hot))
+
+
+def test_inner_precision_leaves_the_logits_in_fp32():
+    encoder = DALLEEncoder(8, 20)
+    encoder.cast_inner(torch.bfloat16)
+    images = torch.rand(1, 3, 16, 16)
+    assert encoder.features(images).dtype == torch.bfloat16
+    assert encoder(images).dtype == torch.float32
+    encoder.cast_inner(torch.float32)
+    assert encoder.features(images).dtype == torch.float32
+
+
+def test_pixel_maps_are_inverse():
+    images = torch.rand(2, 3, 4, 5)
+    assert map_pixels(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([0.1, 0.9])
+    torch.testing.assert_close(unmap_pixels(map_pixels(images)), images)
+
+
+def test_logit_laplace_is_a_density():
+    """It integrates to one over (0, 1), and its logarithm is what the formula says at one point."""
+    x = torch.linspace(1e-5, 1 - 1e-5, 200_001, dtype=torch.float64)
+    density = torch.exp(-logit_laplace_nll(x, torch.tensor(0.4), torch.tensor(-0.7)))
+    assert torch.trapezoid(density, x).item() == pytest.approx(1, abs=1e-3)
+    nll = logit_laplace_nll(torch.tensor(0.5), torch.tensor(1.0), torch.tensor(0.0))
+    assert nll.item() == pytest.approx(1 + torch.log(torch.tensor(0.5)).item())
