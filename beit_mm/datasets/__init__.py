@@ -1,5 +1,4 @@
 """Images, their transforms and samplers, and images that the package makes itself."""
-from .annotation import LoadAnnotation
 from .color_jitter import TwoViewColorJitter
 from .formatting import PackViews
 from .image_folder import ImageFolder
@@ -9,11 +8,10 @@ from .masks import BlockwiseMask, RandomMask
 from .rand_augment import RandAugment
 from .random_erasing import RandomErasing
 from .sampler import RepeatedAugmentationSampler, SeededSampler
-from .segmentation_folder import SegmentationFolder
 from .two_views import TwoViewCenterCrop, TwoViewRandomResizedCrop
 
 __all__ = [
-    'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
-    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'SegmentationFolder', 'TwoViewCenterCrop',
+    'BlockwiseMask', 'ImageFolder', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
+    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'TwoViewCenterCrop',
     'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
 ]

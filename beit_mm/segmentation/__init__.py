@@ -1,10 +1,10 @@
-"""Semantic segmentation with MMSegmentation: what its segmentors, heads and hooks lack. The only folder with mmseg."""
+"""Semantic segmentation with MMSegmentation: what its segmentors, heads and datasets lack. All of mmseg is used here."""
+from .datasets import LoadAnnotation, SegmentationFolder
+from .heads import EfficientSETRUPHead, EfficientUPerHead, SyncBN
 from .label_check import LabelCheckHook
-from .lean_heads import EfficientSETRUPHead, EfficientUPerHead
-from .multi_scale import MultiScaleTTA, MultiScaleViews
-from .segmentor import SlidingSegmentor
-from .sync_bn import SyncBN
+from .segmentor import MultiScaleTTA, MultiScaleViews, SlidingSegmentor
 
 __all__ = [
-    'LabelCheckHook', 'EfficientSETRUPHead', 'EfficientUPerHead', 'MultiScaleTTA', 'MultiScaleViews', 'SlidingSegmentor', 'SyncBN'
+    'EfficientSETRUPHead', 'EfficientUPerHead', 'LabelCheckHook', 'LoadAnnotation', 'MultiScaleTTA', 'MultiScaleViews',
+    'SegmentationFolder', 'SlidingSegmentor', 'SyncBN'
 ]

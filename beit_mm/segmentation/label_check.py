@@ -7,13 +7,11 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
-from mmseg.structures import SegDataSample
+from mmengine.structures import BaseDataElement
 
 from beit_mm.registry import HOOKS
 
-from .multi_scale import MultiScaleTTA
-
-MOSTLY = 0.5  # share of ignored pixels that is worth a warning
+WARN_IGNORED = 0.5  # part of the pixels that may be ignored without a warning
 
 
 @HOOKS.register_module()
@@ -31,10 +29,7 @@ class LabelCheckHook(Hook):
         self.looked = False
 
     def before_train(self, runner: Runner) -> None:
-        """A run that goes on looks again."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        if isinstance(model, MultiScaleTTA):
-            raise ValueError('this config is for testing only; train the one without _ms')
+        """Each training looks again."""
         self.looked = False
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
@@ -46,7 +41,7 @@ class LabelCheckHook(Hook):
             check_labels(data_batch['data_samples'], head.num_classes, head.ignore_index)
 
 
-def check_labels(samples: Sequence[SegDataSample], num_classes: int, ignore_index: int) -> None:
+def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises ValueError when labels do not fit; warns when most pixels are ignored."""
     ignored = pixels = 0
     for sample in samples:
@@ -65,6 +60,6 @@ def check_labels(samples: Sequence[SegDataSample], num_classes: int, ignore_inde
     if ignored == pixels:
         raise ValueError(f'every pixel of the first batch is ignored ({cause}), {sample.get("seg_map_path")} among '
                          'them; are these annotations of another kind?')
-    if ignored > MOSTLY * pixels:
+    if ignored > WARN_IGNORED * pixels:
         print_log(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?',
                   logger='current', level=logging.WARNING)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
 
-from beit_mm.segmentation.sliding import Grid, View, slide, spans
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, slide, window_intervals
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -26,6 +26,18 @@ def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
     return logits[:, :, :height, :width]
 
 
+@pytest.mark.parametrize('align_corners', [False, True])
+@pytest.mark.parametrize('source, target', [(1, 1), (1, 9), (7, 1), (20, 160), (160, 640), (1494, 683), (47, 33),
+                                            (64, 64), (12800, 2000)])
+def test_the_matrix_is_torchs_interpolation(source, target, align_corners):
+    pixels = torch.randn(3, source)
+    expected = F.interpolate(pixels[None, :, None], (1, target), mode='bilinear', align_corners=align_corners)[0, :, 0]
+    matrix = bilinear_matrix(source, target, align_corners)
+    torch.testing.assert_close(pixels @ matrix.T, expected, atol=1e-5, rtol=0)
+    third = source // 3
+    assert torch.equal(bilinear_matrix(source, target, align_corners, third, third + 1), matrix[:, third:third + 1])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize('mode', ['slide', 'whole'])
 @pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'),
@@ -44,7 +56,7 @@ def test_a_pixel_gets_the_logits_of_its_place(length):
         centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
         return centres.expand(len(images), 1, 2, -1)
 
-    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], Grid(), 1, divisor=16)
+    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], None, None, 1, divisor=16)
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
     expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
     torch.testing.assert_close(found, expected)
@@ -87,13 +99,13 @@ def test_a_head_that_aligns_corners(align_corners):
             total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
             count[window] += 1
     expected = resize(total / count, (37, 59))[0]
-    (found, ) = slide(network, [View(image, (37, 59))], Grid((32, 32), (16, 24)), 4, align_corners)
+    (found, ) = slide(network, [View(image, (37, 59))], (32, 32), (16, 24), 4, align_corners)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('length', [1, CROP - 1, CROP, CROP + 1, CROP + STRIDE, CROP + STRIDE + 1, 500])
 def test_windows_cover_every_pixel_as_mmseg_lays_them(length):
-    found = [(span.start, span.stop) for span in spans(length, 10, CROP, STRIDE)]
+    found = list(window_intervals(length, CROP, STRIDE))
     count = max(length - CROP + STRIDE - 1, 0) // STRIDE + 1  # mmseg's h_grids
     stops = [min(index * STRIDE + CROP, length) for index in range(count)]
     assert found == [(max(stop - CROP, 0), stop) for stop in stops]
