@@ -1,4 +1,4 @@
-"""Semantic segmentation with MMSegmentation: what its segmentors, heads and datasets lack. All of mmseg is used here."""
+"""Semantic segmentation with MMSegmentation. No other folder imports mmseg."""
 from .datasets import LoadAnnotation, SegmentationFolder
 from .heads import EfficientSETRUPHead, EfficientUPerHead, SyncBN
 from .label_check import LabelCheckHook

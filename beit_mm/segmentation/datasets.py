@@ -22,8 +22,9 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this part of the colour circle fall 
 class SegmentationFolder(UnlabeledImages):
     """Images and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
 
-    What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages. With
-    LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`. LoadAnnotation reads the labels.
+    Images have any format that LoadImage reads, LoadAnnotation reads the labels; missing annotations are found at the
+    start. What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages.
+    With LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`.
 
     Args:
         data_root: folder of the two folders.
@@ -39,9 +40,6 @@ class SegmentationFolder(UnlabeledImages):
         FileNotFoundError: a folder or list is missing, or an image's annotation is; names the first.
         ValueError: no classes, or too many of them.
         UnreadableImageError: as UnlabeledImages; annotations count as their images do.
-
-    Differs from mmseg's BaseSegDataset in: reads what LoadImage reads, whatever its suffix; missing annotations are
-    found at the start; sample keys; unreadable images by policy. Has no remapping of labels (`label_map`).
     """
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] = (), reduce_zero_label: bool = False,
@@ -130,9 +128,6 @@ class LoadAnnotation(BaseTransform):
         UnreadableImageError: the file is missing or damaged.
         ValueError: more than one number a pixel; another size than the image's; a label beyond the sample's
             `num_classes`. The message begins with the file's path.
-
-    Differs from mmseg's LoadAnnotations in: what is refused (there, labels above 255 wrap around, and another size ends
-    in an error that names no file).
     """
 
     def transform(self, results: dict) -> dict:

@@ -6,13 +6,14 @@ its image are two small matrix products, for each class c:
     logits_image[c] += row_matrix @ logits_window[c] @ column_matrix.T
 
 `logits_window` is (C, h, w) as the network gives it, `logits_image` (C, H, W) of the size that is wanted. `row_matrix`,
-(H, h), upsamples h rows of logits to the window's pixels, divides each pixel by the number of windows that cover it, and
-resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does so for columns, and mirrors them
-back where the image was flipped. Neither a window's logits nor the scaled image's are ever held at full size.
+(H, h), does three things in one: it upsamples h rows of logits to the window's pixels, divides each pixel by the number
+of windows that cover it, and resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does so
+for columns, and mirrors them back where the image was flipped. Logits as large as the window or as the scaled image are
+never made.
 """
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from typing import NamedTuple
 
@@ -31,7 +32,6 @@ from beit_mm.engine.optim_wrapper import DTYPES, usable_dtype
 from beit_mm.models.backbone import BEiTBackbone
 from beit_mm.registry import MODELS, TRANSFORMS
 
-MODES = ('slide', 'whole')
 WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
@@ -53,26 +53,24 @@ class View(NamedTuple):
 class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder; training is its own, inference takes images of any size in little memory.
 
-    `test_cfg` has, beside mmseg's `mode` ('slide' or 'whole'), `crop_size` and `stride` in pixels (height, width):
-        precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed in
-            float32 in any case. A CPU without fast bfloat16 uses float32 instead, as in training.
-        windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
+    The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
+    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off.
 
     Args: as EncoderDecoder. The decode head's logits are those of its `forward`, as with UPerHead, SETRUPHead and
-        FCNHead.
+        FCNHead. `test_cfg` has, beside mmseg's mode='slide',
+            crop_size, stride: of the windows in pixels (height, width); a window that is larger than the image is the
+                whole image.
+            precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed
+                in float32 in any case. A CPU without fast bfloat16 uses float32 instead, as in training.
+            windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
 
     Raises:
         ValueError: a test_cfg that cannot be met.
-
-    Differs from it in: windows of all images of a batch go through the network together. Images whose sides are no
-    multiple of a patch, or of the coarsest cell of a pyramid, are padded with zeros, and the logits of the padding are
-    cut off (mmseg squeezes them into the image).
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.test_cfg = self.test_cfg or {}
-        check_test_cfg(self.test_cfg)
+        check_test_cfg(self.test_cfg or {})
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
         """Logits of images.
@@ -90,10 +88,10 @@ class SlidingSegmentor(EncoderDecoder):
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
         """Logits of each view in turn, float32 (C, H, W), by the windows of `test_cfg`; see the function `slide`."""
         cfg = self.test_cfg
-        window = (cfg['crop_size'], cfg['stride']) if cfg.get('mode') == 'slide' else (None, None)
         on_cpu = views[0].image.device.type == 'cpu'
         windows_per_batch = cfg.get('windows_per_batch', 1 if on_cpu else WINDOWS_PER_BATCH)
-        return slide(self.logits, views, *window, windows_per_batch, self.align_corners, self._divisor())
+        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners,
+                     self._divisor())
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') at the decode head's resolution, of images (B, 3, h, w), in `test_cfg`'s precision."""
@@ -114,16 +112,15 @@ class SlidingSegmentor(EncoderDecoder):
 
 def check_test_cfg(cfg: dict) -> None:
     """Raises ValueError where a segmentor's test_cfg cannot be met."""
-    if (mode := cfg.get('mode', 'whole')) not in MODES:
-        raise ValueError(f'test_cfg.mode is {mode!r}; choose one of {MODES}')
+    if (mode := cfg.get('mode', 'slide')) != 'slide':
+        raise ValueError(f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole "
+                         'image)')
+    if missing := {'crop_size', 'stride'} - set(cfg):
+        raise ValueError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
         raise ValueError(f'test_cfg.precision is {precision!r}; choose one of {DTYPES}')
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise ValueError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
-    if mode == 'whole':
-        return
-    if missing := {'crop_size', 'stride'} - set(cfg):
-        raise ValueError(f"test_cfg.mode='slide' needs {' and '.join(sorted(missing))}, in pixels (height, width)")
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
         raise ValueError(f"test_cfg.stride {tuple(cfg['stride'])} leaves gaps between windows of "
                          f"{tuple(cfg['crop_size'])}; it must be at least 1 and at most the window")
@@ -133,7 +130,7 @@ def check_test_cfg(cfg: dict) -> None:
 
 
 class _Window(NamedTuple):
-    """A crop of a view; of its rows and columns of windows the intervals, and which of them this window is."""
+    """A crop of a view: the intervals of all windows along each axis, and the index of this one's."""
     image: Tensor
     view: View
     rows: tuple[tuple[int, int], ...]
@@ -142,15 +139,15 @@ class _Window(NamedTuple):
     column: int
 
 
-def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size: tuple[int, int] | None,
-          stride: tuple[int, int] | None, windows_per_batch: int, align_corners: bool = False,
+def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size: tuple[int, int],
+          stride: tuple[int, int], windows_per_batch: int, align_corners: bool = False,
           divisor: int = 1) -> Iterator[Tensor]:
     """Logits of each view: for each pixel the mean over the windows that cover it, resized to the wanted size.
 
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
         views: of any sizes; one that is smaller than a window is a window of its own size.
-        crop_size: (height, width) of a window in pixels; None is one window, the whole image.
+        crop_size: (height, width) of a window in pixels.
         stride: pixels (vertically, horizontally) from one window to the next.
         windows_per_batch: windows of one size that go through the network together, of all views.
         align_corners: as the head resizes its logits.
@@ -161,8 +158,9 @@ def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size:
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
     """
-    # Of this call alone: windows in one row or column, and equal views, share their matrix.
-    matrix_of = lru_cache(maxsize=None)(window_matrix)
+    # Windows of one row or column, and views of one size, share a matrix. The cache lives as long as this call.
+    matrix_of = lru_cache(maxsize=None)(
+        partial(window_matrix, align_corners=align_corners, device=views[0].image.device))
     windows = (window for view in views for window in _windows(view, crop_size, stride))
     logits_image: Tensor | None = None
     for batch in _batches(windows, windows_per_batch):
@@ -173,9 +171,8 @@ def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size:
             classes, height, width = logits_window.shape
             if logits_image is None:
                 logits_image = logits.new_zeros(classes, *view.size)                 # C, H, W
-            options = align_corners, logits.device
-            y, row_matrix = matrix_of(rows, row, view.size[0], False, height, bottom, *options)
-            x, column_matrix = matrix_of(columns, column, view.size[1], view.flip, width, right, *options)
+            y, row_matrix = matrix_of(rows, row, view.size[0], False, height, bottom)
+            x, column_matrix = matrix_of(columns, column, view.size[1], view.flip, width, right)
             logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
             if (row + 1, column + 1) == (len(rows), len(columns)):                   # the view's last window
                 yield logits_image
@@ -243,10 +240,9 @@ def bilinear_matrix(source: int, target: int, align_corners: bool = False, start
     return (1 - (position.clamp(0, source - 1)[:, None] - pixels).abs()).clamp(min=0)
 
 
-def _windows(view: View, crop_size: tuple[int, int] | None, stride: tuple[int, int] | None) -> Iterator[_Window]:
-    image = view.image.flip(2) if view.flip else view.image
-    crop_size = crop_size or image.shape[1:]
-    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride or crop_size)
+def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
+    image = view.image.flip(2) if view.flip else view.image                          # 3, h, w
+    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
     for row, (top, bottom) in enumerate(rows):
         for column, (left, right) in enumerate(columns):
             yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
 
-from beit_mm.segmentation.segmentor import View, bilinear_matrix, slide, window_intervals
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, check_test_cfg, slide, window_intervals
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -13,16 +13,13 @@ SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43,
 
 def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
     """mmseg's logits of images (B, 3, h, w) at their size; sides that are no multiple of the coarsest cell and not
-    those of a window are filled up before, and what becomes of that is cut off."""
+    those of a window are padded before, and the logits of the padding are cut off."""
     height, width = images.shape[2:]
     cell = 32 if model.with_neck else 16
-    sides = [side if side >= CROP and model.test_cfg.mode == 'slide' else -(-side // cell) * cell
-             for side in (height, width)]
+    sides = [side if side >= crop else -(-side // cell) * cell
+             for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)]
     images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
-    if model.test_cfg.mode == 'whole':  # mmseg resizes the logits to pad_shape or to an img_shape that is a torch.Size
-        logits = F.interpolate(model(images), sides, mode='bilinear')
-    else:
-        logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
+    logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
     return logits[:, :, :height, :width]
 
 
@@ -39,11 +36,12 @@ def test_the_matrix_is_torchs_interpolation(source, target, align_corners):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('mode', ['slide', 'whole'])
-@pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'),
-                                           ('bias', 'SETRUPHead'), ('absolute', 'UPerHead')])
-def test_logits_are_mmsegs_at_any_size(variant, head, mode):
-    model = narrow_segmentor(variant, head, mode=mode, windows_per_batch=3)
+@pytest.mark.parametrize('window', [{}, dict(crop_size=(256, 256), stride=(256, 256))], ids=['slide', 'whole'])
+@pytest.mark.parametrize('variant, head', [
+    ('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'), ('bias', 'SETRUPHead'),
+    ('absolute', 'UPerHead')])
+def test_logits_are_mmsegs_at_any_size(variant, head, window):
+    model = narrow_segmentor(variant, head, windows_per_batch=3, **window)
     for size in SIZES:
         images = torch.randn(2, 3, *size)
         torch.testing.assert_close(model.inference(images), reference(model, images), atol=1e-5, rtol=1e-5)
@@ -56,7 +54,7 @@ def test_a_pixel_gets_the_logits_of_its_place(length):
         centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
         return centres.expand(len(images), 1, 2, -1)
 
-    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], None, None, 1, divisor=16)
+    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
     expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
     torch.testing.assert_close(found, expected)
@@ -135,7 +133,7 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(mode='sliding'), "mode is 'sliding'"),
+    (dict(mode='whole'), "mode is 'whole'; expected 'slide'"),
     (dict(precision='fp16'), "precision is 'fp16'"),
     (dict(windows_per_batch=0), 'at least 1'),
     (dict(stride=(65, 64)), 'leaves gaps'),
@@ -143,3 +141,8 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
 def test_settings_that_cannot_be_met(change, message):
     with pytest.raises(ValueError, match=message):
         narrow_segmentor(**change)
+
+
+def test_windows_must_be_given():
+    with pytest.raises(ValueError, match='test_cfg needs stride'):
+        check_test_cfg(dict(crop_size=(64, 64)))
