@@ -68,9 +68,22 @@ class SlidingSegmentor(EncoderDecoder):
         ValueError: a test_cfg that cannot be met.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
+        super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
         check_test_cfg(self.test_cfg or {})
+        self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
+
+    def test_step(self, data: dict) -> list[SegDataSample]:
+        """Predictions of a batch.
+
+        mmseg's `inference_model` puts a loader of its own, for BGR and with img_path=None, in the place of LoadImage
+        when it is given an array; such images are turned to RGB here.
+        """
+        if self.takes_rgb:
+            data = dict(data, inputs=[
+                image.flip(0) if sample.get('img_path', '') is None else image                   # 3, h, w
+                for image, sample in zip(data['inputs'], data['data_samples'], strict=True)])
+        return super().test_step(data)
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
         """Logits of images.
@@ -381,5 +394,5 @@ class MultiScaleTTA(BaseTTAModel):
             yield mean
 
     def merge_preds(self, data_samples_list: list) -> list:
-        """Never called: `test_step` merges while it predicts."""
+        """Abstract in the base class, which calls it in the `test_step` that is replaced here."""
         raise NotImplementedError

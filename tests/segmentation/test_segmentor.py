@@ -1,9 +1,14 @@
 """Sliding inference against mmseg's own, at any size."""
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
+from mmseg.apis import inference_model
 from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
+from PIL import Image
 
 from beit_mm.segmentation.segmentor import View, bilinear_matrix, check_test_cfg, slide, window_intervals
 
@@ -117,6 +122,21 @@ def test_the_image_decides_not_its_place_in_a_batch():
     alone = torch.cat([model.inference(image.unsqueeze(0)) for image in images])
     torch.testing.assert_close(model.inference(images), alone, atol=1e-5, rtol=1e-5)
     assert alone.shape == (3, CLASSES, 70, 90)
+
+
+@pytest.mark.parametrize('bgr_to_rgb', [False, True])
+def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
+    """mmseg replaces the loader by its own, which takes BGR."""
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'image.png')
+    model = narrow_segmentor(bgr_to_rgb=bgr_to_rgb)
+    model.cfg = ConfigDict(test_pipeline=[
+        dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage'), dict(type='mmseg.PackSegInputs')])
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        file = inference_model(model, str(tmp_path / 'image.png')).seg_logits.data
+        array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
+        swapped = inference_model(model, pixels).seg_logits.data
+    assert torch.equal(array, file) and not torch.equal(swapped, file)
 
 
 @torch.no_grad()
