@@ -34,6 +34,7 @@ from beit_mm.registry import MODELS, TRANSFORMS
 
 WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+FLIPS = (False, True)
 
 
 class View(NamedTuple):
@@ -193,8 +194,7 @@ def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size:
 
 
 def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of the windows along an axis of `length` pixels: every `stride` pixels, the last one moved back to
-    end with the image."""
+    """(start, stop) of the windows along an axis: every `stride` pixels, the last one moved back to end with it."""
     count = max(length - crop + stride - 1, 0) // stride + 1
     stops = (min(index * stride + crop, length) for index in range(count))
     return tuple((max(stop - crop, 0), stop) for stop in stops)
@@ -325,7 +325,6 @@ class MultiScaleTTA(BaseTTAModel):
 
     Args:
         module: the segmentor, a SlidingSegmentor or its config.
-        flip: also run each view's mirror image.
 
     Raises:
         ValueError: `module` already is multi-scale, or is no SlidingSegmentor; or training is tried.
@@ -333,7 +332,7 @@ class MultiScaleTTA(BaseTTAModel):
     Source: mmseg 0.11 `EncoderDecoder.aug_test`, `inference`.
     """
 
-    def __init__(self, module: dict | nn.Module, flip: bool = True):
+    def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
             raise ValueError('this config already tests at all scales with flip; leave --tta out (in '
                              'Python multi_scale=True), or take the config without _ms')
@@ -341,7 +340,6 @@ class MultiScaleTTA(BaseTTAModel):
         if not isinstance(self.module, SlidingSegmentor):
             raise ValueError('multi-scale inference needs a beit_mm.SlidingSegmentor, got '
                              f'{type(self.module).__name__}')
-        self.flips = (False, True) if flip else (False, )
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
         """Refuses training, as the loops of mmengine begin it, before the first step."""
@@ -363,7 +361,7 @@ class MultiScaleTTA(BaseTTAModel):
         for number, sample in enumerate(samples):
             for images in data['inputs']:
                 image = self.module.data_preprocessor(dict(inputs=[images[number]]))['inputs'][0]    # 3, h, w
-                views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in self.flips]
+                views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
         weights = [sample.view_weights for sample in samples]
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
             if len(mean) == 1:  # two classes told apart by one logit
@@ -377,7 +375,7 @@ class MultiScaleTTA(BaseTTAModel):
         """Class probabilities of each image.
 
         Args:
-            views: of all images; each as often as there are flips.
+            views: of all images; each twice, the second time flipped.
             weights: of each image, how often each of its sizes counts.
 
         Yields:
@@ -386,11 +384,10 @@ class MultiScaleTTA(BaseTTAModel):
         logits = self.module.slide(views)
         for weights_of_image in weights:
             mean = 0
-            for weight in weights_of_image:
-                for _ in self.flips:
-                    view = next(logits)                                              # C, H, W
-                    view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
-                    mean += view.mul_(weight / (sum(weights_of_image) * len(self.flips)))
+            for weight in (weight for weight in weights_of_image for _ in FLIPS):
+                view = next(logits)                                                  # C, H, W
+                view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
+                mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean
 
     def merge_preds(self, data_samples_list: list) -> list:
