@@ -1,4 +1,4 @@
-"""A test's label maps and overlays, as the libraries save them from our pipeline: IoUMetric and SegVisualizationHook."""
+"""Label maps and overlays of a test, as the libraries save them: IoUMetric and SegVisualizationHook."""
 import numpy as np
 import pytest
 import torch
