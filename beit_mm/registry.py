@@ -18,7 +18,7 @@ def _child(name: str, *folders: str) -> root.Registry:
 
 
 MODELS = _child('MODELS', 'models', *SEGMENTATION)
-DATASETS = _child('DATASETS', 'datasets')
+DATASETS = _child('DATASETS', 'datasets', *SEGMENTATION)
 DATA_SAMPLERS = _child('DATA_SAMPLERS', 'datasets')
 TRANSFORMS = _child('TRANSFORMS', 'datasets', *SEGMENTATION)
 HOOKS = _child('HOOKS', 'engine', 'visualization', *SEGMENTATION)

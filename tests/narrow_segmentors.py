@@ -12,7 +12,8 @@ VARIANTS = {
 }
 
 
-def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', **test_cfg: object) -> nn.Module:
+def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', bgr_to_rgb: bool = False,
+                     **test_cfg: object) -> nn.Module:
     """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
     backbone = dict(type='beit_mm.BEiTBackbone', arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4), img_size=CROP,
                     out_type='featmap', **VARIANTS[variant])
@@ -28,7 +29,7 @@ def narrow_segmentor(variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHe
     parts['decode_head']['type'] = head if '.' in head else f'mmseg.{head}'
     model = MODELS.build(dict(
         type='beit_mm.SlidingSegmentor', data_preprocessor=dict(
-            type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+            type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3, bgr_to_rgb=bgr_to_rgb),
         test_cfg=ConfigDict(dict(dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE),
                                       precision='float32'), **test_cfg)), **parts))
     generator = torch.Generator().manual_seed(0)

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from beit_mm.datasets.annotation import IGNORED
+from beit_mm.visualization.curves import draw_comparison, read_scalars
+from beit_mm.visualization.overlays import draw_sheet
 
 from beit_mm.apis.segment import SegmentationInferencer
-from beit_mm.datasets.annotation import IGNORED, read_labels
 from beit_mm.datasets.demo_images import make_demo_images
 from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.transforms import read_image
-from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars
-from beit_mm.visualization.overlays import draw_sheet
+from beit_mm.segmentation.datasets import read_labels
+from tools.analysis.plot_curves import read_curves
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ('data', 'dvae', 'pretrain', 'finetune', 'segment', 'test')

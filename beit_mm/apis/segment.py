@@ -15,7 +15,6 @@ from mmengine.registry import DefaultScope
 from beit_mm.checkpoint.content import meta_of
 from beit_mm.checkpoint.errors import CheckpointError
 from beit_mm.checkpoint.loading import load_from_file
-from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.registry import MODELS
 
 from .images import ImageInput, Preparation, iterate_images, path_of
@@ -51,6 +50,8 @@ class SegmentationInferencer:
 
     def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
                  config: str | Path | Config | None = None, multi_scale: bool = False):
+        from beit_mm.segmentation.datasets import distinct_colours  # needs mmseg
+
         content = load_from_file(str(checkpoint))
         meta = meta_of(content)
         known = meta.get('dataset_meta') or {}

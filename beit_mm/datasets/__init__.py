@@ -1,9 +1,7 @@
 """Images, their transforms, masks and samplers."""
-from .annotation import LoadAnnotation
 from .image_folder import ImageFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
 from .samplers import RepeatedAugmentationSampler, SeededSampler
-from .segmentation_folder import SegmentationFolder
 from .transforms import (
     LoadImage,
     PackViews,
@@ -16,7 +14,7 @@ from .transforms import (
 )
 
 __all__ = [
-    'BlockwiseMask', 'ImageFolder', 'LoadAnnotation', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
-    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'SegmentationFolder', 'TwoViewCenterCrop',
+    'BlockwiseMask', 'ImageFolder', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
+    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'TwoViewCenterCrop',
     'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
 ]

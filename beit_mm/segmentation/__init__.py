@@ -1,9 +1,9 @@
-"""Semantic segmentation with MMSegmentation: what its segmentors, heads and hooks lack. The only folder with mmseg."""
-from .lean_heads import EfficientSETRUPHead, EfficientUPerHead
-from .multi_scale import MultiScaleTTA, MultiScaleViews
-from .segmentor import SlidingSegmentor
-from .sync_bn import SyncBN
+"""Semantic segmentation with MMSegmentation. No other folder imports mmseg."""
+from .datasets import LoadAnnotation, SegmentationFolder
+from .heads import EfficientSETRUPHead, EfficientUPerHead, SyncBN
+from .segmentor import MultiScaleTTA, MultiScaleViews, SlidingSegmentor
 
 __all__ = [
-    'EfficientSETRUPHead', 'EfficientUPerHead', 'MultiScaleTTA', 'MultiScaleViews', 'SlidingSegmentor', 'SyncBN'
+    'EfficientSETRUPHead', 'EfficientUPerHead', 'LoadAnnotation', 'MultiScaleTTA', 'MultiScaleViews',
+    'SegmentationFolder', 'SlidingSegmentor', 'SyncBN'
 ]

@@ -1,47 +1,93 @@
-"""The segmentor: mmseg's, with inference that takes any size in little memory."""
-from collections.abc import Iterator
+"""Segmentation of images of any size: sliding windows, at one scale or at several with flip.
+
+Resizing and averaging are linear, and windows stand in rows and columns. So the logits that one window adds to those of
+its image are two small matrix products, for each class c:
+
+    logits_image[c] += row_matrix @ logits_window[c] @ column_matrix.T
+
+`logits_window` is (C, h, w) as the network gives it, `logits_image` (C, H, W) of the size that is wanted. `row_matrix`,
+(H, h), does three things in one: it upsamples h rows of logits to the window's pixels, divides each pixel by the number
+of windows that cover it, and resizes from the image that the network saw to H rows. `column_matrix`, (W, w), does so
+for columns, and mirrors them back where the image was flipped. Logits as large as the window or as the scaled image are
+never made.
+"""
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby, islice
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from mmcv.transforms import Resize
+from mmengine.model import BaseTTAModel
+from mmengine.structures import PixelData
+from mmseg.datasets.transforms import PackSegInputs
+from mmseg.models.necks import Feature2Pyramid
 from mmseg.models.segmentors import EncoderDecoder
-from torch import Tensor
+from mmseg.structures import SegDataSample
+from torch import Tensor, nn
 
 from beit_mm.engine.optim import DTYPES, usable_dtype
-from beit_mm.registry import MODELS
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.registry import MODELS, TRANSFORMS
 
-from .sliding import Grid, View, slide
+WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
+RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+FLIPS = (False, True)
 
-MODES = ('slide', 'whole')
-WINDOWS_PER_BATCH = dict(cpu=1)  # a batch gains nothing there and costs memory
-WINDOWS_PER_BATCH_OF_ACCELERATORS = 8
+
+class View(NamedTuple):
+    """An image as the network sees it, and the logits that are wanted of it.
+
+    Args:
+        image: (3, h, w) normalised.
+        size: (H, W) of the logits in pixels.
+        flip: run the mirror image, and mirror its logits back.
+    """
+    image: Tensor
+    size: tuple[int, int]
+    flip: bool = False
 
 
 @MODELS.register_module()
 class SlidingSegmentor(EncoderDecoder):
-    """mmseg's EncoderDecoder; training is its own, inference is ours.
+    """mmseg's EncoderDecoder; training is its own, inference takes images of any size in little memory.
 
-    `test_cfg` has, beside mmseg's `mode` ('slide' or 'whole'), `crop_size` and `stride` in pixels (height, width):
-        precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are gathered
-            in float32 in any case. A CPU without fast bfloat16 uses float32 instead, as in training.
-        windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
+    The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
+    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off.
 
     Args: as EncoderDecoder. The decode head's logits are those of its `forward`, as with UPerHead, SETRUPHead and
-        FCNHead.
+        FCNHead. `test_cfg` has, beside mmseg's mode='slide',
+            crop_size, stride: of the windows in pixels (height, width); a window that is larger than the image is the
+                whole image.
+            precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed
+                in float32 in any case. A CPU without fast bfloat16 uses float32 instead, as in training.
+            windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
 
     Raises:
         ValueError: a test_cfg that cannot be met.
-
-    Differs from it in: any image size in both modes, filled up to whole patches and to whole cells of a pyramid's
-    coarsest level; see `sliding.slide`; windows of a batch of images go through the network together; no more than one
-    image's logits at a time.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.test_cfg = self.test_cfg or {}
-        check_test_cfg(self.test_cfg)
+    def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
+        super().__init__(*args, data_preprocessor=data_preprocessor, **kwargs)
+        check_test_cfg(self.test_cfg or {})
+        self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
+
+    def test_step(self, data: dict) -> list[SegDataSample]:
+        """Predictions of a batch.
+
+        mmseg's `inference_model` puts a loader of its own, for BGR and with img_path=None, in the place of LoadImage
+        when it is given an array; such images are turned to RGB here.
+        """
+        if self.takes_rgb:
+            data = dict(data, inputs=[
+                image.flip(0) if sample.get('img_path', '') is None else image                   # 3, h, w
+                for image, sample in zip(data['inputs'], data['data_samples'], strict=True)])
+        return super().test_step(data)
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
-        """Logits of an image batch.
+        """Logits of images.
 
         Args:
             inputs: (B, 3, h, w) normalised.
@@ -53,20 +99,13 @@ class SlidingSegmentor(EncoderDecoder):
         logits = list(self.slide([View(image, tuple(inputs.shape[2:])) for image in inputs]))
         return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)
 
-    def slide(self, views: list[View]) -> Iterator[Tensor]:
-        """Logits of each view in turn, as `test_cfg` says; see `sliding.slide`."""
+    def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
+        """Logits of each view in turn, float32 (C, H, W), by the windows of `test_cfg`; see the function `slide`."""
         cfg = self.test_cfg
-        grid = Grid(cfg['crop_size'], cfg['stride']) if cfg.get('mode') == 'slide' else Grid()
-        device = views[0].image.device.type
-        default = WINDOWS_PER_BATCH.get(device, WINDOWS_PER_BATCH_OF_ACCELERATORS)
-        return slide(self.logits, views, grid, cfg.get('windows_per_batch', default), self.align_corners,
+        on_cpu = views[0].image.device.type == 'cpu'
+        windows_per_batch = cfg.get('windows_per_batch', 1 if on_cpu else WINDOWS_PER_BATCH)
+        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners,
                      self._divisor())
-
-    def _divisor(self) -> int:
-        """Pixels that a cell of the coarsest map sees: patches of 16 under a pyramid down to a half make 32."""
-        patch = getattr(self.backbone, 'patch_size', 1)
-        rescales = self.neck.rescales if self.with_neck and hasattr(self.neck, 'rescales') else [1]
-        return max(patch, round(patch / min(rescales)))
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') at the decode head's resolution, of images (B, 3, h, w), in `test_cfg`'s precision."""
@@ -75,19 +114,282 @@ class SlidingSegmentor(EncoderDecoder):
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
 
+    def _divisor(self) -> int:
+        """What both sides of a window are padded to a multiple of: the pixels along a side of the coarsest cell.
+
+        Patches of 16 under a pyramid whose last level has half their resolution make 32.
+        """
+        patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
+        pyramid = self.with_neck and isinstance(self.neck, Feature2Pyramid)
+        return max(patch_size, round(patch_size / min(self.neck.rescales))) if pyramid else patch_size
+
 
 def check_test_cfg(cfg: dict) -> None:
-    """Raises ValueError where a test_cfg of a segmentor cannot be met."""
-    if (mode := cfg.get('mode', 'whole')) not in MODES:
-        raise ValueError(f'test_cfg.mode is {mode!r}; choose one of {MODES}')
+    """Raises ValueError where a segmentor's test_cfg cannot be met."""
+    if (mode := cfg.get('mode', 'slide')) != 'slide':
+        raise ValueError(f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole "
+                         'image)')
+    if missing := {'crop_size', 'stride'} - set(cfg):
+        raise ValueError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
         raise ValueError(f'test_cfg.precision is {precision!r}; choose one of {DTYPES}')
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise ValueError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
-    if mode == 'whole':
-        return
-    if missing := {'crop_size', 'stride'} - set(cfg):
-        raise ValueError(f"test_cfg.mode='slide' needs {' and '.join(sorted(missing))}, in pixels (height, width)")
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
         raise ValueError(f"test_cfg.stride {tuple(cfg['stride'])} leaves gaps between windows of "
                          f"{tuple(cfg['crop_size'])}; it must be at least 1 and at most the window")
+
+
+# Sliding windows
+
+
+class _Window(NamedTuple):
+    """A crop of a view: the intervals of all windows along each axis, and the index of this one's."""
+    image: Tensor
+    view: View
+    rows: tuple[tuple[int, int], ...]
+    row: int
+    columns: tuple[tuple[int, int], ...]
+    column: int
+
+
+def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size: tuple[int, int],
+          stride: tuple[int, int], windows_per_batch: int, align_corners: bool = False,
+          divisor: int = 1) -> Iterator[Tensor]:
+    """Logits of each view: for each pixel the mean over the windows that cover it, resized to the wanted size.
+
+    Args:
+        network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
+        views: of any sizes; one that is smaller than a window is a window of its own size.
+        crop_size: (height, width) of a window in pixels.
+        stride: pixels (vertically, horizontally) from one window to the next.
+        windows_per_batch: windows of one size that go through the network together, of all views.
+        align_corners: as the head resizes its logits.
+        divisor: windows are padded with zeros at the bottom and on the right until it divides both sides.
+
+    Yields:
+        float32 (C, H, W), `size` of the view; one view's at a time is in memory.
+
+    Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
+    """
+    # Windows of one row or column, and views of one size, share a matrix. The cache lives as long as this call.
+    matrix_of = lru_cache(maxsize=None)(
+        partial(window_matrix, align_corners=align_corners, device=views[0].image.device))
+    windows = (window for view in views for window in _windows(view, crop_size, stride))
+    logits_image: Tensor | None = None
+    for batch in _batches(windows, windows_per_batch):
+        images = torch.stack([window.image for window in batch])                     # B, 3, h, w
+        bottom, right = (-side % divisor for side in images.shape[2:])
+        logits = network(F.pad(images, (0, right, 0, bottom))).float()               # B, C, h', w'
+        for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
+            classes, height, width = logits_window.shape
+            if logits_image is None:
+                logits_image = logits.new_zeros(classes, *view.size)                 # C, H, W
+            y, row_matrix = matrix_of(rows, row, view.size[0], False, height, bottom)
+            x, column_matrix = matrix_of(columns, column, view.size[1], view.flip, width, right)
+            logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
+            if (row + 1, column + 1) == (len(rows), len(columns)):                   # the view's last window
+                yield logits_image
+                logits_image = None
+
+
+def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, int], ...]:
+    """(start, stop) of the windows along an axis: every `stride` pixels, the last one moved back to end with it."""
+    count = max(length - crop + stride - 1, 0) // stride + 1
+    stops = (min(index * stride + crop, length) for index in range(count))
+    return tuple((max(stop - crop, 0), stop) for stop in stops)
+
+
+def window_matrix(intervals: tuple[tuple[int, int], ...], index: int, size: int, flip: bool, resolution: int,
+                  padding: int, align_corners: bool, device: torch.device) -> tuple[slice, Tensor]:
+    """What a window adds to the wanted pixels along one axis.
+
+    Args:
+        intervals: of all windows along the axis.
+        index: which of them.
+        size: wanted pixels.
+        flip: mirror the result.
+        resolution: logits of the window.
+        padding: pixels that were added to the window before the network.
+        align_corners: as F.interpolate.
+        device: of the matrix.
+
+    Returns:
+        The wanted pixels that this window reaches, and float32 (these pixels, resolution).
+    """
+    start, stop = intervals[index]
+    length = intervals[-1][1]
+    coverage = torch.zeros(length)
+    for first, last in intervals:
+        coverage[first:last] += 1
+    to_pixels = bilinear_matrix(resolution, stop - start + padding, align_corners)[:stop - start]  # window, resolution
+    to_size = bilinear_matrix(length, size, align_corners, start, stop) / coverage[start:stop]     # size, window
+    if flip:
+        to_size = to_size.flip(0)
+    reached = to_size.any(dim=1).nonzero().flatten().tolist() or [0]
+    reached = slice(reached[0], reached[-1] + 1)
+    return reached, (to_size[reached] @ to_pixels).to(device)
+
+
+def bilinear_matrix(source: int, target: int, align_corners: bool = False, start: int = 0,
+                    stop: int | None = None) -> Tensor:
+    """F.interpolate(mode='bilinear') along one axis as a matrix: resized = matrix @ pixels.
+
+    Args:
+        source, target: length of the axis before and after, in pixels.
+        align_corners: as F.interpolate.
+        start, stop: the columns that are wanted; all unless given.
+
+    Returns:
+        float32 (target, stop - start).
+    """
+    position = torch.arange(target, dtype=torch.float32)
+    if align_corners:
+        position = position * ((source - 1) / max(target - 1, 1))
+    else:
+        position = (position + 0.5) * (source / target) - 0.5
+    pixels = torch.arange(start, source if stop is None else stop)
+    # a pixel weighs 1 at its own position, 0 at its neighbours', and the edges go on outside
+    return (1 - (position.clamp(0, source - 1)[:, None] - pixels).abs()).clamp(min=0)
+
+
+def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
+    image = view.image.flip(2) if view.flip else view.image                          # 3, h, w
+    rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
+    for row, (top, bottom) in enumerate(rows):
+        for column, (left, right) in enumerate(columns):
+            yield _Window(image[:, top:bottom, left:right], view, rows, row, columns, column)
+
+
+def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
+    """Consecutive windows of one shape, at most `size` together."""
+    for _, same_shape in groupby(windows, key=lambda window: window.image.shape):
+        while batch := list(islice(same_shape, size)):
+            yield batch
+
+
+# Multi-scale inference
+
+
+@TRANSFORMS.register_module()
+class MultiScaleViews:
+    """Packs an image at several sizes; the annotation keeps the image's own.
+
+    The short side is `ratio * short_side`, and never below the window, `crop_size`; the long side follows, whatever its
+    length: of 100 x 2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give the same size
+    make one view that counts as often.
+
+    Args:
+        short_side: of ratio 1, in pixels.
+        crop_size: (height, width) of the window in pixels.
+        ratios: sizes relative to `short_side`.
+
+    Returns, when called with the results of loading:
+        dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample), whose metainfo has the `view_weights`,
+        how many ratios each view stands for.
+
+    Raises:
+        ValueError: settings that are no sizes.
+
+    Source: microsoft/unilm `beit/semantic_segmentation/mmcv_custom/resize_transform.py`, SETR_Resize.
+    """
+
+    def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
+        if min(short_side, *crop_size) < 1 or not ratios or min(ratios) <= 0:
+            raise ValueError(f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
+                             'must be positive, and there must be a ratio')
+        # An image may be wide or high: the window's longer side is safe for both.
+        self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
+        self.pack = PackSegInputs()
+
+    def __call__(self, results: dict) -> dict:
+        """Packs one image."""
+        image = results.pop('img')                                                   # H, W, 3
+        height, width = image.shape[:2]
+        views = []
+        for short in self.short_sides:
+            long = short * max(height, width) / min(height, width)
+            resize = Resize(scale=(long, short), keep_ratio=True)
+            views.append(self.pack(resize(dict(img=image)))['inputs'])               # 3, h, w
+        sample = self.pack(results)['data_samples']
+        sample.set_metainfo(dict(view_weights=tuple(self.short_sides.values())))
+        return dict(inputs=views, data_samples=sample)
+
+
+@MODELS.register_module()
+class MultiScaleTTA(BaseTTAModel):
+    """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
+
+    The windows of all views of all images of a batch go through the network in common batches. A view's logits are
+    resized to the image before the softmax, as the released protocol does. Images may have different sizes.
+
+    Args:
+        module: the segmentor, a SlidingSegmentor or its config.
+
+    Raises:
+        ValueError: `module` already is multi-scale, or is no SlidingSegmentor; or training is tried.
+
+    Source: mmseg 0.11 `EncoderDecoder.aug_test`, `inference`.
+    """
+
+    def __init__(self, module: dict | nn.Module):
+        if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
+            raise ValueError('this config already tests at all scales with flip; leave --tta out (in '
+                             'Python multi_scale=True), or take the config without _ms')
+        super().__init__(module)
+        if not isinstance(self.module, SlidingSegmentor):
+            raise ValueError('multi-scale inference needs a beit_mm.SlidingSegmentor, got '
+                             f'{type(self.module).__name__}')
+
+    def train(self, mode: bool = True) -> 'MultiScaleTTA':
+        """Refuses training, as the loops of mmengine begin it, before the first step."""
+        if mode:
+            raise ValueError('this config is for testing only; train the one without _ms')
+        return super().train(mode)
+
+    def test_step(self, data: dict) -> list[SegDataSample]:
+        """Predicts a batch.
+
+        Args:
+            data: dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples=[of each image]).
+
+        Returns:
+            The data samples, with `pred_sem_seg`, int64 (1, H, W).
+        """
+        samples = data['data_samples']
+        views = []
+        for number, sample in enumerate(samples):
+            for images in data['inputs']:
+                image = self.module.data_preprocessor(dict(inputs=[images[number]]))['inputs'][0]    # 3, h, w
+                views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
+        weights = [sample.view_weights for sample in samples]
+        for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
+            if len(mean) == 1:  # two classes told apart by one logit
+                label = (mean > self.module.decode_head.threshold).long()
+            else:
+                label = mean.argmax(dim=0, keepdim=True)
+            sample.pred_sem_seg = PixelData(data=label)                              # 1, H, W
+        return samples
+
+    def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+        """Class probabilities of each image.
+
+        Args:
+            views: of all images; each twice, the second time flipped.
+            weights: of each image, how often each of its sizes counts.
+
+        Yields:
+            float32 (C, H, W).
+        """
+        logits = self.module.slide(views)
+        for weights_of_image in weights:
+            mean = 0
+            for weight in (weight for weight in weights_of_image for _ in FLIPS):
+                view = next(logits)                                                  # C, H, W
+                view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
+                mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
+            yield mean
+
+    def merge_preds(self, data_samples_list: list) -> list:
+        """Abstract in the base class, which calls it in the `test_step` that is replaced here."""
+        raise RuntimeError('MultiScaleTTA merges predictions in test_step')

@@ -1,7 +1,4 @@
-"""Pictures: reconstructions, curves, confusions and overlays, and the hooks that draw them."""
-from .confusion import ConfusionHook
-from .curves import CurveHook
-from .overlays import SavePredictionsHook
-from .pictures import PictureHook
+"""Pictures that no library draws."""
+from .pictures import ReconstructionHook
 
-__all__ = ['ConfusionHook', 'CurveHook', 'PictureHook', 'SavePredictionsHook']
+__all__ = ['ReconstructionHook']

@@ -1,6 +1,7 @@
-"""Rows of small pictures with a title above each column, and the hook that writes them."""
+"""What no library draws: images in titled columns beside what a model makes of them, and the hook that shows them."""
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import master_only
@@ -10,72 +11,68 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from PIL import Image, ImageDraw
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+from torchvision.utils import make_grid
 
+from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.registry import HOOKS
 
-MARGIN = 4  # pixels between pictures
+NUM_IMAGES = 8
+MARGIN = 4  # pixels between images
 TITLE_HEIGHT = 16  # pixels above each column
-SIDE = 160  # pixels: small pictures are enlarged to it, so that patches can be told apart
+SIDE = 160  # pixels: small images are enlarged to it, so that patches can be told apart
 
 
-def draw_columns(columns: dict[str, Tensor]) -> Image.Image:
-    """Draws one row an image and one titled column an entry.
+def titled_grid(columns: dict[str, Tensor]) -> Image.Image:
+    """Draws one row for each image of a batch.
 
     Args:
-        columns: title -> float (B, 3, H, W) in [0, 1]; all with the same B.
+        columns: title -> float (B, 3, H, W) in [0, 1], of the same B; any H and W.
 
     Returns:
-        One RGB picture.
+        An RGB image.
     """
-    count = len(next(iter(columns.values())))
-    cell = SIDE + MARGIN
-    canvas = Image.new(
-        'RGB', (MARGIN + cell * len(columns), TITLE_HEIGHT + MARGIN + cell * count), 'white')
-    draw = ImageDraw.Draw(canvas)
-    for column, (title, images) in enumerate(columns.items()):
-        left = MARGIN + cell * column
-        draw.text((left, MARGIN), title, fill='black')
-        images = F.interpolate(images.float().cpu(), (SIDE, SIDE), mode='nearest')
-        pixels = (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        for row in range(count):
-            canvas.paste(Image.fromarray(pixels[row]), (left, TITLE_HEIGHT + MARGIN + cell * row))
-    return canvas
+    columns = {title: F.interpolate(images.float().cpu(), (SIDE, SIDE)) for title, images in columns.items()}
+    cells = torch.stack(list(columns.values()), dim=1).flatten(0, 1)                 # B * columns, 3, SIDE, SIDE
+    grid = make_grid(cells.clamp(0, 1), nrow=len(columns), padding=MARGIN, pad_value=1)
+    picture = Image.new('RGB', (grid.shape[2], TITLE_HEIGHT + grid.shape[1]), 'white')
+    picture.paste(to_pil_image(grid), (0, TITLE_HEIGHT))
+    draw = ImageDraw.Draw(picture)
+    for column, title in enumerate(columns):
+        draw.text((MARGIN + (SIDE + MARGIN) * column, MARGIN), title, fill='black')
+    return picture
 
 
 @HOOKS.register_module()
-class PictureHook(Hook):
-    """Writes what a model makes of the first held-out images, at each validation and test.
+class ReconstructionHook(Hook):
+    """Shows what a pretraining or a tokenizer makes of the first held-out images, at each validation and test.
 
-    The model gives the pictures: `pictures(inputs)` returns columns for `draw_columns`; one without it, such as a
-    classifier, draws none. They lie in
-    `pictures/` of the work directory, `iter_<step>.png`, newest last.
-
-    Args:
-        num_images: rows.
+    Of a pretraining: image, masked image, and its decoded visual tokens, the right ones and the predicted ones; of a
+    DiscreteVAE: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
+    `iter_<step>.png` and `test.png` to `pictures/` in the work directory. Other models have none.
     """
-
-    def __init__(self, num_images: int = 8):
-        self.num_images = num_images
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list) -> None:
         """Draws the first batch."""
         if batch_idx == 0:
-            self._draw(runner, data_batch, f'iter_{runner.iter}.png')
+            self._draw(runner, data_batch, 'val', f'iter_{runner.iter}.png')
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list) -> None:
         """Draws the first batch."""
         if batch_idx == 0:
-            self._draw(runner, data_batch, 'test.png')
+            self._draw(runner, data_batch, 'test', 'test.png')
 
     @master_only
-    def _draw(self, runner: Runner, data_batch: dict, name: str) -> None:
+    def _draw(self, runner: Runner, data_batch: dict, split: str, file: str) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        if not hasattr(model, 'pictures'):
+        if not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
             return
-        batch = {key: values[:self.num_images] for key, values in data_batch['inputs'].items()}
+        inputs = {name: values[:NUM_IMAGES] for name, values in data_batch['inputs'].items()}
         with torch.no_grad():
-            columns = model.pictures(model.data_preprocessor(dict(inputs=batch))['inputs'])
-        path = Path(runner.work_dir) / 'pictures' / name
+            picture = titled_grid(model.pictures(model.data_preprocessor(dict(inputs=inputs))['inputs']))
+        runner.visualizer.add_image(f'{split}_reconstruction', np.asarray(picture), step=runner.iter)
+        path = Path(runner.work_dir) / 'pictures' / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        draw_columns(columns).save(path)
+        picture.save(path)
         print_log(f'Pictures: {path}', logger='current')

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.engine.checks import FitCheckHook, check_labels
-from beit_mm.segmentation.sync_bn import SyncBN
+from beit_mm.segmentation.heads import SyncBN
 
 
 def sample(labels: list[int], reduced: bool = False) -> SegDataSample:

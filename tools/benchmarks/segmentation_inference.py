@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.formats import from_ours
 from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
-from beit_mm.segmentation.multi_scale import RATIOS, MultiScaleTTA, MultiScaleViews
-from beit_mm.segmentation.sliding import spans
+from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, window_intervals
 
 OURS = 'beit_mm'
 CONTENDERS = (OURS, 'mmseg', 'mmseg sliding')
@@ -221,7 +220,7 @@ def part_scales(args: argparse.Namespace) -> None:
     def windows(ratio: float) -> int:
         short = max(int(CROP * ratio), CROP)
         sides = [int(side * short / min(IMAGE) + 0.5) for side in IMAGE]
-        return 2 * len(spans(sides[0], 1, CROP, STRIDE)) * len(spans(sides[1], 1, CROP, STRIDE))
+        return 2 * len(window_intervals(sides[0], CROP, STRIDE)) * len(window_intervals(sides[1], CROP, STRIDE))
 
     once = {max(ratio, 1.0) for ratio in RATIOS}
     ours, theirs = sum(map(windows, once)), sum(map(windows, RATIOS))

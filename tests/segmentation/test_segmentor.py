@@ -1,11 +1,16 @@
 """Sliding inference against mmseg's own, at any size."""
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mmengine.config import ConfigDict
+from mmengine.registry import DefaultScope
+from mmseg.apis import inference_model
 from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
+from PIL import Image
 
-from beit_mm.segmentation.sliding import Grid, View, slide, spans
+from beit_mm.segmentation.segmentor import View, bilinear_matrix, check_test_cfg, slide, window_intervals
 
 # wide, smaller than a window, one side smaller, a line, odd, exactly a window, exactly on the strides
 SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43, 64 + 86)]
@@ -13,25 +18,35 @@ SIZES = [(32, 200), (33, 47), (40, 150), (1, 90), (97, 131), (64, 64), (64 + 43,
 
 def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
     """mmseg's logits of images (B, 3, h, w) at their size; sides that are no multiple of the coarsest cell and not
-    those of a window are filled up before, and what becomes of that is cut off."""
+    those of a window are padded before, and the logits of the padding are cut off."""
     height, width = images.shape[2:]
     cell = 32 if model.with_neck else 16
-    sides = [side if side >= CROP and model.test_cfg.mode == 'slide' else -(-side // cell) * cell
-             for side in (height, width)]
+    sides = [side if side >= crop else -(-side // cell) * cell
+             for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)]
     images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
-    if model.test_cfg.mode == 'whole':  # mmseg resizes the logits to pad_shape or to an img_shape that is a torch.Size
-        logits = F.interpolate(model(images), sides, mode='bilinear')
-    else:
-        logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
+    logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
     return logits[:, :, :height, :width]
 
 
+@pytest.mark.parametrize('align_corners', [False, True])
+@pytest.mark.parametrize('source, target', [(1, 1), (1, 9), (7, 1), (20, 160), (160, 640), (1494, 683), (47, 33),
+                                            (64, 64), (12800, 2000)])
+def test_the_matrix_is_torchs_interpolation(source, target, align_corners):
+    pixels = torch.randn(3, source)
+    expected = F.interpolate(pixels[None, :, None], (1, target), mode='bilinear', align_corners=align_corners)[0, :, 0]
+    matrix = bilinear_matrix(source, target, align_corners)
+    torch.testing.assert_close(pixels @ matrix.T, expected, atol=1e-5, rtol=0)
+    third = source // 3
+    assert torch.equal(bilinear_matrix(source, target, align_corners, third, third + 1), matrix[:, third:third + 1])
+
+
 @torch.no_grad()
-@pytest.mark.parametrize('mode', ['slide', 'whole'])
-@pytest.mark.parametrize('variant, head', [('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'),
-                                           ('bias', 'SETRUPHead'), ('absolute', 'UPerHead')])
-def test_logits_are_mmsegs_at_any_size(variant, head, mode):
-    model = narrow_segmentor(variant, head, mode=mode, windows_per_batch=3)
+@pytest.mark.parametrize('window', [{}, dict(crop_size=(256, 256), stride=(256, 256))], ids=['slide', 'whole'])
+@pytest.mark.parametrize('variant, head', [
+    ('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'), ('bias', 'SETRUPHead'),
+    ('absolute', 'UPerHead')])
+def test_logits_are_mmsegs_at_any_size(variant, head, window):
+    model = narrow_segmentor(variant, head, windows_per_batch=3, **window)
     for size in SIZES:
         images = torch.randn(2, 3, *size)
         torch.testing.assert_close(model.inference(images), reference(model, images), atol=1e-5, rtol=1e-5)
@@ -44,7 +59,7 @@ def test_a_pixel_gets_the_logits_of_its_place(length):
         centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
         return centres.expand(len(images), 1, 2, -1)
 
-    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], Grid(), 1, divisor=16)
+    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
     expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
     torch.testing.assert_close(found, expected)
@@ -87,13 +102,13 @@ def test_a_head_that_aligns_corners(align_corners):
             total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
             count[window] += 1
     expected = resize(total / count, (37, 59))[0]
-    (found, ) = slide(network, [View(image, (37, 59))], Grid((32, 32), (16, 24)), 4, align_corners)
+    (found, ) = slide(network, [View(image, (37, 59))], (32, 32), (16, 24), 4, align_corners)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('length', [1, CROP - 1, CROP, CROP + 1, CROP + STRIDE, CROP + STRIDE + 1, 500])
 def test_windows_cover_every_pixel_as_mmseg_lays_them(length):
-    found = [(span.start, span.stop) for span in spans(length, 10, CROP, STRIDE)]
+    found = list(window_intervals(length, CROP, STRIDE))
     count = max(length - CROP + STRIDE - 1, 0) // STRIDE + 1  # mmseg's h_grids
     stops = [min(index * STRIDE + CROP, length) for index in range(count)]
     assert found == [(max(stop - CROP, 0), stop) for stop in stops]
@@ -107,6 +122,21 @@ def test_the_image_decides_not_its_place_in_a_batch():
     alone = torch.cat([model.inference(image.unsqueeze(0)) for image in images])
     torch.testing.assert_close(model.inference(images), alone, atol=1e-5, rtol=1e-5)
     assert alone.shape == (3, CLASSES, 70, 90)
+
+
+@pytest.mark.parametrize('bgr_to_rgb', [False, True])
+def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
+    """mmseg replaces the loader by its own, which takes BGR."""
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'image.png')
+    model = narrow_segmentor(bgr_to_rgb=bgr_to_rgb)
+    model.cfg = ConfigDict(test_pipeline=[
+        dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage'), dict(type='mmseg.PackSegInputs')])
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        file = inference_model(model, str(tmp_path / 'image.png')).seg_logits.data
+        array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
+        swapped = inference_model(model, pixels).seg_logits.data
+    assert torch.equal(array, file) and not torch.equal(swapped, file)
 
 
 @torch.no_grad()
@@ -123,7 +153,7 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(mode='sliding'), "mode is 'sliding'"),
+    (dict(mode='whole'), "mode is 'whole'; expected 'slide'"),
     (dict(precision='fp16'), "precision is 'fp16'"),
     (dict(windows_per_batch=0), 'at least 1'),
     (dict(stride=(65, 64)), 'leaves gaps'),
@@ -131,3 +161,8 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
 def test_settings_that_cannot_be_met(change, message):
     with pytest.raises(ValueError, match=message):
         narrow_segmentor(**change)
+
+
+def test_windows_must_be_given():
+    with pytest.raises(ValueError, match='test_cfg needs stride'):
+        check_test_cfg(dict(crop_size=(64, 64)))

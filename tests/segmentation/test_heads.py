@@ -1,17 +1,21 @@
-"""The lean heads against mmseg's, with the same weights."""
+"""The heads against mmseg's, with the same weights, and batch norm on CPUs."""
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from mmengine.structures import PixelData
 from mmseg.registry import MODELS as MMSEG
 from mmseg.structures import SegDataSample
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.registry import MODELS
+from beit_mm.segmentation.heads import SyncBN
 
 PYRAMIDS = [[(16, 16), (8, 8), (4, 4), (2, 2)], [(11, 24), (5, 12), (3, 6), (1, 3)]]
 
 
-def pair(name: str, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module]:
+def pair(name: str, **changes: object) -> tuple[nn.Module, nn.Module]:
     """mmseg's head and ours in evaluation mode, weights and statistics random and the same."""
     if name == 'UPer':
         cfg = dict(in_channels=[12] * 4, in_index=[0, 1, 2, 3], channels=8, num_classes=5)
@@ -21,7 +25,7 @@ def pair(name: str, **changes: object) -> tuple[torch.nn.Module, torch.nn.Module
     cfg.update(norm_cfg=dict(type='BN'), dropout_ratio=0, loss_decode=dict(type='mmseg.CrossEntropyLoss'))
     cfg.update(changes)
     theirs = MMSEG.build(dict(cfg, type=f'mmseg.{name}Head'))
-    ours = MODELS.build(dict(cfg, type=f'beit_mm.Lean{name}Head'))
+    ours = MODELS.build(dict(cfg, type=f'beit_mm.Efficient{name}Head'))
     for tensor in theirs.state_dict().values():
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5) if tensor.ndim == 1 else tensor.normal_(0, tensor[0].numel()**-0.5)
@@ -81,3 +85,45 @@ def test_loss_and_gradients_are_mmsegs(name):
         gradients.append([parameter.grad for parameter in head.parameters()])
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
+
+
+def test_sync_bn_is_batch_norm_in_every_respect(monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
+    torch.manual_seed(0)
+    ours, peer = SyncBN(5), nn.BatchNorm2d(5)
+    for _ in range(3):
+        x = torch.randn(4, 5, 6, 7) * 3 + 1
+        ours_x, peer_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+        results = ours(ours_x), peer(peer_x)
+        assert torch.equal(*results)
+        for result in results:
+            result.square().sum().backward()
+        assert torch.equal(ours_x.grad, peer_x.grad) and torch.equal(ours.weight.grad, peer.weight.grad)
+    for name, value in peer.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value)
+    nn.SyncBatchNorm(5).load_state_dict(ours.state_dict())
+    assert torch.equal(ours.eval()(x), peer.eval()(x))
+    with pytest.raises(ValueError, match='more than 1 value per channel'):
+        ours.train()(torch.zeros(1, 5, 1, 1))
+
+
+@pytest.fixture
+def gloo(tmp_path):
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo, monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
+    x = torch.randn(4, 5, 6, 7)
+    with pytest.raises(ValueError, match='only work with GPU modules'):
+        DistributedDataParallel(nn.SyncBatchNorm(5))
+    assert torch.equal(DistributedDataParallel(SyncBN(5))(x), nn.BatchNorm2d(5)(x))
+
+
+def test_sync_bn_is_torchs_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cuda')
+    norm = SyncBN(5, eps=1e-3)
+    assert isinstance(norm, nn.SyncBatchNorm) and (norm.num_features, norm.eps) == (5, 1e-3)
+    assert torch.equal(norm.eval()(torch.ones(1, 5, 2, 2)), nn.BatchNorm2d(5, eps=1e-3).eval()(torch.ones(1, 5, 2, 2)))

@@ -1,1 +1,0 @@
-"""Pure functions on arrays and tensors: no nn.Module, no OpenMMLab import."""

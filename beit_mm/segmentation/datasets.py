@@ -1,0 +1,193 @@
+"""Images with a label for each pixel: two folders of the same shape, as ADE20K has them, and how labels are read."""
+import colorsys
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from mmcv.transforms import BaseTransform
+from PIL import Image
+
+from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
+from beit_mm.datasets.transforms import orientation, unreadable
+from beit_mm.registry import DATASETS, TRANSFORMS
+
+IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
+LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this part of the colour circle fall into its largest gaps
+
+
+@DATASETS.register_module()
+class SegmentationFolder(UnlabeledImages):
+    """Images and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
+
+    Images have any format that LoadImage reads, LoadAnnotation reads the labels; missing annotations are found at the
+    start. What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages.
+    With LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`.
+
+    Args:
+        data_root: folder of the two folders.
+        classes: names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
+            line, or a table with a column `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset,
+            'mmseg.ADE20KDataset', whose names and colours these are.
+        reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
+        data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
+            None, the images have no annotations (those of a test server).
+        ann_file, on_error, kwargs: as UnlabeledImages.
+
+    Raises:
+        FileNotFoundError: a folder or list is missing, or an image's annotation is; names the first.
+        ValueError: no classes, or too many of them.
+        UnreadableImageError: as UnlabeledImages; annotations count as their images do.
+    """
+
+    def __init__(self, data_root: str = '', classes: str | Sequence[str] = (), reduce_zero_label: bool = False,
+                 ann_file: str = '', data_prefix: str | dict = '', **kwargs) -> None:
+        if isinstance(classes, str):
+            in_root = os.path.join(data_root, classes)
+            names, palette = named_classes(in_root if os.path.isfile(in_root) else classes)
+        else:
+            names, palette = tuple(classes), None
+        if not 0 < len(names) < IGNORE_INDEX:
+            raise ValueError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
+                             "or a registered dataset, for example classes='mmseg.ADE20KDataset'")
+        if isinstance(data_prefix, dict):  # seg_map_path=None is how a command line takes it away
+            data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
+        self.reduce_zero_label = reduce_zero_label
+        metainfo = dict(classes=names, palette=palette or distinct_colours(len(names)),
+                        reduce_zero_label=reduce_zero_label)
+        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        """Samples with `img_path`, `seg_map_path`, `reduce_zero_label` and `num_classes`."""
+        samples = super().load_data_list()
+        for sample in samples:
+            sample.update(reduce_zero_label=self.reduce_zero_label, num_classes=len(self._metainfo['classes']))
+        images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
+        if annotations is None:
+            return samples
+        if not os.path.isdir(annotations):
+            raise FileNotFoundError(f'no folder {annotations!r}; expected a folder of annotations, one for each image '
+                                    f'in {images!r}')
+        existing = set(list_images(annotations))
+        missing = []
+        for sample in samples:
+            name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + '.png'
+            sample['seg_map_path'] = os.path.join(annotations, name)
+            if name not in existing:
+                missing.append(sample)
+        if missing:
+            first = missing[0]
+            raise FileNotFoundError(f'no annotation {first["seg_map_path"]!r} for {first["img_path"]!r}; {len(missing)}'
+                                    f' of {len(samples)} images have none')
+        return samples
+
+
+def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
+    """Names of the classes of a file or of a registered dataset, and their colours, if it has any.
+
+    Args:
+        source: path of a file, or a dataset's registered name.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if os.path.isfile(source):
+        lines = [line for line in read_lines(source) if line]
+        header = lines[0].split('\t') if lines else []
+        if 'Name' in header:  # a table
+            lines = [line.split('\t')[header.index('Name')] for line in lines[1:]]
+        return tuple(lines), None
+    dataset = DATASETS.get(source)
+    if dataset is None or 'classes' not in dataset.METAINFO:
+        raise ValueError(f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with '
+                         'classes of that name')
+    return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
+
+
+def distinct_colours(number: int) -> list[list[int]]:
+    """Colours [red, green, blue] of 0-255, the same in every run."""
+    colours = []
+    for index in range(number):
+        saturation, value = (1, 0.5)[index // 3 % 2], (1, 0.75, 0.5)[index % 3]
+        colour = colorsys.hsv_to_rgb(index * GOLDEN_RATIO % 1, saturation, value)
+        colours.append([round(255 * part) for part in colour])
+    return colours
+
+
+@TRANSFORMS.register_module()
+class LoadAnnotation(BaseTransform):
+    """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored. Stands after
+    LoadImage. An image that has no `seg_map_path` passes as it is.
+
+    Where `reduce_zero_label` of the sample is true, 0 in the file becomes 255 and every other label one lower.
+    An annotation belongs to the image as it is shown: upright, where its EXIF orientation turns it.
+
+    Raises:
+        UnreadableImageError: the file is missing or damaged.
+        ValueError: more than one number a pixel; another size than the image's; a label beyond the sample's
+            `num_classes`. The message begins with the file's path.
+    """
+
+    def transform(self, results: dict) -> dict:
+        """Adds `gt_seg_map`."""
+        path = results.get('seg_map_path')
+        if path is None:
+            return results
+        labels = read_labels(path)
+        if labels.shape != tuple(results['ori_shape']):
+            raise ValueError(_wrong_size(path, labels.shape, results['img_path'], results['ori_shape']))
+        reduced = results.get('reduce_zero_label', False)
+        _check_range(path, labels, results.get('num_classes'), reduced)
+        table = np.arange(256, dtype=np.uint8)
+        if reduced:
+            table[1:IGNORE_INDEX] -= 1
+            table[0] = IGNORE_INDEX
+        results['gt_seg_map'] = table[labels]
+        results['seg_fields'] = ['gt_seg_map']
+        return results
+
+
+def read_labels(path: str) -> np.ndarray:
+    """The numbers in an annotation file.
+
+    Args:
+        path: PNG or any other lossless format, gray or with a palette (its indices count).
+
+    Returns:
+        Unsigned or signed integers (H, W), as they are in the file.
+
+    Raises:
+        UnreadableImageError: the file cannot be read.
+        ValueError: more than one number a pixel.
+    """
+    with unreadable(path, Exception):  # as for images: whatever is raised, the file is the cause
+        image = Image.open(path)
+        image.load()
+    if image.mode not in LABEL_MODES:
+        raise ValueError(f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray PNG or one with '
+                         'a palette')
+    return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
+
+
+def _wrong_size(path: str, size: tuple[int, int], image_path: str, image_size: tuple[int, int]) -> str:
+    with Image.open(image_path) as image:
+        turned = size == tuple(image_size)[::-1] and orientation(image) in SIDEWAYS
+    advice = ("the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+              if turned else 'expected the same size')
+    return (f'{path} is {size[1]} x {size[0]} pixels, its image {image_path} is {image_size[1]} x {image_size[0]}; '
+            f'{advice}')
+
+
+def _check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
+    used = labels[labels != IGNORE_INDEX]
+    if not used.size:
+        return
+    lowest, highest = used.min(), used.max()
+    limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
+    if lowest < 0 or highest > limit:
+        count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
+        zero = ', 0 for unlabelled' if reduced else (
+            '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True')
+        raise ValueError(f'{path} holds label {lowest if lowest < 0 else highest}; {count}expected {int(reduced)} to '
+                         f'{limit}, {IGNORE_INDEX} for ignored{zero}')
