@@ -1,2 +1,30 @@
-"""BEiT (arXiv 2106.08254) as a plugin of MMPretrain and MMSegmentation."""
+"""BEiT (arXiv 2106.08254) as a plugin of MMPretrain and MMSegmentation.
+
+Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
+
+    registry.py         child registries of mmengine's, scope 'beit_mm'
+    positions.py        relative position bias and position embedding, at any patch grid
+    checkpoint/         io.py reads and writes files, names.py knows the formats, fit.py makes weights fit,
+                        convert.py converts and publishes
+    datasets/           masking.py (Algorithm 1), transforms.py, resize.py, image_folder.py, samplers.py
+    models/             vit.py (the backbone), beit.py (the method), tokenizers/, probe.py
+    engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py
+    segmentation/       segmentor.py (sliding windows, multi-scale), heads.py, datasets.py; all that needs mmseg
+    visualization/      pictures that no library draws
+    apis/               inferencers.py, export.py: what a notebook calls
+"""
+import importlib
+from typing import Any
+
 __version__ = '0.1.0'
+_MODULES = dict(
+    BEiTBackbone='models.vit', BEiTPretrainer='models.beit', ClassificationInferencer='apis.inferencers',
+    SegmentationInferencer='apis.inferencers', convert_checkpoint='checkpoint.convert', export_onnx='apis.export')
+__all__ = [*_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first asked for: importing beit_mm alone stays fast."""
+    if name not in _MODULES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
