@@ -1,4 +1,4 @@
-"""ImageNet-1K at 224 pixels with labels, for backbones that know ImageNet's mean (the fill of rotations and shifts).
+"""ImageNet-1K at 224 pixels with labels. Rotations and shifts are filled with ImageNet's mean color.
 
 data/imagenet/train/<class>/*.JPEG and data/imagenet/val/<class>/*.JPEG; labels are the folders, in sorted order.
 """

@@ -1,54 +1,6 @@
-"""ImageNet-1K at 224 pixels with labels, for backbones that know a mean of 0.5 (the fill of rotations and shifts).
+"""finetune_in1k.py for backbones that know a mean of 0.5: rotations and shifts are filled with gray."""
+_base_ = './finetune_in1k.py'
 
-data/imagenet/train/<class>/*.JPEG and data/imagenet/val/<class>/*.JPEG; labels are the folders, in sorted order.
-"""
-train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
-    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
-    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-    dict(
-        type='beit_mm.RandAugment',
-        policies='timm_increasing',
-        num_policies=2,
-        total_level=10,
-        magnitude_level=9,
-        magnitude_std=0.5,
-        hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),
-    dict(type='beit_mm.RandomErasing', prob=0.25),
-    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
-]
-test_pipeline = [
-    dict(type='beit_mm.LoadImage'),
-    dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
-    dict(type='CenterCrop', crop_size=224),
-    dict(type='PackInputs'),
-]
-
-train_dataloader = dict(
-    batch_size=128,
-    num_workers=8,
-    persistent_workers=True,
-    pin_memory=True,
-    drop_last=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.ImageFolder',
-        data_root='data/imagenet/train',
-        on_error='skip',
-        pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=128,
-    num_workers=8,
-    persistent_workers=True,
-    pin_memory=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.ImageFolder',
-        data_root='data/imagenet/val',
-        test_mode=True,
-        pipeline=test_pipeline))
-val_evaluator = dict(type='Accuracy', topk=(1, 5))
-test_dataloader = val_dataloader
-test_evaluator = val_evaluator
+train_pipeline = _base_.train_pipeline
+train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
