@@ -5,19 +5,16 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3),
+    # beit_mm writes to local folders: a file has its name only once it is whole
+    checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3, backend_args=dict(backend='beit_mm')),
     sampler_seed=dict(type='DistSamplerSeedHook'),
 )
 custom_hooks = [
-    dict(type='beit_mm.StartCheckHook'),
+    dict(type='beit_mm.FitCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
-    dict(type='beit_mm.PreprocessingCheckHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),
-    dict(type='beit_mm.CurveHook'),
-    dict(type='beit_mm.PictureHook'),
-    dict(type='beit_mm.ConfusionHook'),
 ]
 
 visualizer = dict(
@@ -25,13 +22,7 @@ visualizer = dict(
     vis_backends=[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')],
 )
 log_level = 'INFO'
-log_processor = dict(
-    window_size=50,
-    custom_cfg=[
-        # mmengine smooths what is called a loss, over validations too.
-        dict(data_src='mim_loss', method_name='mean', window_size=1),
-    ],
-)
+log_processor = dict(window_size=50)
 load_from = None
 resume = False
 randomness = dict(seed=0)

@@ -26,7 +26,7 @@ _base_ = [
     '../_base_/models/mim_plus_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/default_runtime.py',
+    '../_base_/pretrain_runtime.py',
 ]
 
 work_dir = 'work_dirs/beit_plus_pretrain_300e'  # not that of beit/pretrain_300e.py

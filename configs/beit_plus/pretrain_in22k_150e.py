@@ -19,7 +19,7 @@ _base_ = [
     '../_base_/models/mim_plus_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/default_runtime.py',
+    '../_base_/pretrain_runtime.py',
 ]
 
 model = dict(data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]))

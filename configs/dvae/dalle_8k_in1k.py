@@ -15,7 +15,7 @@ Shorter: discrete_vae_8k_in1k.py
 Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least 40 % of
          the image, antialiased bicubic) and in float32 (theirs: mixed precision)
 """
-_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/pretrain_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -63,13 +63,4 @@ train_cfg = dict(type='IterBasedTrainLoop', max_iters=3_000_000, val_interval=50
 log_processor = dict(by_epoch=False)
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=50_000))
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.
-custom_hooks = [
-    dict(type='beit_mm.StartCheckHook'),
-    dict(type='beit_mm.RankSeedHook'),
-    dict(type='beit_mm.ThroughputHook'),
-    dict(type='beit_mm.UnreadableImagesHook'),
-    dict(type='EMAHook', momentum=0.001),
-    dict(type='beit_mm.CheckpointMetaHook'),
-    dict(type='beit_mm.CurveHook'),
-    dict(type='beit_mm.PictureHook'),
-]
+custom_hooks = [*_base_.custom_hooks, dict(type='EMAHook', momentum=0.001)]

@@ -19,7 +19,7 @@ Differs: the paper says no more than "based on DALLE-pytorch, 8K, ImageNet-1K wi
          the class in the authors' code (microsoft/unilm `beit/modeling_discrete_vae.py`) has one behind every level,
          20.08 M: --cfg-options model.bottleneck_blocks=None
 """
-_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/pretrain_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',

@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, build_on_meta, check_all, header_of, list_configs, load_config
 from mmengine import registry as mmengine_registries
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from beit_mm.engine.launch import argument_parser
-from beit_mm.registry import HOOKS, METRICS, TRANSFORMS
+from beit_mm.registry import HOOKS, METRICS, MODELS, TRANSFORMS
 
 ROWS = list_configs()
 ALL = list_configs(demo=True)
@@ -158,9 +159,17 @@ def test_schedules_of_the_demo_end_where_training_ends():
     check_all(sorted(set(ALL) - set(ROWS)), check)
 
 
-def test_every_process_draws_its_own_noise():
-    assert not [name for name in ROWS
-                if not any(hook.type == 'beit_mm.RankSeedHook' for hook in load_config(name).custom_hooks)]
+def test_hooks_stand_where_they_act():
+    common = ['FitCheckHook', 'RankSeedHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook']
+
+    def check(name: str) -> None:
+        cfg = load_config(name)
+        reconstructs = cfg.model.type in ('beit_mm.BEiTPretrainer', 'beit_mm.DiscreteVAE')
+        ours = [hook.type.removeprefix('beit_mm.') for hook in cfg.custom_hooks if hook.type.startswith('beit_mm.')]
+        assert ours == common + ['ReconstructionHook'] * reconstructs
+        assert cfg.default_hooks.checkpoint.backend_args == dict(backend='beit_mm')
+
+    check_all(ALL, check)
 
 
 def test_moving_average_is_two_options():
@@ -172,11 +181,44 @@ def test_moving_average_is_two_options():
     assert HOOKS.get(cfg.default_hooks.ema.type) is not None
 
 
-def test_neighbours_can_be_watched_as_the_readme_says(tmp_path):
-    text = re.search(r'```python\n(.*?KNNHook.*?)```', (ROOT / 'configs/beit/README.md').read_text(), re.S)[1]
-    (tmp_path / 'mine.py').write_text(text.replace("'configs/", f"'{ROOT}/configs/"))
-    cfg = Config.fromfile(tmp_path / 'mine.py')
+def test_options_of_the_readme_are_taken():
+    """Each is merged into a config that it is meant for, and what it changes is built."""
+    configs = {'train_dataloader': 'beit/pretrain_300e.py', 'custom_hooks': 'beit/pretrain_300e.py',
+               'optim_wrapper': 'beit/pretrain_300e.py', 'model.backbone': 'beit/finetune_in1k_100e.py',
+               'model.layers': 'beit/linear_probe_in1k_50e.py', 'model.feature': 'beit/linear_probe_in1k_50e.py',
+               'model.test_cfg': 'beit/setr_pup_512_ade20k_160k.py', 'default_hooks': 'beit/finetune_in1k_100e.py'}
+    rows = re.findall(r'^\| .* \| `(\w+\..*)`.*\|$', (ROOT / 'configs/beit/README.md').read_text(), re.M)
+    assert len(rows) > 10
+
+    def check(row: str) -> None:
+        options = re.findall(r'[\w.]+=[\w.-]+', row)
+        cfg = Config(load_config(next(config for key, config in configs.items() if row.startswith(key))).to_dict())
+        for option in options:
+            cfg.merge_from_dict(argument_parser('').parse_args(['x', '--cfg-options', option]).cfg_options)
+        init_default_scope(cfg.default_scope)
+        if row.startswith('model'):
+            with torch.device('meta'):
+                MODELS.build(cfg.model)
+        for transform in cfg.train_dataloader.dataset.pipeline:
+            TRANSFORMS.build(transform)
+        for hook in cfg.custom_hooks:
+            if 'max_rate' in hook:
+                HOOKS.build(hook)
+        assert cfg.optim_wrapper.dtype in ('bfloat16', 'float16')
+
+    check_all(rows, check)
+
+
+def test_snippets_of_the_readme_are_configs(tmp_path):
+    text = (ROOT / 'configs/beit/README.md').read_text().replace("'./", f"'{ROOT}/configs/beit/")
+    neighbours, confusion = re.findall(r'```python\n(.*?)```', text, re.S)
+    (tmp_path / 'neighbours.py').write_text(neighbours)
+    cfg = Config.fromfile(tmp_path / 'neighbours.py')
     init_default_scope(cfg.default_scope)
-    hook = HOOKS.build(cfg.custom_hooks[-1])
+    hook = HOOKS.build(cfg.default_hooks.knn)
     assert [config.dataset.data_root for config in hook.configs] == ['data/imagenet/train', 'data/imagenet/val']
-    assert len(cfg.custom_hooks) == len(load_config('beit/pretrain_300e.py').custom_hooks) + 1
+    for transform in hook.configs[0].dataset.pipeline:
+        TRANSFORMS.build(transform)
+    (tmp_path / 'confusion.py').write_text(confusion)
+    for metric in Config.fromfile(tmp_path / 'confusion.py').test_evaluator:
+        METRICS.build(metric)
