@@ -21,7 +21,7 @@ Differs: from the released command in bfloat16 instead of float16. The norm afte
 """
 _base_ = [
     '../_base_/models/finetune_plus_base.py',
-    '../_base_/datasets/finetune_plus_in1k.py',
+    '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
     '../_base_/default_runtime.py',
 ]
@@ -30,7 +30,11 @@ model = dict(
     backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')),
     train_cfg=None,  # no mixup, no cutmix
 )
-train_dataloader = dict(batch_size=64)
+
+train_pipeline = _base_.train_pipeline
+train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
+
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85), optimizer=dict(lr=2e-5, weight_decay=1e-8))
 auto_scale_lr = dict(base_batch_size=512)
 train_cfg = dict(max_epochs=30)

@@ -18,9 +18,13 @@ Differs: from the released command in bfloat16 instead of float16. No repeated a
 """
 _base_ = [
     '../_base_/models/finetune_plus_base.py',
-    '../_base_/datasets/finetune_plus_in1k.py',
+    '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
     '../_base_/default_runtime.py',
 ]
 
 model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')))
+
+train_pipeline = _base_.train_pipeline
+train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))

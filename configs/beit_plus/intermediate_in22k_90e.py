@@ -19,7 +19,7 @@ Differs: from the released command in having no gradient clip: that names 3.0, b
 """
 _base_ = [
     '../_base_/models/finetune_plus_base.py',
-    '../_base_/datasets/finetune_plus_in1k.py',
+    '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
     '../_base_/default_runtime.py',
 ]
@@ -33,7 +33,10 @@ model = dict(
     head=dict(num_classes=21841),
     train_cfg=None,  # no mixup, no cutmix
 )
-train_dataloader = dict(batch_size=256, dataset=dict(data_root='data/imagenet22k/train'))
+
+train_pipeline = _base_.train_pipeline
+train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_dataloader = dict(batch_size=256, dataset=dict(data_root='data/imagenet22k/train', pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None
 val_cfg = None

@@ -39,7 +39,7 @@ def options_in(header: str) -> list[str]:
 
 
 def test_inheritance_is_at_most_two_deep():
-    """Two files below `_base_`, whose own files inherit from one more at most."""
+    """A leaf on a leaf at most, and a base on a base."""
 
     def depth(path: Path, inside: bool) -> int:
         bases = [base for base in bases_of(path) if ('_base_' in base.parts) == inside]
