@@ -1,10 +1,63 @@
-"""A narrow model and a runner, for tests that call them with changes of their own."""
+"""Configs that are read once, a narrow model and a runner, for tests that call them with changes of their own."""
+import ast
+import functools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 from mmengine.config import Config
+from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
+from beit_mm.registry import MODELS
+
 ROOT = Path(__file__).parents[1]
+
+
+def list_configs(*prefixes: str, demo: bool = False) -> list[str]:
+    """Configs relative to configs/ whose file names start with one of the prefixes."""
+    skipped = {'_base_'} if demo else {'_base_', 'demo'}
+    paths = [path.relative_to(ROOT / 'configs') for path in (ROOT / 'configs').rglob('*.py')]
+    return sorted(str(p) for p in paths if not skipped & set(p.parts) and p.name.startswith(prefixes or ('',)))
+
+
+@functools.cache
+def load_config(name: str) -> Config:
+    """A config of configs/, parsed once in a session: not to be changed, but to be copied."""
+    return Config.fromfile(ROOT / 'configs' / name)
+
+
+def header_of(name: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / 'configs' / name).read_text()))
+
+
+@functools.cache
+def build_on_meta(name: str) -> torch.nn.Module:
+    """The model of a config without memory and without weight files, built once in a session."""
+    cfg = load_config(name)
+    model = cfg.model.to_dict()
+    target = model.get('target_generator')
+    if target:
+        target.update(dict(checkpoint=None) if target['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
+    init_default_scope(cfg.default_scope)  # as a runner does
+    with torch.device('meta'):
+        return MODELS.build(Config(model))
+
+
+def count_parameters(name: str) -> int:
+    """Trainable parameters of a config's model."""
+    return sum(p.numel() for p in build_on_meta(name).parameters() if p.requires_grad)
+
+
+def check_all(names: Iterable[str], check: Callable[[str], None]) -> None:
+    """Runs `check` on every name and reports all that fail, not the first alone."""
+    failures = {}
+    for name in names:
+        try:
+            check(name)
+        except Exception as error:
+            failures[name] = f'{type(error).__name__}: {error}'
+    assert not failures, '\n'.join(f'{name}: {failure}' for name, failure in failures.items())
 
 
 def narrow_model(**changes: object) -> dict:

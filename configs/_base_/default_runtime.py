@@ -1,33 +1,28 @@
-"""What every run has: logs, checkpoints, progress, curves."""
+"""What every run has: logs, checkpoints, progress, checks at the start."""
 default_scope = 'mmpretrain'
 
 default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3),
-    sampler_seed=dict(type='DistSamplerSeedHook'))
+    # beit_mm writes to local folders: a file has its name only once it is whole
+    checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3, backend_args=dict(backend='beit_mm')),
+    sampler_seed=dict(type='DistSamplerSeedHook'),
+)
 custom_hooks = [
     dict(type='beit_mm.FitCheckHook'),
     dict(type='beit_mm.RankSeedHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),
-    dict(type='beit_mm.CurveHook'),
-    dict(type='beit_mm.PictureHook'),
-    dict(type='beit_mm.ConfusionHook'),
 ]
 
 visualizer = dict(
     type='Visualizer',
-    vis_backends=[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')])
+    vis_backends=[dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')],
+)
 log_level = 'INFO'
-log_processor = dict(
-    window_size=50,
-    custom_cfg=[
-        # mmengine smooths what is called a loss, over validations too.
-        dict(data_src='mim_loss', method_name='mean', window_size=1),
-    ])
+log_processor = dict(window_size=50)
 load_from = None
 resume = False
 randomness = dict(seed=0)
@@ -35,7 +30,7 @@ randomness = dict(seed=0)
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
-    dist_cfg=dict(backend='nccl'))
+    dist_cfg=dict(backend='nccl'),
+)
 # device_ids=None serves a CPU too, where mmengine's default would name a GPU.
-model_wrapper_cfg = dict(
-    type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False)
+model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False)

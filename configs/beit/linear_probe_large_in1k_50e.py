@@ -2,11 +2,13 @@
 
 Command: tools/dist_train.sh configs/beit/pretrain_large_800e.py 16
          tools/dist_train.sh configs/beit/linear_probe_large_in1k_50e.py 8
-         All blocks in one run, accuracy layer by layer: --cfg-options model.layers=None
 Batch:   8 GPUs x 128 = 1024 images, lr 4e-3
-Steps:   1281167 // 1024 = 1251 an epoch, 62,550 in all
+Steps:   50 epochs x 1,251 = 62,550, ImageNet-1K with 1,281,167 images
+Writes:  work_dirs/linear_probe_large_in1k_50e/epoch_50.pth
+Model:   ViT-Large, absolute position embedding, 304,300,008 parameters; 224 x 224 pixels
+Result:  73.5 ImageNet-1K top-1 of a linear probe of layer 14 (paper, linear probe table)
+
 Time:    about 2.8 times linear_probe_in1k_50e.py
-Result:  the paper: 73.5 top-1
 Shorter: linear_probe_in1k_50e.py
 Differs: from linear_probe_in1k_50e.py in the model and the block
 """

@@ -2,10 +2,16 @@
 
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
          tools/dist_train.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py 8
+         The last alone, from the released weights: --cfg-options
+         model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
-Steps:   160,000, 126.7 times through the 20,210 images
+Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
+Writes:  work_dirs/setr_pup_512_three_aux_ade20k_160k/iter_160000.pth
+Model:   ViT-Base, absolute position embedding, 97,206,104 parameters; 512 x 512 pixels
+Test:    tools/dist_test.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py CHECKPOINT 8 [--tta]
+Result:  none of BEiT's own
+
 Time:    as setr_pup_512_ade20k_160k.py
-Result:  none of BEiT's own: the paper does not say which heads its figure belongs to
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from setr_pup_512_ade20k_160k.py, which has SETR's own four heads, in the auxiliary heads. They are on the
          outputs of blocks 5, 8 and 10, without one on the last, and their logits come at the size of the image.
@@ -13,4 +19,4 @@ Differs: from setr_pup_512_ade20k_160k.py, which has SETR's own four heads, in t
 _base_ = './setr_pup_512_ade20k_160k.py'
 
 model = dict(
-    auxiliary_head=[dict(head, num_convs=2) for head in _base_.model.auxiliary_head[:3]])  # noqa: F821
+    auxiliary_head=[dict(head, num_convs=2) for head in _base_.model.auxiliary_head[:3]])

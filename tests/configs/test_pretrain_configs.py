@@ -1,169 +1,112 @@
-"""Every config loads, builds, says what it is, and holds the numbers of the paper's tables."""
-import ast
+"""Every pretraining and tokenizer config holds the numbers of the papers' tables."""
 import math
-import re
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import ROOT
-from mmengine.config import Config
-from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+from helpers import check_all, count_parameters, list_configs, load_config
+from mmengine.registry import PARAM_SCHEDULERS
 
-from beit_mm.registry import METRICS, MODELS, OPTIM_WRAPPERS, TRANSFORMS
-
-CONFIGS = ROOT / 'configs'
-LEAVES = sorted(str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob('*.py') if '_base_' not in p.parts)
-PRETRAIN = [leaf for leaf in LEAVES if Path(leaf).name.startswith('pretrain')]
-IMAGENET = [leaf for leaf in PRETRAIN if not leaf.startswith('demo')]
 STEPS_1K, STEPS_22K = 1_281_167 // 2048, 14_197_122 // 2048  # an epoch
 
-# config -> epochs, steps, warm-up steps, gradient clip, trainable parameters
+
+class Recipe(NamedTuple):
+    """One row of the paper's table of pretraining settings, or one released command."""
+    parameters: int
+    epochs: int = 300
+    steps: int = 187_500
+    warmup: int = 6_250  # steps
+    clip: float = 3.0
+    layer_scale: float | None = None
+    bias: str | None = None
+    mask: str | None = 'BlockwiseMask'
+    second_size: int | None = 112  # pixels, for the tokenizer
+    mean: float = 123.675
+
+
 VIT_BASE = 92_089_856
+BASE = Recipe(VIT_BASE)
+IN22K = dict(epochs=150, steps=1_039_800, warmup=10_000, bias='shared', mean=127.5)
+PIXELS = Recipe(VIT_BASE - (8192 - 768) * 769, second_size=None)  # predicts 768 pixels, not one of 8192 tokens
 RECIPES = {
-    'beit/pretrain_800e.py': (800, 500_000, 6_250, 3.0, VIT_BASE),
-    'beit/pretrain_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE),
-    'beit/pretrain_large_800e.py': (800, 500_000, 6_250, 1.0, 311_674_880),
-    'beit_plus/pretrain_300e.py': (300, 187_500, 6_250, 3.0, 91_965_776),
-    'beit_plus/pretrain_in22k_150e.py': (150, 1_039_800, 10_000, 3.0, 91_965_776),
-    'beit_plus/pretrain_large_in22k_150e.py': (150, 1_039_800, 10_000, 1.0, 311_534_016),
-    'ablation/pretrain_random_mask_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE),
-    # 768 pixels instead of 8192 tokens to predict from 768 + 1 numbers
-    'ablation/pretrain_pixels_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE - (8192 - 768) * 769),
-    'ablation/pretrain_pixels_random_mask_300e.py':
-        (300, 187_500, 6_250, 3.0, VIT_BASE - (8192 - 768) * 769),
-    'ablation/pretrain_recover_all_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE),
-    'ablation/pretrain_no_mask_recover_all_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE - 768),
+    'beit/pretrain_800e.py': BASE._replace(epochs=800, steps=500_000),
+    'beit/pretrain_300e.py': BASE,
+    'beit/pretrain_large_800e.py': Recipe(311_674_880, 800, 500_000, clip=1.0),
+    'beit_plus/pretrain_300e.py': Recipe(91_965_776, layer_scale=0.1, bias='shared'),
+    'beit_plus/pretrain_in22k_150e.py': Recipe(91_965_776, layer_scale=0.1, **IN22K),
+    'beit_plus/pretrain_large_in22k_150e.py': Recipe(311_534_016, clip=1.0, layer_scale=1e-5, **IN22K),
+    'ablation/pretrain_random_mask_300e.py': BASE._replace(mask='RandomMask'),
+    'ablation/pretrain_pixels_300e.py': PIXELS,
+    'ablation/pretrain_pixels_random_mask_300e.py': PIXELS._replace(mask='RandomMask'),
+    'ablation/pretrain_recover_all_300e.py': BASE,
+    'ablation/pretrain_no_mask_recover_all_300e.py': BASE._replace(parameters=VIT_BASE - 768, mask=None),
     # 12 blocks x 2 vectors of 768
-    'ablation/pretrain_layer_scale_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE + 12 * 2 * 768),
-    'ablation/pretrain_own_dvae_300e.py': (300, 187_500, 6_250, 3.0, VIT_BASE),
+    'ablation/pretrain_layer_scale_300e.py': BASE._replace(parameters=VIT_BASE + 12 * 2 * 768, layer_scale=0.1),
+    'ablation/pretrain_own_dvae_300e.py': BASE,
 }
 
 
-def load(leaf: str) -> Config:
-    cfg = Config.fromfile(CONFIGS / leaf)
-    init_default_scope(cfg.default_scope)  # as a runner does
-    return cfg
+def test_no_row_is_left_out():
+    assert sorted(RECIPES) == list_configs('pretrain')
 
 
-def build_on_meta(cfg: Config) -> torch.nn.Module:
-    """The model without memory and without weight files."""
-    target = cfg.model.get('target_generator')
-    if target and target.type.endswith('DALLETokenizer'):
-        target.random_weights = True
-    elif target:
-        target.checkpoint = None
-    with torch.device('meta'):
-        return MODELS.build(cfg.model)
+def test_recipes_are_the_published_ones():
+
+    def check(name: str) -> None:
+        recipe, cfg = RECIPES[name], load_config(name)
+        wrapper, optimizer, backbone = cfg.optim_wrapper, cfg.optim_wrapper.optimizer, cfg.model.backbone
+        assert (optimizer.type, optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
+            'AdamW', 1.5e-3, (0.9, 0.999), 1e-8, 0.05)
+        assert (wrapper.clip_grad.max_norm, wrapper.dtype) == (recipe.clip, 'bfloat16')
+        assert cfg.train_cfg.max_epochs == recipe.epochs
+        assert recipe.epochs * (STEPS_22K if 'in22k' in name else STEPS_1K) == recipe.steps
+        assert cfg.auto_scale_lr.base_batch_size == 16 * cfg.train_dataloader.batch_size == 2048
+        assert backbone.drop_path_rate == 0.1
+        assert (backbone.get('layer_scale_init'), backbone.get('rel_pos_bias')) == (recipe.layer_scale, recipe.bias)
+        assert backbone.get('abs_pos_embed', True) == (recipe.bias is None)
+        assert cfg.model.get('recover', 'masked') == ('all' if 'recover_all' in name else 'masked')
+        assert count_parameters(name) == recipe.parameters
+
+    check_all(RECIPES, check)
 
 
-def test_no_pretraining_row_is_left_out():
-    assert set(RECIPES) == set(IMAGENET)
+def test_data_are_the_published_ones():
+
+    def check(name: str) -> None:
+        recipe, cfg = RECIPES[name], load_config(name)
+        folder = 'imagenet22k' if 'in22k' in name else 'imagenet'
+        assert cfg.train_dataloader.dataset.data_root == f'data/{folder}/train'
+        for loader, views in ((cfg.train_dataloader, ['TwoViewRandomResizedCrop', 'TwoViewColorJitter']),
+                              (cfg.val_dataloader, ['TwoViewCenterCrop'])):
+            steps = {t.type.removeprefix('beit_mm.'): t for t in loader.dataset.pipeline}
+            masks = [recipe.mask] if recipe.mask else []
+            assert list(steps) == ['LoadImage', *views, *masks, 'PackViews']
+            assert (steps[views[0]].size, steps[views[0]].second_size) == (224, recipe.second_size)
+            assert all((steps[mask].num_masked, tuple(steps[mask].grid)) == (75, (14, 14)) for mask in masks)
+            if 'TwoViewColorJitter' in steps:
+                jitter = steps['TwoViewColorJitter']
+                assert (jitter.brightness, jitter.contrast, jitter.saturation) == (0.4, 0.4, 0.4)
+        assert cfg.model.data_preprocessor.mean[0] == recipe.mean
+        assert cfg.test_dataloader == cfg.val_dataloader
+
+    check_all(RECIPES, check)
 
 
-@pytest.mark.parametrize('leaf', LEAVES)
-def test_config_builds(leaf):
-    cfg = load(leaf)
-    model = build_on_meta(cfg)
-    for loader in filter(None, (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)):
-        transforms = [TRANSFORMS.build(t) for t in loader.dataset.pipeline]
-        if hasattr(model, 'check_data'):
-            model.check_data(transforms)
-    if cfg.val_evaluator:  # ImageNet-22K has no validation images
-        METRICS.build(cfg.val_evaluator)
-    assert OPTIM_WRAPPERS.get(cfg.optim_wrapper.type) is not None
-
-
-@pytest.mark.parametrize('leaf', LEAVES)
-def test_inheritance_is_at_most_two_deep(leaf):
-
-    def depth(path: Path) -> int:
-        match = re.search(r'^_base_ = (\[.*?\]|\'.*?\')', path.read_text(), re.M | re.S)
-        bases = ast.literal_eval(match[1]) if match else []
-        return max((1 + depth(path.parent / base) for base in ([bases] if isinstance(bases, str) else bases)),
-                   default=0)
-
-    assert depth(CONFIGS / leaf) <= 2
-
-
-@pytest.mark.parametrize('leaf', LEAVES)
-def test_header_says_what_the_config_holds(leaf):
-    header, cfg = ast.get_docstring(ast.parse((CONFIGS / leaf).read_text())), load(leaf)
-    assert f'configs/{leaf}' in header or leaf.startswith('demo')
-    for entry in ('Command:', 'Batch:', 'Differs:'):
-        assert entry in header
-    if leaf.endswith('_ms.py'):
-        assert 'for testing only' in header
-        return
-    processes, batch, accumulated, total = _numbers(
-        r'(\d+) (?:GPUs|process) x (\d+)(?: x (\d+) accumulated)?(?: = (\d+))?', header)
-    assert batch == cfg.train_dataloader.batch_size
-    assert accumulated == (cfg.optim_wrapper.get('accumulative_counts') or 0)
-    assert processes * batch * (accumulated or 1) == cfg.auto_scale_lr.base_batch_size == (total or batch)
-    if rate := re.search(r'lr ([\d.e-]+\d)', header):
-        assert float(rate[1]) == cfg.optim_wrapper.optimizer.lr
-    if leaf in IMAGENET:
-        steps_an_epoch, all_steps = _numbers(r'(\d+) an epoch, ([\d,]+) in all', header)
-        assert all_steps == steps_an_epoch * cfg.train_cfg.max_epochs == RECIPES[leaf][1]
-        assert steps_an_epoch == (STEPS_22K if 'in22k' in leaf else STEPS_1K)
-
-
-def _numbers(pattern: str, text: str) -> tuple[int, ...]:
-    groups = re.search(pattern, text).groups()
-    return tuple(int(g.replace(',', '')) if g else 0 for g in groups)
-
-
-@pytest.mark.parametrize('leaf', RECIPES)
-def test_recipe_is_the_published_one(leaf):
-    epochs, _, _, clip, parameters = RECIPES[leaf]
-    cfg = load(leaf)
-    optimizer = cfg.optim_wrapper.optimizer
-    assert cfg.train_cfg.max_epochs == epochs
-    assert (optimizer.type, optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
-        'AdamW', 1.5e-3, (0.9, 0.999), 1e-8, 0.05)
-    assert cfg.optim_wrapper.clip_grad.max_norm == clip
-    assert cfg.optim_wrapper.dtype == 'bfloat16'
-    assert cfg.model.backbone.drop_path_rate == 0.1
-    assert cfg.model.backbone.get('layer_scale_init') == (
-        None if leaf.startswith('beit/') or (leaf.startswith('ablation') and 'layer_scale' not in leaf)
-        else 1e-5 if 'large' in leaf else 0.1)
-    trained = sum(p.numel() for p in build_on_meta(cfg).parameters() if p.requires_grad)
-    assert trained == parameters
-
-
-@pytest.mark.parametrize('leaf', RECIPES)
-def test_data_is_the_published_one(leaf):
-    cfg = load(leaf)
-    steps = {t.type.removeprefix('beit_mm.'): t for t in cfg.train_dataloader.dataset.pipeline}
-    assert list(steps)[:3] == ['LoadImage', 'TwoViewRandomResizedCrop', 'TwoViewColorJitter']
-    jitter = steps['TwoViewColorJitter']
-    assert (jitter.brightness, jitter.contrast, jitter.saturation) == (0.4, 0.4, 0.4)
-    assert steps['TwoViewRandomResizedCrop'].second_size == (None if 'pixels' in leaf else 112)
-    expected = None if 'no_mask' in leaf else 'RandomMask' if 'random_mask' in leaf else 'BlockwiseMask'
-    masks = [t for name, t in steps.items() if name.endswith('Mask')]
-    assert [m.type.removeprefix('beit_mm.') for m in masks] == ([expected] if expected else [])
-    assert all(m.num_masked == 75 and tuple(m.grid) == (14, 14) for m in masks)
-    mean = cfg.model.data_preprocessor.mean[0]
-    assert mean == (127.5 if 'in22k' in leaf else 123.675)
-
-
-@pytest.mark.parametrize('leaf', RECIPES)
-def test_learning_rate_follows_the_released_formula(leaf):
-    """Warm-up t/(W-1), then half a cosine to 1e-5, a hundred times shorter than the real run."""
-    _, total, warmup, _, _ = RECIPES[leaf]
-    shrink = 125 if 'in22k' not in leaf else 100
-    total, warmup = total // shrink, warmup // shrink
+@pytest.mark.parametrize('name', ['beit/pretrain_300e.py', 'beit/pretrain_800e.py', 'beit_plus/pretrain_in22k_150e.py'])
+def test_learning_rate_follows_the_released_formula(name):
+    """Warm-up t/(W-1), then half a cosine to 1e-5; 5 steps an epoch, or a thousandth of the steps."""
+    recipe = RECIPES[name]
+    total, warmup = (5 * recipe.epochs, 50) if 'in22k' not in name else (recipe.steps // 1000, recipe.warmup // 1000)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.5e-3)
     schedulers = []
-    for scheduler in load(leaf).param_scheduler:
+    for scheduler in load_config(name).param_scheduler.copy():
         scheduler = dict(scheduler)
         kind = PARAM_SCHEDULERS.get(scheduler.pop('type'))
         if scheduler.pop('convert_to_iter_based', False):
-            schedulers.append(kind.build_iter_from_epoch(
-                optimizer=optimizer, **scheduler, epoch_length=STEPS_1K // shrink))
+            schedulers.append(kind.build_iter_from_epoch(optimizer=optimizer, **scheduler, epoch_length=5))
         else:
-            for key in {'end', 'T_max', 'begin'} & set(scheduler):
-                scheduler[key] //= shrink
+            for key in ('begin', 'end'):
+                scheduler[key] //= 1000
             schedulers.append(kind(optimizer, **scheduler))
     for step in range(total):
         expected = (1.5e-3 * step / (warmup - 1) if step < warmup else 1e-5 + (1.5e-3 - 1e-5) / 2 *
@@ -174,21 +117,35 @@ def test_learning_rate_follows_the_released_formula(leaf):
             scheduler.step()
 
 
-def test_half_precision_is_one_option():
-    cfg = load('beit/pretrain_800e.py')
-    cfg.merge_from_dict({'optim_wrapper.dtype': 'float16'})
-    assert cfg.optim_wrapper.dtype == 'float16' and cfg.optim_wrapper.type == 'beit_mm.AutocastOptimWrapper'
+def test_schedules_are_those_of_one_of_the_three():
+    """The formula is followed there; here all others have the same schedule."""
+
+    def check(name: str) -> None:
+        like = ('beit_plus/pretrain_in22k_150e.py' if 'in22k' in name else
+                'beit/pretrain_800e.py' if '800e' in name else 'beit/pretrain_300e.py')
+        assert load_config(name).param_scheduler == load_config(like).param_scheduler
+
+    check_all(RECIPES, check)
 
 
 def test_dalle_tokenizer_recipe_is_the_published_one():
     """DALL-E paper, appendix A."""
-    cfg = load('dvae/dalle_8k_in1k.py')
-    model, optimizer = cfg.model, cfg.optim_wrapper.optimizer
-    assert sum(p.numel() for p in build_on_meta(cfg).parameters()) == 53_786_240 + 43_829_766
+    cfg = load_config('dvae/dalle_8k_in1k.py')
+    model, optimizer, cosine = cfg.model, cfg.optim_wrapper.optimizer, cfg.param_scheduler[0]
+    assert count_parameters('dvae/dalle_8k_in1k.py') == 53_786_240 + 43_829_766
     assert (model.vocab_size, tuple(model.temperature), model.temperature_steps) == (8192, (1, 1 / 16), 150_000)
     assert (model.kl_weight, model.kl_steps, model.loss) == (6.6, 5000, 'laplace')
     assert (optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
         1e-4, (0.9, 0.999), 1e-8, 1e-4)
-    assert cfg.param_scheduler[0].T_max == 1_200_000 and cfg.param_scheduler[0].eta_min == 1.25e-6
+    assert (cosine.type, cosine.get('begin', 0), cosine.end, cosine.eta_min) == (
+        'CosineAnnealingLR', 0, 1_200_000, 1.25e-6)
     assert cfg.train_cfg.max_iters == 3_000_000 and cfg.auto_scale_lr.base_batch_size == 512
     assert {'type': 'EMAHook', 'momentum': 0.001} in cfg.custom_hooks
+
+
+def test_own_tokenizer_is_the_one_that_is_trained():
+    trained = load_config('dvae/discrete_vae_8k_in1k.py').model
+    used = load_config('ablation/pretrain_own_dvae_300e.py').model.target_generator
+    shape = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
+    assert {key: used[key] for key in shape} == {key: trained[key] for key in shape}
+    assert count_parameters('dvae/discrete_vae_8k_in1k.py') == 16_672_259

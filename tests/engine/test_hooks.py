@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from beit_mm.visualization.curves import read_scalars
 from helpers import make_runner
 from PIL import Image
 
 from beit_mm.engine.hooks import ThroughputHook
-from beit_mm.visualization.curves import read_scalars
 
 
 def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):

@@ -1,7 +1,9 @@
-"""ImageNet-1K at 224 pixels with labels, for backbones that know ImageNet's mean (the fill of rotations and shifts).
+"""ImageNet-1K at 224 pixels with labels, the folders in sorted order.
 
-data/imagenet/train/<class>/*.JPEG and data/imagenet/val/<class>/*.JPEG; labels are the folders, in sorted order.
+Rotations and shifts are filled with ImageNet's mean color; BEiT+, which knows another mean, sets another fill.
 """
+_base_ = './in1k.py'
+
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
@@ -24,31 +26,8 @@ test_pipeline = [
     dict(type='PackInputs'),
 ]
 
-train_dataloader = dict(
-    batch_size=128,
-    num_workers=8,
-    persistent_workers=True,
-    pin_memory=True,
-    drop_last=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.ImageFolder',
-        data_root='data/imagenet/train',
-        on_error='skip',
-        pipeline=train_pipeline))
-val_dataloader = dict(
-    batch_size=128,
-    num_workers=8,
-    persistent_workers=True,
-    pin_memory=True,
-    sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.ImageFolder',
-        data_root='data/imagenet/val',
-        test_mode=True,
-        pipeline=test_pipeline))
+train_dataloader = dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=test_pipeline))
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator

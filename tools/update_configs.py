@@ -1,0 +1,286 @@
+"""Writes what can be computed from the configs: part of their headers, the metafiles and the tables of READMEs.
+
+    python tools/update_configs.py            rewrites the files that are out of date
+    python tools/update_configs.py --check    names them and exits with 1
+
+In the header of a config the paragraph that starts with `Command:` is generated, title and last paragraph are written
+by hand. In configs/*/metafile.yml everything but `Published Results` and `Released Weights` is generated, and in
+configs/*/README.md what stands between the two marks.
+"""
+import argparse
+import functools
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+import yaml
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+
+from beit_mm.registry import MODELS
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ('configs/beit', 'configs/beit_plus', 'configs/ablation', 'configs/dvae')
+DATASETS = {  # data_root -> name, training images
+    'data/imagenet/train': ('ImageNet-1K', 1_281_167),
+    'data/imagenet22k/train': ('ImageNet-22K', 14_197_122),
+    'data/cifar100/train': ('CIFAR-100', 50_000),
+    'data/ade20k': ('ADE20K', 20_210),
+}
+BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -->'
+
+
+def list_configs(*folders: str) -> list[str]:
+    """The configs of the folders, of all unless named, relative to the root."""
+    return sorted(path.relative_to(ROOT).as_posix() for folder in folders or FOLDERS
+                  for path in (ROOT / folder).glob('*.py'))
+
+
+@functools.cache
+def load(config: str) -> Config:
+    return Config.fromfile(ROOT / config)
+
+
+def work_dir(config: str) -> str:
+    return load(config).get('work_dir', f'work_dirs/{Path(config).stem}')
+
+
+def last_checkpoint(config: str) -> str:
+    loop = load(config).train_cfg
+    return f'{work_dir(config)}/' + (
+        f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth')
+
+
+def model_of(config: str) -> dict:
+    """The model that is trained, without the test-time augmentation around it."""
+    model = load(config).model
+    return model.get('module', model)
+
+
+def previous(config: str) -> str | None:
+    """The config whose last checkpoint this one starts from, or takes its tokenizer from."""
+    model = model_of(config)
+    tokenizer = model.get('target_generator') or {}
+    init = model.get('backbone', {}).get('init_cfg') or {}
+    checkpoint = load(config).load_from or init.get('checkpoint') or tokenizer.get('checkpoint')
+    if checkpoint is None:
+        return None
+    return next(other for other in list_configs() if last_checkpoint(other) == checkpoint and not is_multi_scale(other))
+
+
+def is_multi_scale(config: str) -> bool:
+    return config.endswith('_ms.py')
+
+
+@functools.cache
+def count_parameters(model: str, scope: str) -> int:
+    """Parameters of a model that is given as JSON; each is built once."""
+    init_default_scope(scope)
+    with torch.device('meta'):
+        return sum(p.numel() for p in MODELS.build(Config(json.loads(model))).parameters())
+
+
+def parameters(config: str) -> int:
+    """Parameters of the model, without those of the tokenizer that makes its targets."""
+    model = {key: value for key, value in model_of(config).items()
+             if key not in ('target_generator', 'data_preprocessor', 'train_cfg')}
+    if 'backbone' in model:
+        model['backbone'] = dict(model['backbone'], init_cfg=None)
+    return count_parameters(json.dumps(model), load(config).default_scope)
+
+
+def architecture(config: str) -> str:
+    model = model_of(config)
+    if 'backbone' not in model:
+        return ("DALL-E's discrete VAE" if model.arch == 'dalle' else
+                'discrete VAE of strided convolutions and residual blocks')
+    backbone = model.backbone
+    parts = [f'ViT-{backbone.arch.capitalize()}']
+    if backbone.get('abs_pos_embed', True):
+        parts.append('absolute position embedding')
+    if bias := backbone.get('rel_pos_bias'):
+        parts.append('shared relative position bias' if bias == 'shared' else 'relative position bias in every block')
+    if backbone.get('layer_scale_init'):
+        parts.append('LayerScale')
+    return ', '.join(parts)
+
+
+def batch_of(config: str) -> tuple[int, int, int, int]:
+    """GPUs, images of a GPU, batches that are accumulated, images of a step."""
+    cfg = load(config)
+    images, accumulated = cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1)
+    total = cfg.auto_scale_lr.base_batch_size
+    return total // (images * accumulated), images, accumulated, total
+
+
+def dataset_of(config: str) -> tuple[str, int]:
+    return DATASETS[load(config).train_dataloader.dataset.data_root]
+
+
+def input_of(config: str) -> str:
+    """Size of the images and what is masked."""
+    steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
+    backbone = model_of(config).get('backbone')
+    size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
+    masks = [f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
+             for name, step in steps.items() if name.endswith('Mask')]
+    return f'{size} x {size} pixels' + ''.join(masks)
+
+
+def rate_of(config: str) -> str:
+    """The peak learning rate as it is written in configs: 1.5e-3."""
+    mantissa, exponent = f'{load(config).optim_wrapper.optimizer.lr:e}'.split('e')
+    return f'{float(mantissa):g}e{int(exponent)}'
+
+
+def command_lines(config: str) -> list[str]:
+    """All commands from data to this row, in order."""
+    chain = [config]
+    while (before := previous(chain[0])) is not None:
+        chain.insert(0, before)
+    lines = [f'tools/dist_train.sh {step} {batch_of(step)[0]}' for step in chain]
+    released = [] if len(chain) == 1 else [
+        weights['URL'].rsplit('/', 1)[1] for weights in entries(chain[-2]).get('Released Weights', ())
+        if weights['Source'] == 'microsoft/unilm']
+    if released:
+        lines += ['The last alone, from the released weights: --cfg-options',
+                  f'model.backbone.init_cfg.checkpoint={released[0]}']
+    return lines
+
+
+def step_line(config: str) -> str:
+    """Optimizer steps of the run and of its warm-up."""
+    cfg, (name, images), (_, _, accumulated, total) = load(config), dataset_of(config), batch_of(config)
+    first, last = cfg.param_scheduler[0], cfg.param_scheduler[-1]
+    if 'max_epochs' in cfg.train_cfg:
+        epochs, of_epoch = cfg.train_cfg.max_epochs, images // total
+        text = f'{epochs} epochs x {of_epoch:,} = {epochs * of_epoch:,}, {name} with {images:,} images'
+    else:
+        steps = cfg.train_cfg.max_iters // accumulated
+        text = f'{steps:,}, {steps * total / images:.1f} times through {name} with {images:,} images'
+    if first.type != 'LinearLR':
+        return text
+    if first.get('convert_to_iter_based'):
+        return f'{text}; warm-up {first.end * of_epoch:,}'
+    # PolyLR arrives one batch before its `end`, and the warm-up beside it too.
+    return f'{text}; warm-up {(first.end - (last.type == "PolyLR")) // accumulated:,}'
+
+
+def header_lines(config: str) -> str:
+    """The generated paragraph of a header."""
+    cfg = load(config)
+    gpus, images, accumulated, total = batch_of(config)
+    sections = {}
+    if is_multi_scale(config):
+        single = config.replace('_ms.py', '.py')
+        views = cfg.test_dataloader.dataset.pipeline[-1]
+        sections['Command'] = [f'tools/dist_test.sh {config} CHECKPOINT {gpus}',
+                               f'The same: tools/dist_test.sh {single} CHECKPOINT {gpus} --tta']
+        side = views.short_side
+        sections['Scales'] = [f'short sides of {side} (counted three times), {side * 5 // 4}, {side * 3 // 2} and '
+                              f'{side * 7 // 4} pixels, each with its mirror image']
+    else:
+        batch = f'{gpus} GPUs x {images}' + (f' x {accumulated} accumulated' if accumulated > 1 else '')
+        sections['Command'] = command_lines(config)
+        sections['Batch'] = [f'{batch} = {total} images, lr {rate_of(config)}']
+        sections['Steps'] = [step_line(config)]
+        sections['Writes'] = [last_checkpoint(config)]
+    sections['Model'] = [f'{architecture(config)}, {parameters(config):,} parameters; {input_of(config)}']
+    if cfg.default_scope == 'mmseg' and not is_multi_scale(config):
+        sections['Test'] = [f'tools/dist_test.sh {config} CHECKPOINT {gpus} [--tta]']
+    sections['Result'] = [f"{row['Value']} {row['Task']} ({row['Source']})"
+                          for row in entries(config)['Published Results']] or ["none of BEiT's own"]
+    lines = []
+    for key, values in sections.items():
+        for index, value in enumerate(values):
+            label = f'{key}:' if index == 0 else ''
+            lines += textwrap.wrap(value, 120, initial_indent=f'{label:9}', subsequent_indent=' ' * 11,
+                                   break_long_words=False, break_on_hyphens=False)
+    return '\n'.join(lines)
+
+
+def update_header(config: str) -> str:
+    _, header, code = (ROOT / config).read_text().split('"""', 2)
+    title, generated, *by_hand = header.rstrip('\n').split('\n\n')
+    if not generated.startswith('Command:'):
+        sys.exit(f'{config}: the second paragraph of the header does not start with "Command:"')
+    return '"""' + '\n\n'.join([title, header_lines(config), *by_hand]) + '\n"""' + code
+
+
+@functools.cache
+def metafile_entries(folder: str) -> dict[str, str]:
+    """Config -> text of its entry in the folder's metafile."""
+    text = (ROOT / folder / 'metafile.yml').read_text()
+    parts = re.split(r'^(?=  - Name: )', text, flags=re.M)[1:]
+    return {re.search(r'Config: (\S+)', entry)[1]: entry for entry in parts}
+
+
+@functools.cache
+def entries(config: str) -> dict:
+    """The entry of a config, all values as they are written."""
+    text = metafile_entries(str(Path(config).parent)).get(config, '  - Published Results: []')
+    return yaml.load(text, yaml.BaseLoader)[0]
+
+
+def update_metafile(folder: str) -> str:
+    text = re.split(r'^  - Name: ', (ROOT / folder / 'metafile.yml').read_text(), maxsplit=1, flags=re.M)[0]
+    for config in list_configs(folder):
+        loop = load(config).train_cfg
+        length = f'Epochs: {loop.max_epochs}' if 'max_epochs' in loop else f'Iterations: {loop.max_iters}'
+        old = metafile_entries(folder).get(config, '    Published Results: []\n')
+        text += f"""\
+  - Name: {Path(folder).name}_{Path(config).stem}
+    In Collection: BEiT
+    Config: {config}
+    Metadata:
+      Architecture: {architecture(config)}
+      Parameters: {parameters(config)}
+      {length}
+      Batch Size: {batch_of(config)[3]}
+      Training Data: {dataset_of(config)[0]}
+""" + old[old.index('    Published Results:'):]
+    return text
+
+
+def update_table(folder: str) -> str:
+    rows = ['| config | what it is | batch, lr | length | input | parameters | published |', '| --- ' * 7 + '|']
+    for config in filter(lambda config: not is_multi_scale(config), list_configs(folder)):
+        name, loop = Path(config).stem, load(config).train_cfg
+        title = (ROOT / config).read_text().split('"""', 2)[1].splitlines()[0].rstrip('.')
+        length = f'{loop.max_epochs} epochs' if 'max_epochs' in loop else f'{loop.max_iters:,} batches'
+        results = {}
+        for row in entries(config)['Published Results']:
+            results.setdefault(row['Task'], row['Value'])  # the first of each task
+        published = '<br>'.join(f'{value} {task}' for task, value in results.items())
+        rows.append(f'| [{name}]({name}.py) | {title} | {batch_of(config)[3]}, {rate_of(config)} '
+                    f'| {length} | {input_of(config)} | {parameters(config):,} | {published} |')
+    before, _, rest = (ROOT / folder / 'README.md').read_text().partition(BEGIN)
+    return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
+
+
+def stale_files() -> dict[str, str]:
+    """File -> what it should hold, for all that hold something else."""
+    texts = {config: update_header(config) for config in list_configs()}
+    for folder in FOLDERS:
+        texts[f'{folder}/metafile.yml'] = update_metafile(folder)
+        texts[f'{folder}/README.md'] = update_table(folder)
+    return {file: text for file, text in texts.items() if text != (ROOT / file).read_text()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--check', action='store_true', help='write nothing; exit with 1 if a file is out of date')
+    check = parser.parse_args(arguments).check
+    stale = stale_files()
+    for file, text in stale.items():
+        print(f'{file} is out of date; run python tools/update_configs.py' if check else f'{file} rewritten')
+        if not check:
+            (ROOT / file).write_text(text)
+    return int(check and bool(stale))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
