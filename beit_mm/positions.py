@@ -81,7 +81,8 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid) -> Tensor:
     table = resize_bias_table(table, table_grid, grid)
     index = relative_position_index(grid, table.device)
     bias = table[index.flatten()].view(*index.shape, -1)
-    return bias.permute(2, 0, 1).unsqueeze(0)
+    # CUDA's fused attention wants the last axis to be contiguous
+    return bias.permute(2, 0, 1).contiguous().unsqueeze(0)
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:

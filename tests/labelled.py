@@ -58,8 +58,7 @@ def classifier_config(folder: Path, work_dir: Path) -> Config:
         optim_wrapper=dict(type='beit_mm.AutocastOptimWrapper', dtype='float32', optimizer=dict(type='AdamW', lr=1e-3)),
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2)),
         custom_hooks=[dict(type=f'beit_mm.{name}') for name in (
-            'FitCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook', 'PictureHook',
-            'ConfusionHook')],
+            'FitCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook')],
         model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None),
         work_dir=str(work_dir),
         launcher='none'))

@@ -1,0 +1,148 @@
+"""What only a CUDA device can show: half precision, fused attention, memory formats, compilation, several devices.
+
+    python -m pytest -m gpu
+"""
+import copy
+import os
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from helpers import narrow_model
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+
+from beit_mm.engine.optim import AutocastOptimWrapper
+from beit_mm.models.beit import masked_positions
+from beit_mm.models.tokenizers import DALLETokenizer
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.registry import MODELS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
+DEVICE = torch.device('cuda')
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
+    random = torch.Generator().manual_seed(seed)
+    mask = torch.rand(4, 4, 4, generator=random) < 0.4
+    inputs = dict(images=torch.randn(4, 3, 32, 32, generator=random),
+                  tokenizer_images=torch.rand(4, 3, 32, 32, generator=random), mask=mask,
+                  positions=masked_positions(mask))
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def make_wrapper(model: torch.nn.Module, dtype: str) -> AutocastOptimWrapper:
+    return AutocastOptimWrapper(dtype, optimizer=torch.optim.AdamW(model.parameters(), 1e-3, fused=True))
+
+
+def test_float16_trains_and_an_overflow_only_lowers_the_scale():
+    model = MODELS.build(narrow_model()).to(DEVICE).train()
+    wrapper = make_wrapper(model, 'float16')
+    losses = []
+    for _ in range(20):
+        with wrapper.optim_context(model):
+            loss = model(make_inputs(), mode='loss')['loss']
+        wrapper.update_params(loss)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    scale = wrapper.loss_scaler.get_scale()
+    before = copy.deepcopy(model.head.lm_head.weight)
+    wrapper.update_params(model(make_inputs(), mode='loss')['loss'] * float('inf'))
+    assert wrapper.loss_scaler.get_scale() < scale
+    assert torch.equal(model.head.lm_head.weight, before)
+    assert make_wrapper(model, 'bfloat16').loss_scaler.is_enabled() is False
+
+
+@pytest.mark.parametrize('precision, agreement', [('fp16', 0.98), ('bf16', 0.9)])
+def test_a_tokenizer_in_half_precision_gives_the_same_tokens_but_for_a_few(precision, agreement):
+    images = torch.rand(8, 3, 112, 112, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    settings = dict(random_weights=True, hidden=32, vocab_size=512)
+    exact = DALLETokenizer(precision='fp32', **settings).to(DEVICE)
+    half = DALLETokenizer(precision=precision, **settings).to(DEVICE)
+    tokens = half.encode(images)
+    assert next(half.encoder.parameters()).dtype in (torch.float16, torch.bfloat16)
+    assert half.encoder.blocks.output.conv.w.dtype == torch.float32
+    assert (tokens == exact.encode(images)).float().mean() > agreement
+    positions = torch.arange(196, device=DEVICE).expand(8, -1)
+    assert torch.equal(half.encode_at(images, positions), tokens.flatten(1))
+
+
+@pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
+@pytest.mark.parametrize('img_size', [224, 384])
+def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
+    model = BEiTBackbone(dict(embed_dims=128, num_layers=2, num_heads=2), img_size=img_size,
+                         abs_pos_embed=rel_pos_bias is None, rel_pos_bias=rel_pos_bias).to(DEVICE).train()
+    images = torch.randn(2, 3, img_size, img_size, device=DEVICE)
+    positions = torch.arange(75, device=DEVICE).expand(2, -1)
+    with sdpa_kernel(FUSED), torch.autocast('cuda', torch.bfloat16):  # raises where none of these fits
+        model(images)[0].float().sum().backward()
+        model(images, positions=positions)[0].float().sum().backward()
+        with torch.no_grad():
+            model.eval()(images)
+    if rel_pos_bias is not None:
+        tables = [p for name, p in model.named_parameters() if name.endswith('relative_position_bias_table')]
+        assert all(table.grad.abs().sum() > 0 for table in tables)
+
+
+def test_fused_attention_with_bias_is_the_formula():
+    model = BEiTBackbone(dict(embed_dims=128, num_layers=2, num_heads=2), img_size=224, abs_pos_embed=False,
+                         rel_pos_bias='shared').to(DEVICE).eval()
+    torch.nn.init.normal_(model.rel_pos_bias.relative_position_bias_table)
+    images = torch.randn(2, 3, 224, 224, device=DEVICE)
+    expected = copy.deepcopy(model).cpu()(images.cpu())[0]
+    with torch.no_grad():
+        torch.testing.assert_close(model(images)[0].cpu(), expected, atol=2e-2, rtol=2e-2)  # TF32
+
+
+def test_channels_last_images_give_the_same_features():
+    model = BEiTBackbone(dict(embed_dims=128, num_layers=2, num_heads=2), img_size=224).to(DEVICE).eval()
+    images = torch.randn(2, 3, 224, 224, device=DEVICE)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(images.contiguous(memory_format=torch.channels_last))[0], model(images)[0], atol=1e-2, rtol=1e-2)
+
+
+def test_the_compiled_loss_is_the_loss():
+    model = MODELS.build(narrow_model()).to(DEVICE).train()
+    compiled = torch.compile(model.loss)
+    for seed in range(3):
+        inputs = make_inputs(seed)
+        torch.testing.assert_close(compiled(inputs)['loss'], model.loss(inputs)['loss'], atol=1e-3, rtol=1e-3)
+
+
+def train_on_two(rank: int, port: int, results: mp.Queue) -> None:
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group('nccl', rank=rank, world_size=2)
+    torch.manual_seed(0)
+    device = torch.device('cuda', rank)
+    model = MODELS.build(narrow_model()).to(device).train()
+    parallel = DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        parallel(make_inputs(2 * step + rank, device), mode='loss')['loss'].backward()
+        optimizer.step()
+    results.put((rank, model.head.lm_head.weight.detach().cpu()))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices')
+def test_two_devices_keep_the_same_weights():
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    context = mp.get_context('spawn')
+    results = context.Queue()
+    processes = [context.Process(target=train_on_two, args=(rank, port, results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    weights = dict(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+    assert torch.equal(weights[0], weights[1])
+    torch.manual_seed(0)
+    assert not torch.equal(weights[0], MODELS.build(narrow_model()).head.lm_head.weight)
