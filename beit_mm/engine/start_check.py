@@ -8,7 +8,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import DataLoader
 
-from beit_mm.checkpoint.content import meta_of
+from beit_mm.checkpoint.loader import meta_of
 from beit_mm.registry import HOOKS
 
 from .class_check import check_num_classes, check_same_classes, classes_of, path_of

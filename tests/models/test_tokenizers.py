@@ -6,7 +6,7 @@ import torch
 from mmengine.registry import MODELS
 from safetensors.torch import save_file
 
-from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.engine.tokenizer_metric import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
 

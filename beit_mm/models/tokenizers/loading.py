@@ -1,9 +1,8 @@
 """A tokenizer's weights: found, read safely, and loaded completely or not at all."""
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.content import weights_of
-from beit_mm.checkpoint.locate import locate_weights
-from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
+from beit_mm.checkpoint.io import file_sha256, locate_weights, read_checkpoint
+from beit_mm.checkpoint.loader import weights_of
 
 
 def read_weights(source: str, sha256: str | None,
