@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beit_mm.apis.segment import SegmentationInferencer
+from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.datasets.annotation import IGNORED, read_labels
 from beit_mm.datasets.demo_images import make_demo_images
 from beit_mm.datasets.image_reading import read_image

@@ -13,7 +13,9 @@ from mmengine.config import Config
 from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis.segment import SegmentationInferencer
+from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.checkpoint.io import write_checkpoint
+from beit_mm.engine.plain_checkpoint import plain_values
 from beit_mm.visualization.overlays import draw_overlay
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
@@ -77,7 +79,7 @@ def work(tmp_path_factory) -> Path:
         logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
         model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
     torch.save(dict(state_dict=model.state_dict(), meta=dict(
-        cfg=cfg.pretty_text, dataset_meta=dict(classes=CLASSES, palette=palette))), folder / 'model.pth')
+        config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))), folder / 'model.pth')
     return folder
 
 
@@ -107,12 +109,15 @@ def test_labels_are_those_of_the_test_tool(work, options):
     assert len(several) > 1
 
 
-def test_arrays_and_images_as_files(work):
+def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
     segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', config=work / 'config.py')
     file = work / 'images/a/small.png'
     of_file, of_array, of_image = segmenter([file, np.asarray(Image.open(file)), Image.open(file)])
     assert of_file['path'] == str(file) and of_array['path'] is None
     assert (of_file['labels'] == of_array['labels']).all() and (of_file['labels'] == of_image['labels']).all()
+    write_checkpoint(tmp_path / 'model.safetensors', torch.load(work / 'model.pth', weights_only=True))
+    published, = SegmentationInferencer(tmp_path / 'model.safetensors', device='cpu')(file)
+    assert (of_file['labels'] == published['labels']).all()
     tiny, = segmenter(np.zeros((1, 3, 3), np.uint8))
     assert tiny['labels'].shape == (1, 3)
     assert draw_overlay(np.asarray(Image.open(file)), of_file['labels'], segmenter.classes, segmenter.palette).width
@@ -126,16 +131,38 @@ def test_arrays_and_images_as_files(work):
 
 def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
     content = torch.load(work / 'model.pth', weights_only=True)
-    text, path = content['meta']['cfg'], tmp_path / 'changed.pth'
-    for cfg, message in (
+    config, path = content['meta']['config_dict'], tmp_path / 'changed.pth'
+    views = config['tta_pipeline'][-1]
+    wide = dict(config['model'], backbone=dict(config['model']['backbone'], arch=dict(
+        embed_dims=2 * WIDTH, num_layers=4, num_heads=4)))
+    for changed, message in (
             (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
-            (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
-            (text.replace("type='beit_mm.MultiScaleViews'", "type='os.system'"), "asks for 'os.system'"),
-            (text.replace(f'embed_dims={WIDTH}', f'embed_dims={2 * WIDTH}'), 'does not fit|another'),
-            ('a = 1\n', 'has no model and test pipeline'),
-            (text.replace('tta_model', 'no_model'), 'has no tta_model and tta_pipeline')):
-        torch.save(dict(content, meta=dict(content['meta'], cfg=cfg)), path)
+            (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
+            (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
+            (dict(config, model=wide), 'does not fit|another'),
+            (dict(a=1), 'has no model and test pipeline'),
+            ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline')):
+        torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), path)
         with pytest.raises(ValueError, match=message) as error:
             SegmentationInferencer(path, device='cpu', multi_scale=True)
         assert '\n' not in str(error.value)
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_what_makes_mmengine_import_is_taken_out_of_a_checkpoints_config(work, tmp_path, monkeypatch):
+    """`sys_path` of a memcached backend names where mc.py is imported from, `_scope_` a package."""
+    for module in ('mc', 'evil'):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / '__init__.py').write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    content = torch.load(work / 'model.pth', weights_only=True)
+    config = content['meta']['config_dict']
+    load, *rest = config['test_dataloader']['dataset']['pipeline']
+    backend = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path=str(tmp_path))
+    for load in (dict(type='LoadImageFromFile', backend_args=backend), dict(type='LoadImageFromFile', _scope_='evil'),
+                 dict(type='LoadImageFromFile', file_client_args=backend)):
+        changed = dict(config, test_dataloader=dict(dataset=dict(pipeline=[load, *rest])))
+        torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), tmp_path / 'model.pth')
+        result, = SegmentationInferencer(tmp_path / 'model.pth', device='cpu')(work / 'images/a/small.png')
+        assert result['labels'].shape == SIZES['a/small.png']
     assert not (tmp_path / 'ran').exists()
