@@ -119,16 +119,6 @@ def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
     assert shapes == [['batch', 3, *size], ['batch', 7]]
 
 
-def test_a_large_model_has_its_weights_in_a_second_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
-    model = classifier(rel_pos_bias='shared')
-    export_onnx(model, tmp_path / 'new' / 'model.onnx', BUILT)
-    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
-    images = torch.randn(1, 3, *BUILT)
-    with torch.no_grad():
-        torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), model(images), rtol=1e-4, atol=1e-4)
-
-
 class Noise(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -157,18 +147,21 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 
 
 def test_command(tmp_path, monkeypatch, capsys):
+    """Of a large model, which has its weights in a second file."""
+    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
     model = classifier(**VARIANTS['per_layer'])
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
     config = dict(classifier_config(**VARIANTS['per_layer']))
     preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
     (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'model.onnx', '--size', '24', '40'])
+    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'new/model.onnx', '--size', '24', '40'])
     runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
     assert '24 x 40 pixels' in capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
     images = torch.randn(1, 3, 24, 40)
     with torch.no_grad():
         logits = model(images)
-    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), logits, rtol=1e-4, atol=1e-4)
-    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'model.onnx').metadata_props}
+    torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), logits, rtol=1e-4, atol=1e-4)
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'new/model.onnx').metadata_props}
     assert json.loads(metadata['mean']) == MEAN

@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -217,13 +216,11 @@ def test_convert_on_the_command_line(tmp_path, monkeypatch, capsys):
     PEERS['timm']('features', 'shared').load_state_dict(weights, strict=True)
 
 
-def test_publish_on_the_command_line(run_file, tmp_path):
-    """In a process of its own, as a user calls it."""
-    done = subprocess.run([sys.executable, str(ROOT / 'tools/publish_model.py'), str(run_file[0]),
-                           str(tmp_path / 'beit.safetensors')], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf'{re.escape(str(tmp_path))}/beit-[0-9a-f]{{8}}\.safetensors', done.stdout.strip())
-    assert_equal(convert_state_dict(read(done.stdout.strip())).state_dict, run_file[1])
+def test_publish_on_the_command_line(run_file, tmp_path, monkeypatch, capsys):
+    run_tool('publish_model', monkeypatch, run_file[0], tmp_path / 'beit.safetensors')
+    printed = capsys.readouterr().out.strip()
+    assert re.fullmatch(rf'{re.escape(str(tmp_path))}/beit-[0-9a-f]{{8}}\.safetensors', printed)
+    assert_equal(convert_state_dict(read(printed)).state_dict, run_file[1])
 
 
 def test_a_rectangle_whose_sides_the_file_says(tmp_path):
