@@ -85,23 +85,31 @@ def _statistics_method(owner: Any, name: Any) -> Any:
     return getattr(HistoryBuffer, name)
 
 
-# What torch's weights-only reader may call beside its own list, by the name in the file. Pairs, so that taking them back
-# leaves alone what someone else has allowed.
+def _named(target: Any, full_name: str) -> Any:
+    """What torch's reader takes for the function or class of another name. (torch 2.6 has no pairs for that.)"""
+    module, _, name = full_name.rpartition('.')
+    if isinstance(target, type) and issubclass(target, Attributes):
+        return type(name, (target, ), dict(__module__=module))
+
+    def call(*args: Any) -> Any:
+        return target(*args)
+
+    call.__module__, call.__name__, call.__qualname__ = module, name, name
+    return call
+
+
+_NUMPY = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]  # how numbers and arrays are pickled
+# What torch's weights-only reader may call beside its own list
 ALLOWED = [
-    (HistoryBuffer, 'mmengine.logging.history_buffer.HistoryBuffer'),
-    (_statistics_method, 'builtins.getattr'),
-    (ConfigDict, 'mmengine.config.config.ConfigDict'),
-    (Attributes, 'argparse.Namespace'),  # the released code's `args`
-    *[(getattr(pathlib, f'Pure{kind}Path'), f'{module}.{kind}Path')
+    HistoryBuffer, _named(_statistics_method, 'builtins.getattr'), ConfigDict,
+    _named(Attributes, 'argparse.Namespace'),  # the released code's `args`
+    *[_named(getattr(pathlib, f'Pure{kind}Path'), f'{module}.{kind}Path')
       for kind in ('Posix', 'Windows') for module in ('pathlib', 'pathlib._local')],
-    # numbers and arrays of NumPy
-    (np.dtype, 'numpy.dtype'), (np.ndarray, 'numpy.ndarray'),
-    *[(function, f'numpy.{core}.multiarray.{function.__name__}') for core in ('core', '_core')
-      for function in (np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0])],
-    *[(type(np.dtype(code)), f'{type(np.dtype(code)).__module__}.{type(np.dtype(code)).__qualname__}')
-      for code in '?bhilqBHILQefdU'],
-    # what OpenAI's encoder.pkl and decoder.pkl consist of
-    *[(PickledModule, name) for name in (
+    np.dtype, np.ndarray, *{type(np.dtype(code)) for code in '?bhilqBHILQefdU'},
+    *[_named(function, f'numpy.{core}.multiarray.{function.__name__}')  # NumPy 1 and 2
+      for core in ('core', '_core') for function in _NUMPY],
+    # OpenAI's encoder.pkl and decoder.pkl
+    *[_named(PickledModule, name) for name in (
         'dall_e.encoder.Encoder', 'dall_e.encoder.EncoderBlock', 'dall_e.decoder.Decoder', 'dall_e.decoder.DecoderBlock',
         'dall_e.utils.Conv2d', *(f'torch.nn.modules.{name}' for name in (
             'container.Sequential', 'activation.ReLU', 'conv.Conv2d', 'linear.Identity', 'pooling.MaxPool2d',
@@ -148,8 +156,10 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mmap: bool = Tr
 
 def _read_torch(path: Path, mmap: bool) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
+    # leaving the block would also take back what someone else has allowed
+    allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
     try:
-        with torch.serialization.safe_globals(ALLOWED):
+        with torch.serialization.safe_globals(allowed):
             return _without_stand_ins(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap), set())
     except pickle.UnpicklingError as error:
         text = str(error)[:5000]
