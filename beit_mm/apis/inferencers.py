@@ -101,9 +101,9 @@ class _Inferencer:
         parts = _without(parts, IMPORTING_KEYS)
         for name in _types(parts):
             if not isinstance(name, str) or not self.types.fullmatch(name):
-                raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a {self.task} '
-                                      'that is built on the word of a checkpoint; if you trust it, give the config: '
-                                      f'{advice}')
+                raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a '
+                                      f'{self.task} that is built on the word of a checkpoint; if you trust it, give '
+                                      f'the config: {advice}')
         return ConfigDict(parts)
 
     def _given_config(self, config: str | Path | Config) -> ConfigDict:
@@ -292,8 +292,8 @@ def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[Image
         for source in sources:
             yield from iterate_images(source)
     else:
-        raise TypeError(f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an array, '
-                        'a PIL image, or a list of these')
+        raise TypeError(f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
+                        'array, a PIL image, or a list of these')
 
 
 def pixels(image: Image.Image) -> np.ndarray:

@@ -136,8 +136,8 @@ def _fit_weights(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report
         report.folded = [name for name in weights if '.gamma_' in name]
         fold_layer_scale(weights)
     if differences := _differences(weights, own):
-        raise CheckpointError(f"{report.source} does not fit the backbone: {', '.join(differences)}. Nothing was loaded; "
-                              'build the backbone as the weights are, or take other weights.')
+        raise CheckpointError(f"{report.source} does not fit the backbone: {', '.join(differences)}. Nothing was "
+                              'loaded; build the backbone as the weights are, or take other weights.')
     fitted = {name: _fit(name, tensor, own[name], grid, report, interpolate_mode)
               for name, tensor in weights.items() if name in own}
     changed = {*report.resized, *report.expanded, *report.adapted}

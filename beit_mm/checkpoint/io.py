@@ -1,4 +1,4 @@
-"""Finds, reads and writes checkpoint files. Nothing that a file holds is executed, and no half file bears a final name."""
+"""Finds, reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
 import hashlib
 import http.client
 import json
@@ -70,7 +70,8 @@ class PickledModule(Attributes):
             raise CheckpointError('holds one module in two places')
         seen.add(id(self))
         skipped = self.get('_non_persistent_buffers_set') or ()
-        weights = {prefix + name: tensor.detach() for name, tensor in {**self['_parameters'], **self['_buffers']}.items()
+        tensors = {**self['_parameters'], **self['_buffers']}
+        weights = {prefix + name: tensor.detach() for name, tensor in tensors.items()
                    if isinstance(tensor, Tensor) and name not in skipped}
         for name, child in self['_modules'].items():
             if isinstance(child, PickledModule):
@@ -109,11 +110,11 @@ ALLOWED = [
     *[_named(function, f'numpy.{core}.multiarray.{function.__name__}')  # NumPy 1 and 2
       for core in ('core', '_core') for function in _NUMPY],
     # OpenAI's encoder.pkl and decoder.pkl
-    *[_named(PickledModule, name) for name in (
-        'dall_e.encoder.Encoder', 'dall_e.encoder.EncoderBlock', 'dall_e.decoder.Decoder', 'dall_e.decoder.DecoderBlock',
-        'dall_e.utils.Conv2d', *(f'torch.nn.modules.{name}' for name in (
-            'container.Sequential', 'activation.ReLU', 'conv.Conv2d', 'linear.Identity', 'pooling.MaxPool2d',
-            'upsampling.Upsample')))],
+    *[_named(PickledModule, f'{package}.{name}') for package, names in {
+        'dall_e': ('encoder.Encoder', 'encoder.EncoderBlock', 'decoder.Decoder', 'decoder.DecoderBlock',
+                   'utils.Conv2d'),
+        'torch.nn.modules': ('container.Sequential', 'activation.ReLU', 'conv.Conv2d', 'linear.Identity',
+                             'pooling.MaxPool2d', 'upsampling.Upsample')}.items() for name in names],
 ]
 
 
@@ -146,8 +147,8 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mmap: bool = Tr
     path = Path(path)
     kind = _file_kind(path)
     if sha256 is not None and (found := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(f'{path} has SHA-256 {found}, expected {sha256}: it is another file, or was changed on its '
-                              'way here. Fetch it again.')
+        raise CheckpointError(f'{path} has SHA-256 {found}, expected {sha256}: it is another file, or was changed on '
+                              'its way here. Fetch it again.')
     content = _read_safetensors(path, mmap) if kind == 'safetensors' else _read_torch(path, mmap and kind == 'zip')
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
@@ -166,9 +167,10 @@ def _read_torch(path: Path, mmap: bool) -> Any:
         if name := REFUSED_NAME.search(text):
             reason = f'it asks for {name[1] if "." in name[1] else f"builtins.{name[1]}"}'
         else:
-            reason = ' '.join(text.partition('WeightsUnpickler error:')[2].split()).split('Check the documentation')[0][:200]
-        raise UnsafeCheckpointError(f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, save '
-                                    'tensors instead: torch.save(model.state_dict(), ...).') from None
+            reason = text.partition('WeightsUnpickler error:')[2].partition('Check the documentation')[0]
+            reason = ' '.join(reason.split())[:200]
+        raise UnsafeCheckpointError(f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
+                                    'save tensors instead: torch.save(model.state_dict(), ...).') from None
     except CheckpointError as error:
         raise CheckpointError(f'{path} {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
@@ -279,8 +281,8 @@ def locate_weights(source: str, advice: str) -> Path:
     for place in places:
         if place.is_file():
             return place
-    raise FileNotFoundError(f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} is '
-                            f'{folder or "not set"}), and {source} cannot be downloaded.\n{advice}')
+    raise FileNotFoundError(f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
+                            f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}')
 
 
 def name_of_url(url: str) -> str:
@@ -384,8 +386,8 @@ def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             described = value.layout if isinstance(value, Tensor) else f'a {type(value).__name__}'
-            raise CheckpointError(f'{path} cannot be written: safetensors files hold tensors of numbers, but {name!r} is '
-                                  f'{described}; write a .pth file, or leave it out.')
+            raise CheckpointError(f'{path} cannot be written: safetensors files hold tensors of numbers, but {name!r} '
+                                  f'is {described}; write a .pth file, or leave it out.')
     # each with memory of its own, as the format has it
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

@@ -33,20 +33,11 @@ UNILM: Table = (
 UNILM_SEGMENTATION: Table = (
     ('neck.upsample_4x.', 'backbone.fpn1.'),
     ('neck.upsample_2x.', 'backbone.fpn2.'),
-    ('backbone.', 'backbone.'),
-    ('decode_head.', 'decode_head.'),
-    ('auxiliary_head.', 'auxiliary_head.'),
+    *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
-TIMM: Table = (  # no mask token, no pretraining head
-    ('backbone.mask_token', None),
-    ('head.fc.', 'head.'),
-    ('backbone.', ''),
-)
-TIMM_VIT: Table = (  # its plain ViT names LayerScale otherwise
-    ('backbone.blocks.*.gamma_1', 'blocks.*.ls1.gamma'),
-    ('backbone.blocks.*.gamma_2', 'blocks.*.ls2.gamma'),
-    *UNILM,
-)
+TIMM: Table = (('backbone.mask_token', None), *UNILM[1:])  # no pretraining head
+# timm's plain ViT names LayerScale otherwise
+TIMM_VIT: Table = (*((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)), *UNILM)
 # mmpretrain 1.x, and the blocks of mmsegmentation 1.x
 MMPRETRAIN: Table = (
     ('backbone.patch_embed.proj.', 'backbone.patch_embed.projection.'),
@@ -58,19 +49,11 @@ MMPRETRAIN: Table = (
     ('backbone.norm.', 'backbone.ln1.'),
     ('backbone.fc_norm.', 'backbone.ln2.'),
     ('head.lm_head.', 'head.cls_head.'),
-    ('backbone.', 'backbone.'),
-    ('head.', 'head.'),
-    ('neck.', 'neck.'),
-    ('decode_head.', 'decode_head.'),
-    ('auxiliary_head.', 'auxiliary_head.'),
+    *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
 )
-MMSEG: Table = (  # its backbone ends with the last block
-    ('backbone.mask_token', None),
-    ('backbone.norm.', None),
-    ('backbone.fc_norm.', None),
-    ('head.', None),
-    *MMPRETRAIN,
-)
+# mmsegmentation's backbone ends with the last block
+MMSEG: Table = (*((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
+                *MMPRETRAIN)
 # transformers, as `save_pretrained` writes them; a model's own state_dict() has other names since version 5
 HF: Table = (
     ('backbone.norm.', 'beit.layernorm.'),
@@ -165,8 +148,8 @@ def convert_state_dict(state_dict: Mapping[str, Tensor], source: str | None = No
 def detect_format(names: Iterable[str]) -> str | None:
     """The format of a state dict by the names of its tensors, one of FORMATS; None for no BEiT.
 
-    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT or DeiT of timm or mmpretrain, with one bias for q,
-    k and v, counts as a BEiT without its extras.
+    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT or DeiT of timm or mmpretrain, with one bias for
+    q, k and v, counts as a BEiT without its extras.
     """
     names = set(names)
     if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:

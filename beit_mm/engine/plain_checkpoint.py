@@ -22,8 +22,8 @@ VALUES = (str, int, float, bool, type(None))
 class CheckpointMetaHook(Hook):
     """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
 
-    mmengine stores its history as pickled objects and its config as Python text: torch.load refuses the first by itself,
-    the second has to be executed to be read. A file of tensors and plain values needs neither.
+    mmengine stores its history as pickled objects and its config as Python text: torch.load refuses the first, the
+    second has to be executed to be read. A file of tensors and plain values needs neither.
     """
 
     priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it

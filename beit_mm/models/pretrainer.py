@@ -210,7 +210,8 @@ def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> N
         return
     for name in names:
         del state_dict[name]
-    state_dict.update((prefix + name, tensor) for name, tensor in convert_state_dict(weights, 'mmpretrain').state_dict.items())
+    weights = convert_state_dict(weights, 'mmpretrain').state_dict
+    state_dict.update((prefix + name, tensor) for name, tensor in weights.items())
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:

@@ -78,7 +78,8 @@ def work(tmp_path_factory) -> Path:
         logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
         model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
     torch.save(dict(state_dict=model.state_dict(), meta=dict(
-        config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))), folder / 'model.pth')
+        config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))),
+        folder / 'model.pth')
     return folder
 
 

@@ -117,7 +117,8 @@ def test_a_released_training_checkpoint(imagenet, mean, tmp_path):
     """Its `args` are an argparse.Namespace, its optimizer goes."""
     state = ours('pretraining', 'shared').state_dict()
     args = argparse.Namespace(imagenet_default_mean_and_std=imagenet, input_size=48)
-    torch.save(dict(model=convert_state_dict(state, target='unilm').state_dict, optimizer=dict(state={}), epoch=7, args=args),
+    weights = convert_state_dict(state, target='unilm').state_dict
+    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args),
                tmp_path / 'unilm.pth')
     conversion = convert_checkpoint(tmp_path / 'unilm.pth', tmp_path / 'ours.pth')
     assert (conversion.source, conversion.task, conversion.dropped_keys) == ('unilm', 'pretraining', [])

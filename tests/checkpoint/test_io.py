@@ -242,8 +242,8 @@ def test_a_history_changes_no_method_of_the_process(tmp_path):
 def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
     path = tmp_path / 'm.pkl'
     with zipfile.ZipFile(path, 'w') as archive:  # must not reach foreign memory
-        archive.writestr('m/data.pkl', b'\x80\x02' + REBUILD + b'(' + STORAGE + b'\x8a\x08' + (2**62).to_bytes(8, 'little')
-                         + b'K\x04\x85K\x01\x85\x89NtR.')
+        archive.writestr('m/data.pkl', b'\x80\x02' + REBUILD + b'(' + STORAGE + b'\x8a\x08'
+                         + (2**62).to_bytes(8, 'little') + b'K\x04\x85K\x01\x85\x89NtR.')
         archive.writestr('m/data/0', b'\0' * 16)
         archive.writestr('m/version', '3\n')
     with pytest.raises(CheckpointError, match=str(path)):
@@ -374,5 +374,5 @@ def test_a_folder_in_pieces_says_what_to_do(tmp_path):
 
 def test_a_refusal_says_what_the_file_asked_for(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / 'm.pth')
-    with pytest.raises(UnsafeCheckpointError, match=r'refused, nothing in it was run: it asks for torch.nn.modules.linear'):
+    with pytest.raises(UnsafeCheckpointError, match=r'nothing in it was run: it asks for torch.nn.modules.linear'):
         read_checkpoint(tmp_path / 'm.pth')

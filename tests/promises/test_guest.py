@@ -29,7 +29,8 @@ def state():
                   for package in (mmengine.registry, mmpretrain.registry, mmseg.registry)
                   for name, registry in vars(package).items() if isinstance(registry, Registry)}
     functions = {f'{module.__name__}.{name}': value for module in (
-        torch, torch.serialization, torch.hub, torch.nn.Module, mmengine.fileio, mmengine.fileio.io, checkpoint, HistoryBuffer)
+        torch, torch.serialization, torch.hub, torch.nn.Module, mmengine.fileio, mmengine.fileio.io, checkpoint,
+        HistoryBuffer)
         for name, value in vars(module).items() if callable(value) and not name.startswith('__')}
     return dict(registries=registries, functions=functions, schemes=dict(CheckpointLoader._schemes),
                 backends={name: backend for name, backend in registry_utils.backends.items() if name != 'beit_mm'},
@@ -48,7 +49,8 @@ def classifier():
 def segmentor():
     with DefaultScope.overwrite_default_scope('mmseg'):
         return mmseg.registry.MODELS.build(dict(
-            type='EncoderDecoder', backbone=dict(type='ResNet', depth=18, norm_cfg=dict(type='BN')), test_cfg=dict(mode='whole'),
+            type='EncoderDecoder', test_cfg=dict(mode='whole'),
+            backbone=dict(type='ResNet', depth=18, norm_cfg=dict(type='BN')),
             decode_head=dict(type='FCNHead', in_channels=512, in_index=3, channels=8, num_classes=3,
                              norm_cfg=dict(type='BN'))))
 
@@ -92,7 +94,7 @@ def load_everything():
                          {key: entry for key, entry in metadata.items() if entry}, type(loss).__name__, loss.mean())
         model = dict(classifier=classifier, segmentor=segmentor)[name]()
         load_checkpoint(model, file, strict=True)
-        results[name + ' loaded'] = all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), tensors.values()))
+        results[name + ' loaded'] = [torch.equal(a, b) for a, b in zip(model.state_dict().values(), tensors.values())]
     for source in ('torchvision://resnet18', f"{folder}/checkpoints/{url.split('/')[-1]}"):
         model = resnet18(source)
         results[source] = [torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items()]
@@ -103,7 +105,8 @@ def load_everything():
             for prefix, value in CheckpointLoader._schemes.items())
         results[scheme] = [torch.equal(tensor, weights[name]) for name, tensor in resnet18(scheme).state_dict().items()]
         CheckpointLoader._schemes = collections.OrderedDict(
-            (prefix, loader if value.__name__ == '<lambda>' else value) for prefix, value in CheckpointLoader._schemes.items())
+            (prefix, loader if value.__name__ == '<lambda>' else value)
+            for prefix, value in CheckpointLoader._schemes.items())
     return results
 
 

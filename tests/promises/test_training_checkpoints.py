@@ -13,6 +13,8 @@ from mmengine.runner import Runner
 
 from beit_mm.checkpoint.io import AtomicBackend
 
+HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')
+
 
 def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> Runner:
     """A runner that saves each epoch by the atomic backend, and its best one."""
@@ -22,7 +24,7 @@ def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> R
     config.default_hooks.checkpoint = dict(
         type='CheckpointHook', interval=1, max_keep_ckpts=2, backend_args=dict(backend='beit_mm'),
         save_best='mim_acc', rule='greater')
-    config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')]
+    config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in HOOKS]
     config.update(changes)
     return make_runner(config)
 
@@ -105,7 +107,8 @@ def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
     foreign = tmp_path / 'mine'
     foreign.mkdir()
     (foreign / 'best_of_all.pth').touch()
-    content['message_hub']['runtime_info'] |= dict(best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'])
+    content['message_hub']['runtime_info'] |= dict(
+        best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'])
     torch.save(content, tmp_path / 'epoch_3.pth')
     work = tmp_path / 'work'
     work.mkdir()

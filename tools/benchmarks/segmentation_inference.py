@@ -88,7 +88,8 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
                             windows_per_batch=args.windows)))
     if name == 'mmseg':
         weights = {f'backbone.{key}': tensor for key, tensor in ours.state_dict().items()}
-        found = model.load_state_dict(convert_state_dict(weights, target='mmseg').state_dict, strict=False)  # it keeps its indices
+        weights = convert_state_dict(weights, target='mmseg').state_dict
+        found = model.load_state_dict(weights, strict=False)  # it keeps its indices
         assert not found.unexpected_keys and all('backbone' not in key or 'index' in key for key in found.missing_keys)
     else:
         model.backbone = ours
