@@ -25,8 +25,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def pretrain_config(images: Path, tmp_path: Path) -> Config:
+def narrow_pretraining(images: Path, folder: Path) -> Config:
     """The demo's pretraining config shrunk to a narrow model, twelve images, three steps an epoch."""
     cfg = Config.fromfile(ROOT / 'configs/demo/pretrain.py')
     cfg.model = narrow_model()
@@ -46,6 +45,12 @@ def pretrain_config(images: Path, tmp_path: Path) -> Config:
     cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
     cfg.default_hooks.logger.interval = 1
     cfg.log_processor.by_epoch = True
-    cfg.work_dir = str(tmp_path / 'work')
+    cfg.work_dir = str(folder / 'work')
     cfg.launcher = 'none'
     return cfg
+
+
+@pytest.fixture
+def pretrain_config(images: Path, tmp_path: Path) -> Config:
+    """See `narrow_pretraining`."""
+    return narrow_pretraining(images, tmp_path)

@@ -15,8 +15,8 @@ from mmpretrain.registry import MODELS as MMPRETRAIN
 from timm.models.beit import Beit
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.content import weights_of
-from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.checkpoint.io import read_checkpoint
+from beit_mm.checkpoint.loader import weights_of
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, PATCH, SIZE = 32, 2, 8, 48

@@ -6,15 +6,16 @@
 import argparse
 import sys
 
-from beit_mm.checkpoint.convert import TARGETS, convert_checkpoint
-from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.names import FORMATS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='Convert a checkpoint; its format is recognised.')
+    parser = argparse.ArgumentParser(description='Convert a checkpoint; its format is detected.')
     parser.add_argument('source', help='a file, or a folder of transformers')
     parser.add_argument('target', help='the file to write, .pth or .safetensors; a folder for --to hf')
-    parser.add_argument('--to', choices=TARGETS, default='beit_mm', help='format to write (default: %(default)s)')
+    parser.add_argument('--to', choices=FORMATS, default='beit_mm', help='format to write (default: %(default)s)')
     args = parser.parse_args()
     try:
         print(convert_checkpoint(args.source, args.target, args.to))

@@ -21,7 +21,7 @@ from beit_mm.datasets.annotation import IGNORED
 from beit_mm.visualization.curves import draw_comparison, read_scalars
 from beit_mm.visualization.overlays import draw_sheet
 
-from beit_mm.apis.segment import SegmentationInferencer
+from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.datasets.demo_images import make_demo_images
 from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.transforms import read_image

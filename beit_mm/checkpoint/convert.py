@@ -7,25 +7,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint import hf
-from beit_mm.checkpoint.content import (
-    FORMAT_VERSION,
-    architecture_of,
-    check_version,
-    meta_of,
-    preprocessing_of,
-    weights_of,
-)
-from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.formats import WRITE, check_complete, from_ours, task_of, to_ours
-from beit_mm.checkpoint.locate import weights_in
-from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
-from beit_mm.checkpoint.writing import SUFFIXES, write_checkpoint
-from beit_mm.positions import Grid
+from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_checkpoint, weights_in, write_checkpoint
+from beit_mm.checkpoint.loader import FORMAT_VERSION, check_version, describe_source, meta_of, weights_of
+from beit_mm.checkpoint.names import FORMATS, SHARED_TABLE, TABLE, check_complete, convert_state_dict, task_of
+from beit_mm.positions import square_grid, square_token_grid
 
-TARGETS = tuple(WRITE)
 # Of a run's meta, what belongs to the weights rather than to the run
-KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'cfg')
+KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
+HF_CLASSES = dict(pretraining='BeitForMaskedImageModeling', classification='BeitForImageClassification',
+                  segmentation='BeitForSemanticSegmentation', features='BeitModel')
+RELEASED_OUT_INDICES = {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}
+HEAD_DIMS = 64  # of every published BEiT
 
 
 class Conversion(NamedTuple):
@@ -35,39 +27,38 @@ class Conversion(NamedTuple):
         source: format of the source.
         task: 'pretraining', 'classification', 'segmentation', 'features' or 'tokenizer'.
         tensors: number of tensors written.
-        left_out: names in the source that the target has no place for.
+        dropped_keys: names in the source that the target has no place for.
         notes: what is not the same there.
     """
     source: str
     task: str
     tensors: int
-    left_out: list[str]
+    dropped_keys: list[str]
     notes: list[str]
 
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
-        if self.left_out:
-            lines.append(f'left out, {len(self.left_out)}: {", ".join(self.left_out[:8])}' +
-                         (', ...' if len(self.left_out) > 8 else ''))
+        if self.dropped_keys:
+            lines.append(f'dropped, {len(self.dropped_keys)}: {", ".join(self.dropped_keys[:8])}' +
+                         (', ...' if len(self.dropped_keys) > 8 else ''))
         return '\n'.join([*lines, *self.notes])
 
 
 def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_mm') -> Conversion:
-    """Converts a checkpoint file; the source's format is recognised.
+    """Converts a checkpoint file; the source's format is detected.
 
     Args:
         source: a file, or a folder of transformers' with model.safetensors or pytorch_model.bin.
         target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json and, where the
             source says how images were prepared, preprocessor_config.json.
-        to: 'beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain' or 'mmseg'. DALL-E networks become a plain state dict
-            whatever it says.
+        to: one of `names.FORMATS`. DALL-E networks become a plain state dict whatever it says.
 
     Raises:
         CheckpointError: not a checkpoint of BEiT or DALL-E, or one that the target format cannot express.
         FileNotFoundError: there is no source.
     """
-    if to not in TARGETS:
-        raise ValueError(f'unknown format {to!r}; choose one of {", ".join(TARGETS)}')
+    if to not in FORMATS:
+        raise ValueError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
     source, target = weights_in(Path(source)), Path(target)
     if not source.is_file():
         raise FileNotFoundError(f'there is no file {source}')
@@ -81,21 +72,20 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
     meta = _meta(content, source)
     try:
-        ours = to_ours(weights)
-        check_complete(ours.weights)
-        theirs, left_out = from_ours(ours.weights, to, _grid(ours.weights, meta))
-        config = hf.model_config(ours.weights, meta) if to == 'hf' else None
+        ours = convert_state_dict(weights)
+        check_complete(ours.state_dict)
+        task, size = task_of(ours.state_dict), meta['preprocessing'].get('size')
+        patch = ours.state_dict['backbone.patch_embed.proj.weight'].shape[-1]
+        theirs = convert_state_dict(ours.state_dict, 'beit_mm', to, size and tuple(-(-side // patch) for side in size))
+        config = hf_model_config(ours.state_dict, meta) if to == 'hf' else None
     except ValueError as error:
         raise CheckpointError(f'{source} {error}. Nothing was written.') from None
     notes = []
-    if config is None:
-        write_checkpoint(target, _container(to, task_of(ours.weights), theirs, meta, target.suffix))
+    if to == 'hf':
+        notes = _write_hub_folder(target, theirs.state_dict, config, meta['preprocessing'])
     else:
-        notes = _write_hub_folder(target, theirs, config, meta.get('preprocessing', {}))
-        if hf.taps_out_of_reach(ours.weights, meta):
-            notes.append('transformers cannot take the features after the last block, as this model does: its logits '
-                         'will differ. The weights are complete.')
-    return Conversion(ours.format, task_of(ours.weights), len(theirs), ours.left_out + left_out, notes)
+        write_checkpoint(target, _container(to, task, theirs.state_dict, meta, target.suffix))
+    return Conversion(ours.source, task, len(theirs.state_dict), ours.dropped_keys + theirs.dropped_keys, notes)
 
 
 def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
@@ -115,8 +105,6 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
         CheckpointError, FileNotFoundError: as `convert_checkpoint` does; nothing is left behind.
     """
     target = Path(target)
-    if target.suffix not in SUFFIXES:
-        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
     try:
         convert_checkpoint(source, partial)
@@ -127,19 +115,54 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     return named
 
 
-def _grid(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Grid | None:
-    """Patch grid of the weights, where the file says the size of its images."""
-    patch = weights['backbone.patch_embed.proj.weight'].shape[-1]
-    size = meta['preprocessing'].get('size')
-    return size and tuple(-(-side // patch) for side in size)
+def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of transformers' config.json.
+
+    Args:
+        weights: state dict of ours.
+        meta: of our file; of it `preprocessing.size`, `architecture` and `dataset_meta.classes`.
+
+    Raises:
+        CheckpointError: a number of heads or sides of a rectangle that the file does not say, or segmentation heads
+            that transformers does not have.
+    """
+    task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
+    dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
+    config = dict(
+        model_type='beit', architectures=[HF_CLASSES[task]], hidden_size=dims, num_hidden_layers=depth,
+        num_attention_heads=_num_heads(weights, dims, meta),
+        intermediate_size=len(weights['backbone.blocks.0.mlp.fc1.bias']),
+        image_size=_image_size(weights, patch, meta), patch_size=patch, num_channels=channels, layer_norm_eps=1e-6,
+        use_mask_token='backbone.mask_token' in weights,
+        use_absolute_position_embeddings='backbone.pos_embed' in weights,
+        use_shared_relative_position_bias=f'backbone.{SHARED_TABLE}' in weights,
+        use_relative_position_bias=f'backbone.blocks.0.attn.{TABLE}' in weights,
+        # above zero switches LayerScale on; the value itself is only a start
+        layer_scale_init_value=0.1 if 'backbone.blocks.0.gamma_1' in weights else 0.0,
+        # the pretraining model applies the final norm outside of what this switch is about
+        use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights)
+    if task == 'pretraining':
+        return dict(config, vocab_size=len(weights['head.lm_head.bias']))
+    if task == 'classification':
+        return config | _hf_labels(weights['head.fc.bias'], meta)
+    if task == 'segmentation':
+        blocks = meta.get('architecture', {}).get('out_indices') or []
+        if len(blocks) != 4:
+            blocks = RELEASED_OUT_INDICES.get(depth, [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)])
+        # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
+        # which the released UperNet uses: its own files name the blocks then, and give other logits there
+        numbers = [block + 2 for block in blocks]
+        config |= dict(out_indices=blocks if max(numbers) > depth else numbers)
+        config |= _hf_labels(weights['decode_head.conv_seg.bias'], meta) | _hf_heads(weights, dims)
+    return config
 
 
 def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
     meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
     if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
-    return dict(meta, preprocessing=preprocessing_of(content, source),
-                architecture=architecture_of(content, source))
+    described = describe_source(content, source)
+    return dict(meta, preprocessing=described['preprocessing'], architecture=described['architecture'])
 
 
 def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, Any], suffix: str) -> dict[str, Any]:
@@ -155,12 +178,71 @@ def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, A
 
 def _write_hub_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any],
                       preprocessing: Mapping[str, Any]) -> list[str]:
-    """Writes the two or three files; returns what there is to say."""
+    """Writes transformers' two or three files; returns what there is to say."""
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
     processor = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         processor.unlink(missing_ok=True)  # of other weights
         return ['the source does not say how its images are prepared: no preprocessor_config.json']
-    processor.write_text(json.dumps(hf.image_processor_config(preprocessing), indent=2) + '\n')
+    height, width = preprocessing['size']
+    processor.write_text(json.dumps(dict(
+        image_processor_type='BeitImageProcessor', do_resize=True, size=dict(height=height, width=width),
+        resample=3,  # bicubic
+        do_center_crop=False, do_rescale=True, rescale_factor=1 / 255, do_normalize=True,
+        image_mean=[value / 255 for value in preprocessing['mean']],
+        image_std=[value / 255 for value in preprocessing['std']]), indent=2) + '\n')
     return []
+
+
+def _first_table(weights: Mapping[str, Tensor]) -> Tensor | None:
+    return next((tensor for name, tensor in weights.items() if name.endswith(TABLE)), None)
+
+
+def _num_heads(weights: Mapping[str, Tensor], dims: int, meta: Mapping[str, Any]) -> int:
+    if (table := _first_table(weights)) is not None:
+        return table.shape[1]
+    if heads := meta.get('architecture', {}).get('num_heads'):
+        return heads
+    if dims % HEAD_DIMS:
+        raise CheckpointError(f'does not say how many attention heads it has, and its width {dims} is no multiple of '
+                              f'{HEAD_DIMS}')
+    return dims // HEAD_DIMS
+
+
+def _image_size(weights: Mapping[str, Tensor], patch: int, meta: Mapping[str, Any]) -> int | list[int]:
+    size = meta.get('preprocessing', {}).get('size')
+    try:
+        if size is None and (table := _first_table(weights)) is not None:
+            size = [side * patch for side in square_grid(len(table))]
+        elif size is None and 'backbone.pos_embed' in weights:
+            size = [side * patch for side in square_token_grid(weights['backbone.pos_embed'].shape[1])]
+    except ValueError as error:
+        raise CheckpointError(f'does not say its image size: {error}') from None
+    height, width = size or (224, 224)
+    return height if height == width else [height, width]
+
+
+def _hf_labels(bias: Tensor, meta: Mapping[str, Any]) -> dict[str, Any]:
+    classes = meta.get('dataset_meta', {}).get('classes') or meta.get('CLASSES') or []
+    if len(classes) != len(bias):
+        classes = [f'LABEL_{number}' for number in range(len(bias))]
+    return dict(id2label={str(number): label for number, label in enumerate(classes)},
+                label2id={label: number for number, label in enumerate(classes)})
+
+
+def _hf_heads(weights: Mapping[str, Tensor], dims: int) -> dict[str, Any]:
+    """What can be said of transformers' pyramid, UperNet and FCN head."""
+    for name in ('neck.upsample_4x.0.weight', 'neck.upsample_2x.0.weight', 'decode_head.psp_modules.3.1.conv.weight',
+                 'decode_head.fpn_bottleneck.conv.weight'):
+        if name not in weights or len(weights[name]) != dims:
+            found = len(weights[name]) if name in weights else 'no such tensor'
+            raise CheckpointError(f'has a segmentation head that transformers has not: {name} {found}, there it is a '
+                                  f'UperNet as wide as the backbone, {dims}')
+    if 'auxiliary_head.conv_seg.weight' not in weights:
+        return dict(use_auxiliary_head=False)
+    return dict(
+        use_auxiliary_head=True, auxiliary_channels=weights['auxiliary_head.conv_seg.weight'].shape[1],
+        auxiliary_num_convs=sum(name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight')
+                                for name in weights),
+        auxiliary_concat_input='auxiliary_head.conv_cat.conv.weight' in weights)

@@ -3,19 +3,20 @@ import logging
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_gather, get_rank, get_world_size
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import Runner, set_random_seed
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from beit_mm.checkpoint.content import FORMAT_VERSION
+from beit_mm.checkpoint.loader import FORMAT_VERSION
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.registry import HOOKS
 
@@ -119,16 +120,15 @@ class UnreadableImagesHook(Hook):
                 f'tolerated; see {listing}, or raise max_rate of UnreadableImagesHook')
 
 
-PLAIN = (str, int, float, bool, type(None), torch.Tensor)
+VALUES = (str, int, float, bool, type(None))
 
 
 @HOOKS.register_module()
 class CheckpointMetaHook(Hook):
-    """Writes the logged history as tensors, and remembers preprocessing and where the visual tokens came from.
+    """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
 
-    mmengine stores its history as pickled objects; torch >= 2.6 refuses to read them, so mmengine
-    0.10.7 cannot resume its own files, and later releases read them by executing the pickle. A file of
-    tensors and plain values needs neither.
+    mmengine stores its history as pickled objects and its config as Python text: torch.load refuses the first, the
+    second has to be executed to be read. A file of tensors and plain values needs neither.
     """
 
     priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
@@ -137,6 +137,7 @@ class CheckpointMetaHook(Hook):
         """Replaces the history's objects, and adds what only the run knows of its weights."""
         meta = checkpoint['meta']
         meta['beit_mm_format'] = FORMAT_VERSION
+        meta['config_dict'] = plain_values(runner.cfg.to_dict())
         meta['preprocessing'] = preprocessing_of_model(unwrap(runner))
         meta['architecture'] = architecture_of_model(unwrap(runner))
         if (origin := tokenizer_provenance(unwrap(runner))) is not None:
@@ -146,7 +147,7 @@ class CheckpointMetaHook(Hook):
         info = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
         info = {key: value for key, value in info.items() if _is_plain(value)}
         checkpoint['message_hub'] = dict(
-            log_scalars={key: _buffer_to_plain(buffer) for key, buffer in scalars.items()},
+            log_scalars={key: _buffer_to_tensors(buffer) for key, buffer in scalars.items()},
             runtime_info=info,
             resumed_keys={key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars})
 
@@ -166,13 +167,25 @@ class CheckpointMetaHook(Hook):
                 f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
                 logger='current',
                 level=logging.WARNING)
-        if 'beit_mm_format' in meta and 'message_hub' in checkpoint:
-            scalars = checkpoint['message_hub']['log_scalars']
-            for key, plain in scalars.items():
-                scalars[key] = _buffer_from_plain(plain)
+        if 'message_hub' in checkpoint:
+            scalars, info = checkpoint['message_hub']['log_scalars'], checkpoint['message_hub']['runtime_info']
+            for key, history in scalars.items():
+                if isinstance(history, dict):  # ours; mmengine's own are read as they are
+                    scalars[key] = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(),
+                                                 history['max_length'])
+            _forget_foreign_files(runner, info)
 
 
-def architecture_of_model(model: torch.nn.Module) -> dict:
+def plain_values(value: Any) -> Any:
+    """Nested containers and plain values of a config; anything else by its text."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, VALUES) else str(key): plain_values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain_values, value)) if type(value) in (list, tuple) else [*map(plain_values, value)]
+    return value if type(value) in VALUES else str(value)
+
+
+def architecture_of_model(model: nn.Module) -> dict:
     """What the shapes of a backbone's weights do not show: `num_heads`, and the blocks `out_indices`."""
     backbone = backbone_of(model)
     if backbone is None:
@@ -180,28 +193,38 @@ def architecture_of_model(model: torch.nn.Module) -> dict:
     return dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
 
 
+def _forget_foreign_files(runner: Runner, info: dict) -> None:
+    """Takes out of a file's `runtime_info` what names no checkpoint of this run: CheckpointHook would delete it."""
+    folders = [runner.work_dir, *(hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook))]
+    folders = [Path(folder).resolve() for folder in folders if folder]
+    for key in [key for key in info if key.startswith('best_ckpt')]:
+        path = Path(str(info[key])).resolve()
+        if not (path.name.startswith('best_') and path.is_file() and set(folders) & {path.parent, path.parent.parent}):
+            del info[key]
+    resumed, ids = runner.cfg.get('load_from'), info.get('keep_ckpt_ids', [])
+    elsewhere = resumed and Path(resumed).resolve().parent not in folders
+    if elsewhere or not (isinstance(ids, list) and all(type(step) is int for step in ids)):
+        info.pop('keep_ckpt_ids', None)
+
+
 def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
-    return isinstance(value, PLAIN)
+    return isinstance(value, (*VALUES, torch.Tensor))
 
 
 def _without_path(origin: dict) -> dict:
     return {key: value for key, value in origin.items() if not key.endswith('path')}
 
 
-def _buffer_to_plain(buffer: HistoryBuffer) -> dict:
+def _buffer_to_tensors(buffer: HistoryBuffer) -> dict:
     values, counts = buffer.data
     return dict(
         values=torch.from_numpy(np.asarray(values, dtype=np.float64)),
         counts=torch.from_numpy(np.asarray(counts, dtype=np.float64)),
         max_length=buffer.max_length)
-
-
-def _buffer_from_plain(plain: dict) -> HistoryBuffer:
-    return HistoryBuffer(plain['values'].numpy(), plain['counts'].numpy(), plain['max_length'])
 
 
 CHUNK = 1024  # images compared with all training images at a time

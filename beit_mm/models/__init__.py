@@ -1,5 +1,5 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
-from beit_mm.checkpoint.loading import install_loader
+from beit_mm.checkpoint.loader import install_loader
 
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from .probe import ClassificationDataPreprocessor, LinearProbe

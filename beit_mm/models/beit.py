@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
 from torch import Tensor
 
-from beit_mm.checkpoint.formats import to_ours
-from beit_mm.checkpoint.keys import recognise
+from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.transforms import jitter_images
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import take_tokens, truncated_normal_
@@ -199,11 +198,12 @@ def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> N
     """Takes mmpretrain's names for backbone and head, and leaves the tokenizer in its files alone."""
     names = [name for name in state_dict if name.startswith(prefix)]
     weights = {name.removeprefix(prefix): state_dict[name] for name in names}
-    if recognise(weights) != 'mmpretrain/mmseg':
+    if detect_format(weights) != 'mmpretrain':
         return
     for name in names:
         del state_dict[name]
-    state_dict.update((prefix + name, tensor) for name, tensor in to_ours(weights).weights.items())
+    weights = convert_state_dict(weights, 'mmpretrain').state_dict
+    state_dict.update((prefix + name, tensor) for name, tensor in weights.items())
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:

@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
-from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.fitting import fit_state_dict
-from beit_mm.checkpoint.origin import last_origin
-from beit_mm.checkpoint.report import LoadReport
+from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
 from beit_mm.registry import MODELS
 
@@ -436,6 +434,16 @@ class BEiTBackbone(BaseModule):
         block = self.blocks[layer]
         return block.attn.attention_map(block.norm1(x), grid, shared_bias), grid
 
+    def init_weights(self) -> None:
+        """Initialises as `init_cfg` says.
+
+        Of type 'Pretrained' it reads any BEiT's file, with and without `prefix='backbone.'`: cutting a prefix off is
+        mmengine's, and would lose what the file says of its images.
+        """
+        if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
+            self.init_cfg.pop('prefix')
+        super().init_weights()
+
     def no_weight_decay(self) -> set[str]:
         """Parameters of more than one dimension that weight decay leaves alone."""
         return {'cls_token', 'pos_embed'}
@@ -505,17 +513,19 @@ class BEiTBackbone(BaseModule):
 def _fit_weights(backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, strict: bool,
                  missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str]) -> None:
     """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
-    foreign = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
-    if not foreign:
-        last = last_origin()
-        hint = f' The file read last, {last.path}, holds {last.names}.' if last else ''
+    source = local_metadata.get(SOURCE_KEY)
+    weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+    if not weights:
+        hint = f' The file, {source["path"]}, holds {source["names"]}.' if source else ''
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
-    fitted, backbone.load_report = fit_state_dict(
-        foreign, backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
+    fitted, report = fit_state_dict(weights, backbone.state_dict(), backbone.grid, backbone.num_heads,
+                                    backbone.interpolate_mode, source)
+    backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
-    unexpected_keys += [prefix + name for name in backbone.load_report.surplus]
-    surprises = backbone.load_report.surplus or backbone.load_report.lacking
-    print_log(str(backbone.load_report), logger='current', level=logging.WARNING if surprises else logging.INFO)
+    unexpected = of_every_task(report.unexpected_keys)
+    unexpected_keys += [prefix + name for name in unexpected]
+    surprising = unexpected or of_every_task(report.missing_keys)
+    print_log(str(report), logger='current', level=logging.WARNING if surprising else logging.INFO)
 
 
 def _architecture(arch: str | dict) -> dict:

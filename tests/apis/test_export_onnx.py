@@ -1,6 +1,7 @@
 """ONNX graphs hold the bias as a constant and give the model's logits."""
+import copy
 import json
-import subprocess
+import runpy
 import sys
 
 import numpy as np
@@ -61,13 +62,23 @@ def constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
 
 
-@pytest.mark.parametrize('size', [BUILT, (48, 48), (24, 44)], ids=['built size', 'larger', 'padded rectangle'])
-@pytest.mark.parametrize('variant', VARIANTS)
-def test_graph_gives_the_models_logits_from_constants(variant, size, tmp_path):
-    model = classifier(**VARIANTS[variant])
+@pytest.mark.parametrize(('variant', 'out_type', 'size'), [
+    ('vit', 'cls_token', (24, 44)), ('per_layer', 'avg_featmap', (40, 24)), ('shared', 'avg_featmap', BUILT)])
+def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, tmp_path):
+    """For the size that the model is built for, others and padded rectangles; the model stays as it is."""
+    model = classifier(**VARIANTS[variant], out_type=out_type)
+    given = copy.deepcopy(model)
+    if variant == 'per_layer':
+        given.train()
+        for part in (given.backbone, given.head):
+            part.half()
+    model.load_state_dict(given.state_dict())
+    modules, training = [type(module) for module in given.modules()], given.training
     path = tmp_path / 'model.onnx'
-    assert export_onnx(model, path, size) < 1e-4
+    assert export_onnx(given, path, size) < 1e-4
     assert [file.name for file in tmp_path.iterdir()] == ['model.onnx']
+    assert given.training == training and [type(module) for module in given.modules()] == modules
+    assert all(torch.equal(tensor.float(), model.state_dict()[name]) for name, tensor in given.state_dict().items())
 
     images = torch.rand(5, 3, *size) * 4 - 2
     with torch.no_grad():
@@ -76,9 +87,11 @@ def test_graph_gives_the_models_logits_from_constants(variant, size, tmp_path):
         torch.testing.assert_close(
             run(path, images[:batch]), logits[:batch], rtol=0, atol=1e-4 * logits.abs().max().item())
 
+    check_metadata(onnx.load(path), size)
     graph = onnx.load(path).graph
     onnx.checker.check_model(path)
-    assert not {'Gather', 'GatherND', 'GatherElements', 'Einsum', 'Resize'} & {node.op_type for node in graph.node}
+    derived = {'GatherND', 'GatherElements', 'Einsum', 'Resize', *(['Gather'] if out_type != 'cls_token' else [])}
+    assert not derived & {node.op_type for node in graph.node}
     held, read = constants(graph), {name for node in graph.node for name in node.input}
     grid, (heads, tokens) = (-(-size[0] // 8), -(-size[1] // 8)), (4, 1 + -(-size[0] // 8) * -(-size[1] // 8))
     tables = [p for name, p in model.named_parameters() if name.endswith('relative_position_bias_table')]
@@ -94,44 +107,15 @@ def test_graph_gives_the_models_logits_from_constants(variant, size, tmp_path):
         assert np.allclose(embeddings[0][0, 0], model.backbone.pos_embed[0, 0].detach())
 
 
-def test_class_token_output(tmp_path):
-    model = classifier(out_type='cls_token')
-    export_onnx(model, tmp_path / 'model.onnx', BUILT)
-    images = torch.randn(1, 3, *BUILT)
-    with torch.no_grad():
-        torch.testing.assert_close(run(tmp_path / 'model.onnx', images), model(images), rtol=1e-4, atol=1e-4)
-
-
-def test_metadata_say_how_images_are_prepared(tmp_path):
-    export_onnx(classifier(), tmp_path / 'model.onnx', (40, 24))
-    graph = onnx.load(tmp_path / 'model.onnx')
-    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
+    """They say how images are prepared."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     assert (json.loads(metadata['mean']), json.loads(metadata['std'])) == (MEAN, STD)
-    assert json.loads(metadata['size']) == [40, 24]
+    assert json.loads(metadata['size']) == [*size]
     assert 'before the softmax' in metadata['output']
     shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-              for value in (graph.graph.input[0], graph.graph.output[0])]
-    assert shapes == [['batch', 3, 40, 24], ['batch', 7]]
-
-
-def test_the_model_is_left_as_it_is(tmp_path):
-    model = classifier(rel_pos_bias='per_layer').half().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    modules = [type(module) for module in model.modules()]
-    export_onnx(model, tmp_path / 'model.onnx', (40, 24))
-    assert model.training and [type(module) for module in model.modules()] == modules
-    after = model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_large_model_has_its_weights_in_a_second_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
-    model = classifier(rel_pos_bias='shared')
-    export_onnx(model, tmp_path / 'new' / 'model.onnx', BUILT)
-    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
-    images = torch.randn(1, 3, *BUILT)
-    with torch.no_grad():
-        torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), model(images), rtol=1e-4, atol=1e-4)
+              for value in (model.graph.input[0], model.graph.output[0])]
+    assert shapes == [['batch', 3, *size], ['batch', 7]]
 
 
 class Noise(nn.Module):
@@ -161,20 +145,23 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
         export_onnx(classifier(), tmp_path / 'model.onnx', BUILT)
 
 
-@pytest.mark.parametrize('arguments, size', [([], BUILT), (['--size', '24', '40'], (24, 40))])
-def test_command(arguments, size, tmp_path):
+def test_command(tmp_path, monkeypatch, capsys):
+    """Of a large model, which has its weights in a second file."""
+    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
     model = classifier(**VARIANTS['per_layer'])
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
     config = dict(classifier_config(**VARIANTS['per_layer']))
     preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
     (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
-    command = [sys.executable, ROOT / 'tools/export_onnx.py', 'config.py', 'weights.pth', 'model.onnx', *arguments]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert f'{size[0]} x {size[1]} pixels' in result.stdout
-    images = torch.randn(1, 3, *size)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'new/model.onnx',
+                                      '--size', '24', '40'])
+    runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
+    assert '24 x 40 pixels' in capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
+    images = torch.randn(1, 3, 24, 40)
     with torch.no_grad():
         logits = model(images)
-    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), logits, rtol=1e-4, atol=1e-4)
-    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'model.onnx').metadata_props}
+    torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), logits, rtol=1e-4, atol=1e-4)
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'new/model.onnx').metadata_props}
     assert json.loads(metadata['mean']) == MEAN

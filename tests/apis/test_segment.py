@@ -1,19 +1,21 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from beit_mm.visualization.overlays import draw_overlay
 from helpers import ROOT
 from mmengine.config import Config
 from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis.segment import SegmentationInferencer
+from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.checkpoint.io import write_checkpoint
+from beit_mm.engine.hooks import plain_values
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}
@@ -43,6 +45,7 @@ def config(folder: Path) -> Config:
         default_scope='mmseg', model=MODEL, test_dataloader=dict(
             batch_size=1, num_workers=0, sampler=dict(type='beit_mm.SeededSampler', shuffle=False), dataset=dataset),
         test_evaluator=dict(type='IoUMetric'), test_cfg=dict(type='TestLoop'),
+        default_hooks=dict(predictions=dict(type='beit_mm.SavePredictionsHook')),
         tta_model=dict(type='beit_mm.MultiScaleTTA'),
         tta_pipeline=[*LOAD, dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP),
                                   ratios=(1.0, 1.25))]))
@@ -75,18 +78,19 @@ def work(tmp_path_factory) -> Path:
         logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
         model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
     torch.save(dict(state_dict=model.state_dict(), meta=dict(
-        cfg=cfg.pretty_text, dataset_meta=dict(classes=CLASSES, palette=palette))), folder / 'model.pth')
+        config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))),
+        folder / 'model.pth')
     return folder
 
 
 @pytest.mark.parametrize('options', [[], ['--tta']], ids=['one scale', 'all scales'])
-def test_labels_are_those_of_the_test_tool(work, options):
+def test_labels_are_those_of_the_test_tool(work, options, monkeypatch):
     name = 'all' if options else 'one'
-    done = subprocess.run(
-        [sys.executable, str(ROOT / 'tools/test.py'), 'config.py', 'model.pth', '--work-dir', name, '--out',
-         f'{name}.json', *options, '--cfg-options', f'test_evaluator.output_dir={name}/labels'],
-        cwd=work, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)))
-    assert done.returncode == 0, done.stderr[-2000:]
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, 'argv', [
+        'test.py', 'config.py', 'model.pth', '--work-dir', name, '--out', f'{name}.json', *options, '--cfg-options',
+        f'default_hooks.predictions.folder={name}/saved', f'experiment_name={name}'])
+    runpy.run_path(str(ROOT / 'tools/test.py'), run_name='__main__')
     assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
     segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=bool(options))
     assert segmenter.classes == CLASSES
@@ -95,22 +99,28 @@ def test_labels_are_those_of_the_test_tool(work, options):
     several = set()
     for result in results:
         file = Path(result['path']).relative_to(work / 'images')
-        saved = np.asarray(Image.open(work / name / f'labels/{file.stem}.png'))
+        saved = np.asarray(Image.open((work / name / 'saved/labels' / file).with_suffix('.png')))
         annotation = np.asarray(Image.open((work / 'annotations' / file).with_suffix('.png')))
         assert result['labels'].dtype == np.uint8 and result['labels'].shape == annotation.shape
         assert (saved == result['labels'] + 1).all()  # ADE20K's numbers
         several |= set(np.unique(saved))
+        with Image.open((work / name / 'saved/overlays' / file).with_suffix('.jpg')) as picture:
+            assert picture.width >= annotation.shape[1] and picture.height > annotation.shape[0]
     assert len(several) > 1
 
 
-def test_arrays_and_images_as_files(work):
+def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
     segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', config=work / 'config.py')
     file = work / 'images/a/small.png'
     of_file, of_array, of_image = segmenter([file, np.asarray(Image.open(file)), Image.open(file)])
     assert of_file['path'] == str(file) and of_array['path'] is None
     assert (of_file['labels'] == of_array['labels']).all() and (of_file['labels'] == of_image['labels']).all()
+    write_checkpoint(tmp_path / 'model.safetensors', torch.load(work / 'model.pth', weights_only=True))
+    published, = SegmentationInferencer(tmp_path / 'model.safetensors', device='cpu')(file)
+    assert (of_file['labels'] == published['labels']).all()
     tiny, = segmenter(np.zeros((1, 3, 3), np.uint8))
     assert tiny['labels'].shape == (1, 3)
+    assert draw_overlay(np.asarray(Image.open(file)), of_file['labels'], segmenter.classes, segmenter.palette).width
     for images, error, message in (
             ('gone.jpg', FileNotFoundError, 'gone.jpg'), (7, TypeError, 'type int'),
             (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
@@ -121,16 +131,38 @@ def test_arrays_and_images_as_files(work):
 
 def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
     content = torch.load(work / 'model.pth', weights_only=True)
-    text, path = content['meta']['cfg'], tmp_path / 'changed.pth'
-    for cfg, message in (
+    config, path = content['meta']['config_dict'], tmp_path / 'changed.pth'
+    views = config['tta_pipeline'][-1]
+    wide = dict(config['model'], backbone=dict(config['model']['backbone'], arch=dict(
+        embed_dims=2 * WIDTH, num_layers=4, num_heads=4)))
+    for changed, message in (
             (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
-            (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
-            (text.replace("type='beit_mm.MultiScaleViews'", "type='os.system'"), "asks for 'os.system'"),
-            (text.replace(f'embed_dims={WIDTH}', f'embed_dims={2 * WIDTH}'), 'does not fit|another'),
-            ('a = 1\n', 'has no model and test pipeline'),
-            (text.replace('tta_model', 'no_model'), 'has no tta_model and tta_pipeline')):
-        torch.save(dict(content, meta=dict(content['meta'], cfg=cfg)), path)
+            (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
+            (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
+            (dict(config, model=wide), 'does not fit|another'),
+            (dict(a=1), 'has no model and test pipeline'),
+            ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline')):
+        torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), path)
         with pytest.raises(ValueError, match=message) as error:
             SegmentationInferencer(path, device='cpu', multi_scale=True)
         assert '\n' not in str(error.value)
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_what_makes_mmengine_import_is_taken_out_of_a_checkpoints_config(work, tmp_path, monkeypatch):
+    """`sys_path` of a memcached backend names where mc.py is imported from, `_scope_` a package."""
+    for module in ('mc', 'evil'):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / '__init__.py').write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    content = torch.load(work / 'model.pth', weights_only=True)
+    config = content['meta']['config_dict']
+    load, *rest = config['test_dataloader']['dataset']['pipeline']
+    backend = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path=str(tmp_path))
+    for load in (dict(type='LoadImageFromFile', backend_args=backend), dict(type='LoadImageFromFile', _scope_='evil'),
+                 dict(type='LoadImageFromFile', file_client_args=backend)):
+        changed = dict(config, test_dataloader=dict(dataset=dict(pipeline=[load, *rest])))
+        torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), tmp_path / 'model.pth')
+        result, = SegmentationInferencer(tmp_path / 'model.pth', device='cpu')(work / 'images/a/small.png')
+        assert result['labels'].shape == SIZES['a/small.png']
     assert not (tmp_path / 'ran').exists()

@@ -1,18 +1,17 @@
-"""Files from one format into another, published files, and the two tools on the command line.
-
-What is refused stands in test_convert_refused.py.
-"""
+"""Files from one format into another, published files, and the two tools on the command line."""
 import argparse
 import hashlib
+import importlib.util
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
 from helpers import ROOT
 from peers import (
+    CLASSES,
+    DIMS,
     HEADS,
     PEERS,
     VOCAB,
@@ -26,15 +25,14 @@ from peers import (
     timm_peer,
 )
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from beit_mm.checkpoint.convert import TARGETS, convert_checkpoint, publish_checkpoint
-from beit_mm.checkpoint.formats import from_ours, to_ours
-from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
+from beit_mm.checkpoint.io import CheckpointError, read_checkpoint
+from beit_mm.checkpoint.names import convert_state_dict
 
 PREPROCESSING = dict(mean=[127.5, 100, 90], std=[127.5, 64, 32], size=[48, 48])
 META = dict(beit_mm_format=1, preprocessing=PREPROCESSING, architecture=dict(num_heads=HEADS),
-            dataset_meta=dict(classes=['a', 'b', 'c', 'd', 'e']), cfg='model = dict()')
+            dataset_meta=dict(classes=['a', 'b', 'c', 'd', 'e']), config_dict=dict(model=dict()))
 
 
 @pytest.fixture
@@ -53,29 +51,24 @@ def run_file(tmp_path):
 
 # --- convert_checkpoint ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize('to', TARGETS)
-@pytest.mark.parametrize('name', ['made/new.pth', 'new.safetensors'])
-def test_a_run_into_every_format(to, name, run_file, tmp_path):
-    path, state = run_file
-    target = tmp_path / ('hub' if to == 'hf' else name)
-    conversion = convert_checkpoint(path, target, to)
-    expected, left_out = from_ours(state, to)
-    assert_equal(read(target / 'model.safetensors' if to == 'hf' else target), expected)
-    assert (conversion.source, conversion.task) == ('beit_mm', 'classification')
-    assert conversion.tensors == len(expected) and conversion.left_out == left_out
-    assert not list(tmp_path.rglob('*.part'))
-
-
 @pytest.mark.parametrize(('to', 'wrapper'), [
     ('beit_mm', {'state_dict', 'meta'}), ('unilm', {'model'}), ('timm', None), ('mmpretrain', {'state_dict', 'meta'}),
-    ('mmseg', {'state_dict', 'meta'})])
-def test_the_container_is_what_the_code_base_reads(to, wrapper, run_file, tmp_path):
-    convert_checkpoint(run_file[0], tmp_path / 'new.pth', to)
-    content = torch.load(tmp_path / 'new.pth', weights_only=True)
-    if wrapper is None:
-        assert 'cls_token' in content
-    else:
-        assert set(content) == wrapper
+    ('mmseg', {'state_dict', 'meta'}), ('hf', None)])
+def test_a_run_into_every_format(to, wrapper, run_file, tmp_path):
+    """And in the container that the code base reads."""
+    path, state = run_file
+    expected, dropped, _ = convert_state_dict(state, target=to)
+    for name in ('made/new.pth', 'new.safetensors'):
+        target = tmp_path / ('hub' if to == 'hf' else name)
+        conversion = convert_checkpoint(path, target, to)
+        assert_equal(read(target / 'model.safetensors' if to == 'hf' else target), expected)
+        assert (conversion.source, conversion.task) == ('beit_mm', 'classification')
+        assert conversion.tensors == len(expected) and conversion.dropped_keys == dropped
+    assert not list(tmp_path.rglob('*.part'))
+    if wrapper:
+        assert set(torch.load(tmp_path / 'made/new.pth', weights_only=True)) == wrapper
+    elif to == 'timm':
+        assert 'cls_token' in torch.load(tmp_path / 'made/new.pth', weights_only=True)
 
 
 def test_from_every_format_with_meta(run_file, tmp_path):
@@ -119,23 +112,16 @@ def test_a_source_without_preprocessing_is_said(tmp_path):
     assert not (tmp_path / 'hub/preprocessor_config.json').exists()
 
 
-def test_blocks_that_transformers_cannot_tap_are_said(tmp_path):
-    state = ours('segmentation', 'per_layer').state_dict()
-    for taps, said in (([0, 1, 2, 3], False), ([1, 2, 3, 4], True)):
-        torch.save(dict(state_dict=state, meta=dict(architecture=dict(out_indices=taps))), tmp_path / 'ours.pth')
-        text = str(convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', 'hf'))
-        assert ('features after the last block' in text) == said
-
-
 @pytest.mark.parametrize(('imagenet', 'mean'), [(True, [123.675, 116.28, 103.53]), (False, [127.5] * 3)])
 def test_a_released_training_checkpoint(imagenet, mean, tmp_path):
     """Its `args` are an argparse.Namespace, its optimizer goes."""
     state = ours('pretraining', 'shared').state_dict()
     args = argparse.Namespace(imagenet_default_mean_and_std=imagenet, input_size=48)
-    torch.save(dict(model=from_ours(state, 'unilm')[0], optimizer=dict(state={}), epoch=7, args=args),
+    weights = convert_state_dict(state, target='unilm').state_dict
+    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args),
                tmp_path / 'unilm.pth')
     conversion = convert_checkpoint(tmp_path / 'unilm.pth', tmp_path / 'ours.pth')
-    assert (conversion.source, conversion.task, conversion.left_out) == ('unilm/timm', 'pretraining', [])
+    assert (conversion.source, conversion.task, conversion.dropped_keys) == ('unilm', 'pretraining', [])
     content = torch.load(tmp_path / 'ours.pth', weights_only=True)
     assert_equal(content['state_dict'], state)
     assert content['meta']['preprocessing']['mean'] == mean and content['meta']['preprocessing']['size'] == [48, 48]
@@ -148,20 +134,12 @@ def test_a_file_onto_itself(run_file):
     assert_equal(read(path), state)
 
 
-@pytest.mark.parametrize('padding', range(0, 256, 8))
-def test_safetensors_files_with_a_header_of_any_length(padding, tmp_path):
-    """The first byte is the low byte of the header's length, and 0x80 for some: that is how pickles begin."""
-    weights = timm_peer('classification', 'per_layer').state_dict()
-    save_file(weights, tmp_path / 'timm.safetensors', dict(note='x' * padding))
-    assert_equal(read(tmp_path / 'timm.safetensors'), weights)
-
-
 def test_tokenizer_weights_in_a_file_of_mmpretrain(tmp_path):
-    state = from_ours(ours('pretraining', 'shared').state_dict(), 'mmpretrain')[0]
+    state = convert_state_dict(ours('pretraining', 'shared').state_dict(), target='mmpretrain').state_dict
     torch.save(dict(state_dict=dict(state, **{'target_generator.blocks.input.w': torch.ones(2)})), tmp_path / 'mm.pth')
     conversion = convert_checkpoint(tmp_path / 'mm.pth', tmp_path / 'ours.pth')
-    assert conversion.left_out == ['target_generator.blocks.input.w']
-    assert 'left out, 1: target_generator.blocks.input.w' in str(conversion)
+    assert conversion.dropped_keys == ['target_generator.blocks.input.w']
+    assert 'dropped, 1: target_generator.blocks.input.w' in str(conversion)
 
 
 def test_a_rectangle_whose_sides_are_known(tmp_path):
@@ -220,33 +198,30 @@ def test_pickled_dalle_networks_convert_to_state_dicts(suffix, tmp_path):
 
 # --- the tools ------------------------------------------------------------------------------------
 
-def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(ROOT / f'tools/{name}.py'), *map(str, arguments)],
-                          capture_output=True, text=True)
+def run_tool(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    """The main function of a script in tools/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f'tools/{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(sys, 'argv', [f'{name}.py', *map(str, arguments)])
+    module.main()
 
 
-def test_convert_on_the_command_line(tmp_path):
+def test_convert_on_the_command_line(tmp_path, monkeypatch, capsys):
     hf_peer('pretraining', 'shared').save_pretrained(tmp_path / 'hub')
-    done = run_tool('convert_checkpoint', tmp_path / 'hub', tmp_path / 'new.pth', '--to', 'timm')
-    assert done.returncode == 0, done.stderr
+    run_tool('convert_checkpoint', monkeypatch, tmp_path / 'hub', tmp_path / 'new.pth', '--to', 'timm')
     weights = read(tmp_path / 'new.pth')
-    first, second = done.stdout.splitlines()
-    assert first == f'pretraining weights, hf: {len(weights)} tensors written'
-    assert second == 'left out, 3: backbone.mask_token, head.lm_head.bias, head.lm_head.weight'
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f'pretraining weights, hf: {len(weights)} tensors written',
+        'dropped, 3: backbone.mask_token, head.lm_head.bias, head.lm_head.weight']
     PEERS['timm']('features', 'shared').load_state_dict(weights, strict=True)
 
 
-def test_an_error_on_the_command_line(tmp_path):
-    done = run_tool('convert_checkpoint', tmp_path / 'nowhere.pth', tmp_path / 'new.pth')
-    assert done.returncode == 1 and done.stdout == ''
-    assert done.stderr == f'error: there is no file {tmp_path / "nowhere.pth"}\n'
-
-
-def test_publish_on_the_command_line(run_file, tmp_path):
-    done = run_tool('publish_model', run_file[0], tmp_path / 'beit.safetensors')
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf'{re.escape(str(tmp_path))}/beit-[0-9a-f]{{8}}\.safetensors', done.stdout.strip())
-    assert_equal(to_ours(read(done.stdout.strip())).weights, run_file[1])
+def test_publish_on_the_command_line(run_file, tmp_path, monkeypatch, capsys):
+    run_tool('publish_model', monkeypatch, run_file[0], tmp_path / 'beit.safetensors')
+    printed = capsys.readouterr().out.strip()
+    assert re.fullmatch(rf'{re.escape(str(tmp_path))}/beit-[0-9a-f]{{8}}\.safetensors', printed)
+    assert_equal(convert_state_dict(read(printed)).state_dict, run_file[1])
 
 
 def test_a_rectangle_whose_sides_the_file_says(tmp_path):
@@ -274,3 +249,112 @@ def test_a_tokenizers_path_is_not_published(tmp_path):
     torch.save(dict(state_dict=ours('pretraining', 'vit').state_dict(), meta=meta), tmp_path / 'run.pth')
     published = publish_checkpoint(tmp_path / 'run.pth', tmp_path / 'beit.safetensors')
     assert read_checkpoint(published)['meta']['tokenizer'] == dict(type='DALLETokenizer', sha256='12')
+
+
+# --- what is refused: one line of the tool, and nothing is written -----------------------------------
+
+def resnet(path) -> None:
+    import torchvision
+    torch.save(torchvision.models.resnet18().state_dict(), path)
+
+
+def vit_of_transformers(path) -> None:
+    import transformers
+    config = transformers.ViTConfig(hidden_size=DIMS, num_hidden_layers=1, num_attention_heads=HEADS,
+                                    intermediate_size=64, image_size=48, patch_size=8)
+    torch.save(transformers.ViTForImageClassification(config).state_dict(), path)
+
+
+def rectangle(path, variant: str = 'per_layer') -> None:
+    torch.save(dict(state_dict=ours('classification', variant, size=(48, 80)).state_dict(),
+                    meta=dict(architecture=dict(num_heads=HEADS))), path)
+
+
+def rectangle_of_a_vit(path) -> None:
+    rectangle(path, 'vit')
+
+
+def later_version(path) -> None:
+    torch.save(dict(state_dict=ours('classification', 'vit').state_dict(), meta=dict(beit_mm_format=99)), path)
+
+
+def other_head(path) -> None:
+    """A head that transformers' segmentation model has not, as SETR's."""
+    state = {name: tensor for name, tensor in ours('segmentation', 'per_layer').state_dict().items()
+             if name.startswith(('backbone.', 'decode_head.conv_seg.'))}
+    torch.save(dict(state_dict=dict(state, **{'decode_head.up_convs.0.0.conv.weight': torch.ones(2, 2, 3, 3)})), path)
+
+
+def narrow_head(path) -> None:
+    """transformers' decoder is as wide as its backbone."""
+    state = ours('segmentation', 'per_layer').state_dict()
+    state['decode_head.fpn_bottleneck.conv.weight'] = torch.ones(8, 32, 3, 3)
+    state['decode_head.conv_seg.weight'] = torch.ones(CLASSES, 8, 1, 1)
+    torch.save(dict(state_dict=state), path)
+
+
+def no_heads(path) -> None:
+    """Without a bias table, and with a width that is no multiple of the usual 64, nothing shows them."""
+    torch.save(dict(state_dict=ours('classification', 'vit').state_dict()), path)
+
+
+def cut(path) -> None:
+    """A block without its last tensor."""
+    state = ours('classification', 'per_layer').state_dict()
+    del state['backbone.blocks.1.mlp.fc2.bias']
+    torch.save(dict(state_dict=state), path)
+
+
+def vit(path) -> None:
+    torch.save(dict(state_dict=ours('segmentation', 'vit').state_dict()), path)
+
+
+REFUSED = {
+    'ResNet': (resnet, 'new.pth', 'beit_mm', 'holds no BEiT weights: its tensors are conv1.weight'),
+    'ViT of transformers': (vit_of_transformers, 'new.pth', 'beit_mm', 'holds no BEiT weights'),
+    'suffix': (vit, 'new.ckpt', 'beit_mm', r'must end in \.pth'),
+    'no suffix': (vit, 'new', 'beit_mm', r'must end in \.pth'),
+    'a file for a folder': (vit, 'new.safetensors', 'hf', 'folder'),
+    'position embedding': (vit, 'new.pth', 'mmseg', 'absolute position embedding, which mmsegmentation'),
+    'table of a rectangle': (rectangle, 'new.pth', 'mmseg', 'no square patch grid'),
+    'table of a rectangle, hf': (rectangle, 'new', 'hf', 'no square patch grid'),
+    'embedding of a rectangle, hf': (rectangle_of_a_vit, 'new', 'hf', 'no square patch grid'),
+    'later version': (later_version, 'new.pth', 'beit_mm', 'format 99.*upgrade'),
+    'another head': (other_head, 'new', 'hf', 'transformers'),
+    'narrow head': (narrow_head, 'new', 'hf', 'transformers'),
+    'incomplete': (cut, 'new.pth', 'timm', r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias'),
+    'unknown heads': (no_heads, 'new', 'hf', 'heads'),
+    'no file': (lambda path: None, 'new.pth', 'beit_mm', 'there is no file'),
+    'empty folder': (lambda path: path.mkdir(), 'new.pth', 'beit_mm', 'folder without model.safetensors or'),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_what_cannot_be_is_one_line_and_nothing_is_written(case, tmp_path, monkeypatch):
+    make, target, to, message = REFUSED[case]
+    source = tmp_path / 'source.pth'
+    make(source)
+    before = set(tmp_path.rglob('*'))
+    with pytest.raises(SystemExit, match=f'^error: .*{message}') as error:
+        run_tool('convert_checkpoint', monkeypatch, source, tmp_path / target, '--to', to)
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+    if case not in ('suffix', 'no suffix'):
+        assert str(source) in str(error.value) or target in str(error.value)
+    assert set(tmp_path.rglob('*')) == before
+
+
+def test_publish_of_a_wrong_file_leaves_nothing(tmp_path):
+    resnet(tmp_path / 'resnet.pth')
+    with pytest.raises(CheckpointError, match='holds no BEiT weights'):
+        publish_checkpoint(tmp_path / 'resnet.pth', tmp_path / 'out/beit.pth')
+    assert not list(tmp_path.rglob('beit*'))
+
+
+def test_an_error_of_publish_on_the_command_line(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match='^error: there is no file'):
+        run_tool('publish_model', monkeypatch, tmp_path / 'nowhere.pth', tmp_path / 'beit.pth')
+
+
+def test_an_unknown_format(tmp_path):
+    with pytest.raises(ValueError, match="unknown format 'keras'; choose one of beit_mm, unilm, timm"):
+        convert_checkpoint(tmp_path / 'any.pth', tmp_path / 'new.pth', 'keras')

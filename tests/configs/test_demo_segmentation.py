@@ -9,7 +9,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from PIL import Image
 
-from beit_mm.apis.segment import SegmentationInferencer
+from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.engine.runner import set_num_classes
 
 CLASSES = ('sky', 'building', 'pole')

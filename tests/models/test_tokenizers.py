@@ -6,7 +6,7 @@ import torch
 from mmengine.registry import MODELS
 from safetensors.torch import save_file
 
-from beit_mm.checkpoint.errors import CheckpointError
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
 
@@ -111,28 +111,12 @@ def test_download(tmp_path, monkeypatch):
     torch.save(source.encoder.state_dict(), tmp_path / 'dalle_encoder.pth')
     monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'home'))
-    monkeypatch.setattr('urllib.request.urlopen', lambda url, timeout: Answer(
-        (tmp_path / 'dalle_encoder.pth').read_bytes()))
+    urlopen = torch.hub.urlopen
+    monkeypatch.setattr('torch.hub.urlopen', lambda request: urlopen((tmp_path / 'dalle_encoder.pth').as_uri()))
     tokenizer = DALLETokenizer('https://host/dalle_encoder.pth', **SMALL_DALLE)
     cached = tmp_path / 'home/hub/checkpoints'
     assert tokenizer.provenance['path'] == str(cached / 'dalle_encoder.pth')
     assert [p.name for p in cached.iterdir()] == ['dalle_encoder.pth']  # no partial file beside it
-
-
-class Answer:
-    """An HTTP answer, as `urlopen` gives it."""
-
-    def __init__(self, body):
-        import io
-        self.body = io.BytesIO(body)
-        self.read = self.body.read
-        self.headers = {'Content-Length': str(len(body))}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        pass
 
 
 def test_precision():

@@ -7,7 +7,7 @@ import transformers
 from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, outputs, peer_outputs, read
 
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.formats import from_ours, to_ours
+from beit_mm.checkpoint.names import convert_state_dict
 
 # Everything that the peers' classes can be built as
 CASES = [
@@ -24,52 +24,41 @@ CASES = [
 LARGE, SMALL = 192, 112  # 24 x 24 and 14 x 14 patches, as 384 and 224 pixels with patches of 16
 
 
-def file_of(peer, form: str, tmp_path) -> str:
-    """A file as the peer's library, or a script that uses it, would write it."""
-    if form == 'save_pretrained':
-        peer.save_pretrained(tmp_path)
-        return tmp_path / 'model.safetensors'
-    path = tmp_path / 'weights.pth'
+def saved(peer, folder) -> dict:
+    """The weights in a file of the peer's library, or of a script that uses it."""
+    if isinstance(peer, transformers.PreTrainedModel):
+        peer.save_pretrained(folder)
+        return read(folder / 'model.safetensors')
     weights = peer.state_dict()
-    torch.save(dict(state_dict=weights, meta=dict(epoch=1)) if form == 'with meta' else weights, path)
-    return path
+    torch.save(dict(state_dict=weights, meta=dict(epoch=1)) if hasattr(peer, 'backbone') else weights, folder / 'w.pth')
+    return read(folder / 'w.pth')
 
 
 def load_all(model, weights: dict) -> None:
     """Loads a file's weights into a model of ours; every name has its place, on both sides."""
-    translation = to_ours(weights)
-    assert translation.left_out == []
-    incompatible = model.load_state_dict(translation.weights, strict=True)
+    translation = convert_state_dict(weights)
+    assert translation.dropped_keys == []
+    incompatible = model.load_state_dict(translation.state_dict, strict=True)
     assert not incompatible.missing_keys and not incompatible.unexpected_keys
     report = model.get_submodule('backbone').load_report
-    assert report.left_out == [] and report.missing == [] and not report.resized
-
-
-@pytest.mark.parametrize(('library', 'task', 'variant', 'form'), [
-    (*case, form) for case in CASES for form in (
-        ('save_pretrained', 'bare') if case[0] == 'hf' else ('bare', ) if case[0] == 'timm' else ('with meta', ))])
-def test_a_peers_file_in_our_model(library, task, variant, form, tmp_path):
-    peer, model = PEERS[library](task, variant), ours(task, variant)
-    path = file_of(peer, form, tmp_path)
-    if library == 'hf':  # its files keep the names of version 4, state dicts in memory have those of version 5
-        assert any('encoder.layer.0.' in name for name in read(path)) == (form == 'save_pretrained')
-    load_all(model, read(path))
-    images, mask = images_and_mask()
-    assert_same_outputs(outputs(model, task, images, mask), peer_outputs(peer, task, images, mask))
+    assert report.unexpected_keys == [] and report.missing_keys == [] and not report.resized
 
 
 @pytest.mark.parametrize(('library', 'task', 'variant'), CASES)
-def test_our_weights_in_a_peers_class(library, task, variant, tmp_path):
-    model, images_and_masks = ours(task, variant), images_and_mask()
-    expected = outputs(model, task, *images_and_masks)
+def test_a_peers_file_in_our_model_and_ours_in_the_peers_class(library, task, variant, tmp_path):
+    peer, model = PEERS[library](task, variant), ours(task, variant)
+    images, mask = images_and_mask()
+    expected = outputs(model, task, images, mask)
     if library == 'hf':
-        peer = through_hub_folder(model, task, tmp_path)
+        loaded = through_hub_folder(model, task, tmp_path)
     else:
-        peer = PEERS[library](task, variant)
-        weights, left_out = from_ours(model.state_dict(), library)
-        assert left_out == []
-        peer.load_state_dict(weights, strict=True)
-    assert_same_outputs(peer_outputs(peer, task, *images_and_masks), expected)
+        loaded = PEERS[library](task, variant)
+        weights, dropped, _ = convert_state_dict(model.state_dict(), target=library)
+        assert dropped == []
+        loaded.load_state_dict(weights, strict=True)
+    assert_same_outputs(peer_outputs(loaded, task, images, mask), expected)
+    load_all(model, saved(peer, tmp_path))
+    assert_same_outputs(outputs(model, task, images, mask), peer_outputs(peer, task, images, mask))
 
 
 def through_hub_folder(model, task: str, tmp_path):
@@ -78,7 +67,7 @@ def through_hub_folder(model, task: str, tmp_path):
     architecture = dict(num_heads=peers.HEADS, out_indices=backbone.out_indices)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(architecture=architecture)), tmp_path / 'ours.pth')
     conversion = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', to='hf')
-    assert conversion.left_out == [] and conversion.task == task
+    assert conversion.dropped_keys == [] and conversion.task == task
     # A model of features has no pooler, and its class no config for that.
     options = dict(add_pooling_layer=False) if task == 'features' else {}
     peer, info = peers.HF_CLASSES[task].from_pretrained(
@@ -105,10 +94,10 @@ def test_classification_by_the_class_token(library, variant, tmp_path):
     else:
         options = dict(timm=dict(global_pool='token'), mmpretrain=dict(out_type='cls_token', final_norm=True))
         peer = PEERS[library]('classification', variant, **options[library])
-        peer.load_state_dict(from_ours(model.state_dict(), library)[0], strict=True)
+        peer.load_state_dict(convert_state_dict(model.state_dict(), target=library).state_dict, strict=True)
     assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
     back = ours('classification', variant, seed=2, out_type='cls_token')
-    load_all(back, peer.state_dict())
+    load_all(back, saved(peer, tmp_path))
     assert_same_outputs(outputs(back, 'classification', images), expected)
 
 
@@ -120,9 +109,11 @@ def test_classification_by_the_class_token(library, variant, tmp_path):
 def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant, tmp_path):
     small = PEERS[source]('classification', variant, SMALL)
     model = ours('classification', variant, LARGE)
-    model.load_state_dict(to_ours(small.state_dict()).weights, strict=True)
+    weights = saved(small, tmp_path)
+    model.load_state_dict(convert_state_dict(weights).state_dict, strict=True)
     report = model.backbone.load_report
-    assert set(report.resized.values()) == {'14 x 14 -> 24 x 24'} and not report.missing and not report.left_out
+    assert set(report.resized.values()) == {'14 x 14 -> 24 x 24'}
+    assert not report.missing_keys and not report.unexpected_keys
     images, _ = images_and_mask(LARGE)
     expected = outputs(model, 'classification', images)
     if target == 'hf':
@@ -130,11 +121,11 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
         assert peer.config.image_size == LARGE
     else:
         peer = peers.timm_peer('classification', variant, LARGE)
-        peer.load_state_dict(from_ours(model.state_dict(), 'timm')[0], strict=True)
+        peer.load_state_dict(convert_state_dict(model.state_dict(), target='timm').state_dict, strict=True)
     assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
     # and our small model resamples the same way at run time
     as_trained = ours('classification', variant, SMALL)
-    load_all(as_trained, small.state_dict())
+    load_all(as_trained, weights)
     assert_same_outputs(outputs(as_trained, 'classification', images), expected)
 
 
@@ -143,8 +134,8 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
 def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
     """mmseg itself cannot read these weights: it has a table in every block, and no final norm."""
     pretrained = ours('pretraining', 'shared')
-    weights, left_out = from_ours(pretrained.state_dict(), 'mmseg')
-    assert sorted(left_out) == [
+    weights, dropped, _ = convert_state_dict(pretrained.state_dict(), target='mmseg')
+    assert sorted(dropped) == [
         'backbone.mask_token', 'backbone.norm.bias', 'backbone.norm.weight', 'head.lm_head.bias', 'head.lm_head.weight']
     peer = peers.mmseg_peer('segmentation', 'per_layer', num_layers=2, out_indices=[0, 1]).backbone
     peer.load_state_dict({name.removeprefix('backbone.'): tensor for name, tensor in weights.items()})
@@ -159,17 +150,17 @@ def test_mmseg_without_layer_scale_gets_ones():
     """Its backbone always multiplies by LayerScale."""
     model = ours('segmentation', 'per_layer', layer_scale_init=None)
     peer = PEERS['mmseg']('segmentation', 'per_layer')
-    peer.load_state_dict(from_ours(model.state_dict(), 'mmseg')[0], strict=True)
+    peer.load_state_dict(convert_state_dict(model.state_dict(), target='mmseg').state_dict, strict=True)
     images, _ = images_and_mask()
     assert_same_outputs(peer_outputs(peer, 'segmentation', images), outputs(model, 'segmentation', images))
 
 
 @pytest.mark.parametrize('library', ['hf', 'mmseg', 'timm'])
-def test_layer_scale_is_folded_into_a_backbone_without(library):
+def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
     task = 'classification' if library == 'timm' else 'segmentation'
     peer = PEERS[library](task, 'per_layer')
     model = ours(task, 'per_layer', layer_scale_init=None)
-    model.load_state_dict(to_ours(peer.state_dict()).weights, strict=True)
+    model.load_state_dict(convert_state_dict(saved(peer, tmp_path)).state_dict, strict=True)
     assert len(model.backbone.load_report.folded) == 2 * peers.DEPTH[task]
     images, _ = images_and_mask()
     assert_same_outputs(outputs(model, task, images), peer_outputs(peer, task, images))
@@ -203,11 +194,11 @@ def test_pooled_features_of_transformers(tmp_path):
         assert_same_outputs(outputs(model, 'features', images), [peer(images).pooler_output])
 
 
-def test_a_backbone_of_transformers_with_a_pyramid():
+def test_a_backbone_of_transformers_with_a_pyramid(tmp_path):
     """BeitBackbone, of object detectors: `beit.` below no head, the pyramid beside it."""
     config = peers.hf_peer('segmentation', 'per_layer').config
     config.add_fpn = True
     peer = transformers.BeitBackbone(config)
-    translation = to_ours(peer.state_dict())
-    assert translation.left_out == []
-    assert {name.split('.')[0] for name in translation.weights} == {'backbone', 'neck'}
+    translation = convert_state_dict(saved(peer, tmp_path))
+    assert translation.dropped_keys == []
+    assert {name.split('.')[0] for name in translation.state_dict} == {'backbone', 'neck'}

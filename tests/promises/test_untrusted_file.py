@@ -8,13 +8,14 @@ import torch
 from mmengine.runner import load_checkpoint
 
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.errors import UnsafeCheckpointError
-from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.checkpoint.io import CheckpointError, UnsafeCheckpointError, read_checkpoint
 from beit_mm.models import BEiTBackbone
 
+ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
 READERS = {
     'read_checkpoint': read_checkpoint,
-    'mmengine': lambda path: load_checkpoint(BEiTBackbone('tiny'), str(path)),  # load_from, --resume, init_cfg, mim
+    # load_from, --resume, init_cfg, mim
+    'mmengine': lambda path: load_checkpoint(BEiTBackbone(ARCH), str(path)),
     'convert_checkpoint': lambda path: convert_checkpoint(path, path.with_suffix('.pth')),
 }
 
@@ -53,7 +54,7 @@ def foreign_encoder(command):
 
 
 def write(path, content, container):
-    if container == 'plain':
+    if container == 'pickle':
         path.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, path, _use_new_zipfile_serialization=container == 'zip')
@@ -63,32 +64,27 @@ SYSTEM = f'{os.system.__module__}.system'
 FILES = [(attack, container, asked_for)
          for attack, asked_for in ((system, SYSTEM), (evaluated, 'builtins.eval'),
                                    (nested, 'torch.storage._load_from_bytes'), (foreign_encoder, SYSTEM))
-         for container in ('zip', 'legacy', 'plain')
+         for container in ('zip', 'legacy', 'pickle')
          # which is how tensors are pickled without a container: refused before the object is met
-         if (attack, container) != (foreign_encoder, 'plain')]
-
-
-@pytest.mark.filterwarnings('ignore:Couldn.t retrieve source code')  # torch stores that of modules in legacy files
-@pytest.mark.parametrize('reader', READERS)
-@pytest.mark.parametrize(('attack', 'container', 'asked_for'), FILES)
-def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for, reader):
-    victim = tmp_path / 'made_by_the_file'
-    path = tmp_path / 'weights.pkl'
-    write(path, attack(f'touch {victim}'), container)
-    with pytest.raises(UnsafeCheckpointError) as caught:
-        READERS[reader](path)
-    assert str(path) in str(caught.value) and f'it asks for {asked_for}.' in str(caught.value)
-    assert not victim.exists()
+         if (attack, container) != (foreign_encoder, 'pickle')]
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize(('attack', 'container'), [file[:2] for file in FILES])
-def test_the_same_files_run_where_nobody_refuses_them(tmp_path, attack, container):
-    """Otherwise the test above would prove nothing."""
+@pytest.mark.parametrize(('attack', 'container', 'asked_for'), FILES)
+def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for):
     victim = tmp_path / 'made_by_the_file'
     path = tmp_path / 'weights.pkl'
     write(path, attack(f'touch {victim}'), container)
-    if container == 'plain':
+    for reader in READERS.values():
+        with pytest.raises(CheckpointError) as caught:
+            reader(path)
+        assert str(path) in str(caught.value) and len(str(caught.value)) < 600
+        # torch's reader stops at the container of a bare pickle and of a whole module in a legacy file
+        if container == 'zip' or container == 'legacy' and attack is not foreign_encoder:
+            assert type(caught.value) is UnsafeCheckpointError and f'it asks for {asked_for}.' in str(caught.value)
+        assert not victim.exists()
+    # Otherwise the above would prove nothing: the same files run where nobody refuses them.
+    if container == 'pickle':
         pickle.loads(path.read_bytes())
     else:
         torch.load(path, weights_only=False)

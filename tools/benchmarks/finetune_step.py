@@ -26,7 +26,7 @@ from timm.models.beit import Beit
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.formats import from_ours
+from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.engine import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
@@ -65,7 +65,7 @@ def our_model(arch: str) -> nn.Module:
 def mmpretrain_model(arch: str, ours: Mapping[str, Tensor]) -> nn.Module:
     model = MMPRETRAIN.build(classifier(arch, 'mmpretrain.ClsDataPreprocessor', dict(
         type='BEiTViT', patch_size=16, layer_scale_init_value=0.1)))
-    model.load_state_dict(from_ours(ours, 'mmpretrain')[0])
+    model.load_state_dict(convert_state_dict(ours, target='mmpretrain').state_dict)
     return model
 
 
@@ -73,7 +73,7 @@ def timm_model(arch: str, ours: Mapping[str, Tensor]) -> nn.Module:
     sizes = ARCHITECTURES[arch]
     model = Beit(embed_dim=sizes['embed_dims'], depth=sizes['num_layers'], num_heads=sizes['num_heads'],
                  num_classes=CLASSES, use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, drop_path_rate=0.1)
-    model.load_state_dict(from_ours(ours, 'timm')[0])
+    model.load_state_dict(convert_state_dict(ours, target='timm').state_dict)
     return model
 
 

@@ -24,23 +24,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import mmseg.models  # noqa: F401  (registers BEiT, EncoderDecoder and UPerHead)
 import numpy as np
 import torch
 import torch.nn.functional as F
-from load_checkpoint import POLL, anonymous_bytes
 from mmengine.config import ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.logging import MMLogger
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.formats import from_ours
+from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
 from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, window_intervals
 
 OURS = 'beit_mm'
+POLL = 0.0005  # seconds between two looks at the memory
 CONTENDERS = (OURS, 'mmseg', 'mmseg sliding')
 PARTS = ('time', 'memory', 'scales')
 IMAGE, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
@@ -49,6 +50,16 @@ NARROW_IMAGE, NARROW_SCALE, NARROW_CROP, NARROW_STRIDE = (128, 171), (160, 214),
 TAPS = dict(base=(3, 5, 7, 11), large=(7, 11, 15, 23), narrow=(0, 1, 2, 3))
 TOLERANCE = dict(float32=1e-4, bfloat16=0.1)  # of the logits' largest
 GPU = torch.cuda.is_available()
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that is no file's.
+
+    ru_maxrss would count the pages of a mapped file too. Those are the system's cache of the file: all processes
+    share them, plain reading fills them as well, and they are given up when memory is short.
+    """
+    status = Path(f'/proc/{pid}/status').read_text()
+    return 1024 * int(status.split('RssAnon:')[1].split()[0])
 
 
 def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
@@ -76,7 +87,8 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
                             windows_per_batch=args.windows)))
     if name == 'mmseg':
         weights = {f'backbone.{key}': tensor for key, tensor in ours.state_dict().items()}
-        found = model.load_state_dict(from_ours(weights, 'mmseg')[0], strict=False)  # it keeps its indices
+        weights = convert_state_dict(weights, target='mmseg').state_dict
+        found = model.load_state_dict(weights, strict=False)  # it keeps its indices
         assert not found.unexpected_keys and all('backbone' not in key or 'index' in key for key in found.missing_keys)
     else:
         model.backbone = ours

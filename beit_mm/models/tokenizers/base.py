@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.content import weights_of
-from beit_mm.checkpoint.locate import locate_weights
-from beit_mm.checkpoint.reader import file_sha256, read_checkpoint
+from beit_mm.checkpoint.io import file_sha256, locate_weights, read_checkpoint
+from beit_mm.checkpoint.loader import weights_of
 from beit_mm.models.vit import take_tokens
 
 PADDING = -1  # position, and token, of a slot that holds nothing

@@ -4,13 +4,11 @@ import itertools
 import pytest
 import timm
 import torch
-from peers import CLASSES, DEPTH, DIMS, HEADS, VARIANTS, VOCAB, assert_equal, ours
+from peers import CLASSES, DEPTH, DIMS, HEADS, VARIANTS, VOCAB, assert_equal, hf_peer, ours
 
-from beit_mm.checkpoint.content import weights_of
-from beit_mm.checkpoint.errors import CheckpointError
-from beit_mm.checkpoint.formats import READ, WRITE, from_ours, task_of, to_ours
-from beit_mm.checkpoint.keys import recognise
-from beit_mm.checkpoint.reader import read_checkpoint
+from beit_mm.checkpoint.io import CheckpointError, read_checkpoint
+from beit_mm.checkpoint.loader import weights_of
+from beit_mm.checkpoint.names import FORMATS, convert_state_dict, detect_format, task_of
 
 TASKS = ('pretraining', 'classification', 'segmentation', 'features')
 # What each format holds without loss, as tasks and variants; the rest stands in LOSSES and REFUSED.
@@ -33,82 +31,85 @@ LOSSES = {  # format and task: what is left out, as beginnings of names
     ('mmseg', 'segmentation'): set(),  # the shared table is copied
 }
 REFUSED = set(itertools.product(['mmseg'], TASKS, ['vit', 'vit_layer_scale']))
-CASES = [(source, task, variant) for source, cases in HOLDS.items() for task, variant in sorted(cases)]
 
 
 def test_every_format_task_and_variant_is_in_one_of_the_tables():
-    assert set(HOLDS) == set(WRITE)
-    for name, task, variant in itertools.product(WRITE, TASKS, VARIANTS):
+    assert set(HOLDS) == set(FORMATS)
+    for name, task, variant in itertools.product(FORMATS, TASKS, VARIANTS):
         holds, refused = (task, variant) in HOLDS[name], (name, task, variant) in REFUSED
         assert holds + refused + ((name, task) in LOSSES and not holds and not refused) == 1, (name, task, variant)
 
 
-@pytest.mark.parametrize(('name', 'task', 'variant'), CASES)
-def test_there_and_back_and_through_every_other_format(name, task, variant):
+def converted(state: dict, target: str = 'beit_mm', source: str | None = None) -> dict:
+    """Without any loss."""
+    result = convert_state_dict(state, source, target)
+    assert result.dropped_keys == []
+    return result.state_dict
+
+
+@pytest.mark.parametrize(('task', 'variant'), list(itertools.product(TASKS, VARIANTS)))
+def test_there_and_back_and_from_each_format_into_every_other(task, variant):
     state = ours(task, variant).state_dict()
     assert task_of(state) == task
-    there, left_out = from_ours(state, name)
-    assert left_out == []
-    back = to_ours(there)
-    assert back.left_out == []
-    assert_equal(back.weights, state)
-    for other, cases in HOLDS.items():
-        if (task, variant) in cases:
-            assert_equal(to_ours(from_ours(back.weights, other)[0]).weights, state)
+    files = {name: converted(state, name) for name in FORMATS if (task, variant) in HOLDS[name]}
+    for name, there in files.items():
+        assert_equal(converted(there), state)
+        assert_equal(converted(there, source=name), state)
+        for other in files:
+            direct = convert_state_dict(there, None, other).state_dict
+            assert_equal(direct, files[other])
 
 
-@pytest.mark.parametrize(('name', 'task', 'variant'), [
-    (*case, variant) for case, variant in itertools.product(LOSSES, VARIANTS)
-    if (case[1], variant) not in HOLDS[case[0]] and (*case, variant) not in REFUSED])
-def test_what_a_format_has_no_place_for_is_named(name, task, variant):
-    state = ours(task, variant).state_dict()
-    there, left_out = from_ours(state, name)
-    lost = {key for key in state if key.startswith(tuple(LOSSES[name, task]))}
-    assert set(left_out) == lost and len(lost) >= len(LOSSES[name, task])
-    back = to_ours(there).weights
-    expected = {key: tensor for key, tensor in state.items() if key not in lost}
-    if name == 'mmseg' and variant == 'shared':
-        table = expected.pop('backbone.rel_pos_bias.relative_position_bias_table')
-        expected |= {f'backbone.blocks.{i}.attn.relative_position_bias_table': table for i in range(DEPTH[task])}
-    assert_equal(back, expected)
+@pytest.mark.parametrize(('name', 'task'), LOSSES)
+def test_what_a_format_has_no_place_for_is_named(name, task):
+    for variant in VARIANTS:
+        if (task, variant) in HOLDS[name] or (name, task, variant) in REFUSED:
+            continue
+        state = ours(task, variant).state_dict()
+        there, dropped, _ = convert_state_dict(state, target=name)
+        lost = {key for key in state if key.startswith(tuple(LOSSES[name, task]))}
+        assert set(dropped) == lost and len(lost) >= len(LOSSES[name, task])
+        expected = {key: tensor for key, tensor in state.items() if key not in lost}
+        if name == 'mmseg' and variant == 'shared':
+            table = expected.pop('backbone.rel_pos_bias.relative_position_bias_table')
+            expected |= {f'backbone.blocks.{i}.attn.relative_position_bias_table': table for i in range(DEPTH[task])}
+        assert_equal(convert_state_dict(there).state_dict, expected)
 
 
-@pytest.mark.parametrize(('name', 'task', 'variant'), sorted(REFUSED))
-def test_what_a_format_would_compute_otherwise_is_refused(name, task, variant):
-    with pytest.raises(CheckpointError, match='position embedding'):
-        from_ours(ours(task, variant).state_dict(), name)
-
-
-def test_mmseg_refuses_a_backbone_without_any_positions():
-    state = ours('segmentation', 'vit', abs_pos_embed=False).state_dict()
+def test_what_a_format_would_compute_otherwise_is_refused():
+    for name, task, variant in sorted(REFUSED):
+        with pytest.raises(CheckpointError, match='position embedding'):
+            convert_state_dict(ours(task, variant).state_dict(), target=name)
     with pytest.raises(CheckpointError, match='no relative position bias'):
-        from_ours(state, 'mmseg')
+        convert_state_dict(ours('segmentation', 'vit', abs_pos_embed=False).state_dict(), target='mmseg')
 
 
 def test_what_is_given_is_not_changed():
     state = ours('segmentation', 'per_layer').state_dict()
-    for name in WRITE:
+    for name in FORMATS:
         before = dict(state)
-        there = from_ours(state, name)[0]
+        there = convert_state_dict(state, target=name).state_dict
         assert list(state) == list(before)
         names = list(there)
-        to_ours(there)
+        convert_state_dict(there)
         assert list(there) == names
 
 
-@pytest.mark.parametrize('name', WRITE)
-@pytest.mark.parametrize('prefix', ['', 'module.'], ids=['plain', 'of DistributedDataParallel'])
-def test_formats_are_told_apart(name, prefix):
+@pytest.mark.parametrize('name', FORMATS)
+def test_formats_are_told_apart(name):
     """Also where a training script saved the wrapper around its model."""
     state = ours('classification', 'per_layer').state_dict()
-    there = from_ours(state, name)[0]
-    there = {prefix + key: tensor for key, tensor in there.items()}
-    expected = dict(beit_mm='beit_mm', unilm='unilm/timm', timm='unilm/timm', hf='hf',
-                    mmpretrain='mmpretrain/mmseg', mmseg='mmpretrain/mmseg')[name]
-    found = to_ours(there)
-    assert found.format == expected and found.format in READ
-    left = LOSSES.get((name, 'classification'), set())
-    assert_equal(found.weights, {key: tensor for key, tensor in state.items() if not key.startswith(tuple(left))})
+    there = convert_state_dict(state, target=name).state_dict
+    expected = dict(timm='unilm', mmseg='mmpretrain').get(name, name)  # equal but for what is only in one
+    lost = tuple(LOSSES.get((name, 'classification'), ()))
+    for prefix in ('', 'module.'):
+        found = convert_state_dict({prefix + key: tensor for key, tensor in there.items()})
+        assert found.source == expected
+        assert_equal(found.state_dict, {key: tensor for key, tensor in state.items() if not key.startswith(lost)})
+    segmentation = ours('segmentation', 'per_layer').state_dict()
+    assert detect_format(convert_state_dict(segmentation, target='mmseg').state_dict) == 'mmseg'
+    plain = timm.models.VisionTransformer(img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS)
+    assert detect_format(plain.state_dict()) == 'timm'
 
 
 # --- the released code's files, names by hand -----------------------------------------------------
@@ -211,19 +212,18 @@ def test_a_file_of_the_released_code(task, variant, make, tmp_path):
     content = make(variant)
     torch.save(content, tmp_path / 'released.pth')
     released = next(iter(content.values()))
-    translation = to_ours(weights_of(read_checkpoint(tmp_path / 'released.pth')))
-    assert translation.format == ('unilm segmentation' if task == 'segmentation' else 'unilm/timm')
-    assert translation.left_out == []
+    translation = convert_state_dict(weights_of(read_checkpoint(tmp_path / 'released.pth')))
+    assert translation.source == 'unilm' and translation.dropped_keys == []
     model = ours(task, variant, layer_scale_init=None if variant == 'vit' else 0.1)
-    incompatible = model.load_state_dict(translation.weights, strict=True)
+    incompatible = model.load_state_dict(translation.state_dict, strict=True)
     assert not incompatible.missing_keys and not incompatible.unexpected_keys
     report = model.backbone.load_report
-    assert report.left_out == [] and report.missing == [] and not report.resized
+    assert report.unexpected_keys == [] and report.missing_keys == [] and not report.resized
     state = model.state_dict()
     for theirs, mine in SAME[task].items():
         assert torch.equal(state[mine], released[theirs]), theirs
     # the released code can read it again: index buffers included, which are computed from the table's size
-    written = from_ours(state, 'unilm')[0]
+    written = converted(state, 'unilm')
     assert {name: tensor.shape for name, tensor in written.items()} == {
         name: tensor.shape for name, tensor in released.items()}
     assert all(torch.equal(written[name], tensor) for name, tensor in released.items() if 'index' not in name)
@@ -253,7 +253,7 @@ def transformers_model(name: str) -> dict:
 ], ids=['empty', 'ResNet', 'a head', 'ViT of transformers', 'bare ViT of transformers', 'DINOv2 of transformers'])
 def test_other_models_are_refused(make, message):
     with pytest.raises(CheckpointError, match=message):
-        to_ours(make())
+        convert_state_dict(make())
 
 
 def test_blocks_of_another_kind_are_refused():
@@ -261,27 +261,27 @@ def test_blocks_of_another_kind_are_refused():
     peer = timm.models.VisionTransformer(img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS,
                                          qk_norm=True)
     with pytest.raises(CheckpointError, match=r'is no BEiT: its blocks have backbone.blocks.0.attn.q_norm.weight'):
-        to_ours(peer.state_dict())
+        convert_state_dict(peer.state_dict())
 
 
 def test_two_tensors_for_one_name():
     """mmseg's converter leaves the released names beside its own; only if they disagree is one of them wrong."""
-    state = from_ours(ours('segmentation', 'per_layer').state_dict(), 'mmseg')[0]
+    state = converted(ours('segmentation', 'per_layer').state_dict(), 'mmseg')
     state['backbone.patch_embed.proj.weight'] = state['backbone.patch_embed.projection.weight'].clone()
-    assert to_ours(state).left_out == ['backbone.patch_embed.proj.weight']
+    assert convert_state_dict(state).dropped_keys == ['backbone.patch_embed.proj.weight']
     state['backbone.patch_embed.proj.weight'] += 1
     with pytest.raises(CheckpointError, match='two tensors for backbone.patch_embed.proj.weight'):
-        to_ours(state)
+        convert_state_dict(state)
 
 
 @pytest.mark.parametrize('part', ['query.bias', 'key.weight', 'value.weight'])
 def test_transformers_weights_that_lack_a_part(part):
-    state = from_ours(ours('features', 'per_layer').state_dict(), 'hf')[0]
+    state = converted(ours('features', 'per_layer').state_dict(), 'hf')
     del state[f'beit.encoder.layer.1.attention.attention.{part}']
     with pytest.raises(CheckpointError, match=rf'lacks .*blocks\.1\.attn\.{part}'):
-        to_ours(state)
+        convert_state_dict(state)
 
 
-def test_recognise_names_formats_that_can_be_read():
-    assert recognise(['cls_token']) is None
-    assert recognise(['cls_token', 'layers.0.attn.qkv.weight']) in READ
+def test_the_names_that_transformers_has_in_memory_are_refused():
+    with pytest.raises(CheckpointError, match='save it by its save_pretrained'):
+        convert_state_dict(hf_peer('features', 'per_layer').state_dict())

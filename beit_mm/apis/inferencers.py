@@ -1,0 +1,343 @@
+"""Classifies and segments images with a checkpoint and nothing else: it holds its config."""
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import Compose, default_collate, pseudo_collate
+from mmengine.device import get_device
+from mmengine.model import BaseTTAModel
+from mmengine.registry import DefaultScope
+from mmpretrain.models import ImageClassifier
+from PIL import Image
+from torch import nn
+
+from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.loader import load_from_file, meta_of
+from beit_mm.datasets.image_folder import list_images
+from beit_mm.datasets.transforms import UPRIGHT, orientation, to_rgb
+from beit_mm.engine.checks import preprocessing_of_model
+from beit_mm.engine.metrics import TOP, describe
+from beit_mm.engine.runner import set_num_classes
+from beit_mm.models import LinearProbe
+from beit_mm.registry import MODELS, TRANSFORMS
+
+ImageInput = str | Path | np.ndarray | Image.Image
+LOADERS = ('LoadImage', 'LoadImageFromFile')
+IMPORTING_KEYS = ('_scope_', 'backend_args', 'file_client_args')  # with these mmengine imports what a config names
+CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
+MAX_CLASSES = 256  # that labels of 8 bits can tell apart
+
+
+class _Inferencer:
+    """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
+
+    Building a type runs code with the config's arguments, and mmengine imports names that it does not know from
+    anywhere: a checkpoint's own config may name `types` only.
+    """
+    task: str  # what the model is called
+    scope: str  # the library's, in which the types are named
+    types: re.Pattern[str]
+    training_keys: tuple[str, ...]  # of a model's config, without use here
+
+    def __init__(self, checkpoint: str | Path, device: str | torch.device | None, config: str | Path | Config | None):
+        content = load_from_file(str(checkpoint))
+        self.meta = meta_of(content)
+        cfg = self._own_config(checkpoint) if config is None else self._given_config(config)
+        load, *prepare = cfg.pipeline
+        if load['type'].split('.')[-1] not in LOADERS:
+            raise ValueError(f'the test pipeline begins with {load["type"]}; expected one of {LOADERS}')
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            self.model = MODELS.build(cfg.model)
+            module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
+            self._reads_rgb = load['type'].endswith('LoadImage')
+            self._load = TRANSFORMS.build(load)
+            self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
+        self.num_classes = self._num_classes(module)
+        if self.num_classes is None:
+            raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
+        weights = content.get('state_dict', content)
+        for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
+            del weights[name]
+        try:
+            module.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise CheckpointError(f'{checkpoint} does not fit its config: {" ".join(str(error).split())}') from None
+        self.device = torch.device(device or get_device())
+        self.model.to(self.device).eval()
+        self.dataset_meta: Mapping[str, Any] = self.meta.get('dataset_meta') or {}
+        self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(self.num_classes)))
+
+    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Model, pipeline and scope of a config called `name`, without what only training needs."""
+        try:
+            model = _without(values['model'], self.training_keys)
+            loader = values.get('test_dataloader') or values.get('val_dataloader')
+            pipeline = loader['dataset']['pipeline'] if loader else self._training_pipeline(values)
+            model['type'], pipeline[0]['type']
+        except (KeyError, TypeError, IndexError):
+            raise ValueError(f'{name} has no model and test pipeline of a {self.task}; give another: '
+                             f'{type(self).__name__}(checkpoint, config=...)') from None
+        return dict(model=model, pipeline=list(pipeline), default_scope=values.get('default_scope', self.scope))
+
+    def _training_pipeline(self, values: Mapping[str, Any]) -> list[dict]:
+        """What stands for the pipeline of a config without one to test."""
+        raise KeyError('test_dataloader')
+
+    def _num_classes(self, model: nn.Module) -> int | None:
+        """Number of classes; None for a model of another task."""
+        raise NotImplementedError
+
+    def _own_config(self, checkpoint: str | Path) -> ConfigDict:
+        values = self.meta.get('config_dict')
+        advice = f'{type(self).__name__}(checkpoint, config=...)'
+        if not isinstance(values, dict):
+            raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: {advice}')
+        parts = dict(self._select(values, f'The config in {checkpoint}'), default_scope=self.scope)
+        parts = _without(parts, IMPORTING_KEYS)
+        for name in _types(parts):
+            if not isinstance(name, str) or not self.types.fullmatch(name):
+                raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a '
+                                      f'{self.task} that is built on the word of a checkpoint; if you trust it, give '
+                                      f'the config: {advice}')
+        return ConfigDict(parts)
+
+    def _given_config(self, config: str | Path | Config) -> ConfigDict:
+        cfg = config if isinstance(config, Config) else Config.fromfile(str(config))
+        parts = self._select(cfg, f'The config {cfg.filename or ""}'.rstrip())
+        classes = (self.meta.get('dataset_meta') or {}).get('classes')
+        if classes and str(cfg.get('runner_type')).endswith('FolderRunner'):
+            set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
+        return ConfigDict(parts)
+
+    def _sample(self, source: ImageInput) -> dict:
+        """What the test pipeline makes of an image."""
+        if isinstance(source, (str, Path)):
+            return self._prepare(self._load(dict(img_path=str(source))))
+        if isinstance(source, Image.Image):
+            source = pixels(source)
+        if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
+            raise ValueError(f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, '
+                             'not empty')
+        image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
+        return self._prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
+
+
+class ClassificationInferencer(_Inferencer):
+    """A trained classifier, with the names of its `classes` and the preparation of its images.
+
+    Args:
+        checkpoint: a file that a fine-tuning of ours wrote; it holds its config. Of other files give the `config`.
+        device: such as 'cuda:1' or 'cpu'; None for what there is.
+        config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
+            Of a FolderRunner's the number of classes is taken from the checkpoint.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: the checkpoint has no config, or one that names types which only a given config may; or its
+            weights do not fit.
+        ValueError: the config describes something else than a classifier.
+
+    A config without images to test on has no test pipeline; images are then loaded as in training, and the middle is
+    taken in the model's size, as our configs with a test pipeline do. On a GPU it computes in bfloat16.
+    """
+    task, scope = 'classifier', 'mmpretrain'
+    types = re.compile(
+        r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadImage)|'
+        r'(mmpretrain\.)?(ImageClassifier|LinearClsHead|StackedLinearClsHead|ClsDataPreprocessor|'
+        r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)')
+    training_keys = ('init_cfg', 'loss', 'pretrained', 'train_cfg')
+
+    def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
+                 config: str | Path | Config | None = None):
+        super().__init__(checkpoint, device, config)
+
+    def __call__(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP,
+                 ) -> list[dict[str, Any]]:
+        """Classifies images.
+
+        Args:
+            images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
+                image, or a list of these.
+            batch_size: images computed at a time.
+            top: classes to return for each.
+
+        Returns:
+            For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
+            scores=[[label, probability], ...] of the `top` most likely, best first).
+
+        Raises:
+            FileNotFoundError: no such file, or a folder without images.
+            UnreadableImageError: a file that is no image; names it.
+            TypeError, ValueError: something else than images, or a number below 1.
+        """
+        for name, number in (('batch_size', batch_size), ('top', top)):
+            if number < 1:
+                raise ValueError(f'{name} is {number}; expected 1 or more')
+        sources, results = iterate_images(images), []
+        while batch := list(islice(sources, batch_size)):
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
+                samples = self.model.test_step(default_collate([self._sample(image) for image in batch]))
+            results += [describe(sample.pred_score, self.classes, path_of(image), top)
+                        for image, sample in zip(batch, samples, strict=True)]
+        return results
+
+    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        parts = super()._select(values, name)
+        if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
+            parts['model'].setdefault('data_preprocessor', values['data_preprocessor'])
+        return parts
+
+    def _training_pipeline(self, values: Mapping[str, Any]) -> list[dict]:
+        return values['train_dataloader']['dataset']['pipeline'][:1]
+
+    def _num_classes(self, model: nn.Module) -> int | None:
+        if isinstance(model, LinearProbe):
+            return model.num_classes if len(model.layers) == 1 else None
+        return getattr(model.head, 'num_classes', None) if isinstance(model, ImageClassifier) else None
+
+
+class SegmentationInferencer(_Inferencer):
+    """A trained segmentor, with the names and colours of its classes and the preparation of its images.
+
+    Args:
+        checkpoint, device, config: as of ClassificationInferencer.
+        multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: the checkpoint has no config, or one that names types which only a given config may; or its
+            weights do not fit.
+        ValueError: the config describes something else than a segmentor, or has no scales.
+
+    Labels are those of tools/test.py, of which `test_cfg` of the model says the windows and the precision. `classes`
+    are the names, `palette` the colours, [red, green, blue] of 0-255.
+    """
+    task, scope = 'segmentor', 'mmseg'
+    types = re.compile(
+        r'beit_mm\.(SlidingSegmentor|BEiTBackbone|EfficientUPerHead|EfficientSETRUPHead|SyncBN|LoadImage|'
+        r'MultiScaleViews|MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|'
+        r'LoadImageFromFile|Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU')
+    training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
+
+    def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
+                 config: str | Path | Config | None = None, multi_scale: bool = False):
+        from beit_mm.segmentation.datasets import distinct_colours
+
+        self.multi_scale = multi_scale
+        super().__init__(checkpoint, device, config)
+        if self.num_classes > MAX_CLASSES:
+            raise ValueError(f'{checkpoint} has {self.num_classes} classes; labels of 8 bits have {MAX_CLASSES}')
+        self.palette: list[list[int]] = self.dataset_meta.get('palette') or distinct_colours(self.num_classes)
+
+    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[dict[str, Any]]:
+        """Segments images, each when it is asked for.
+
+        Args:
+            images: as of ClassificationInferencer; of any size.
+
+        Yields:
+            For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), indices into
+            `classes`, of the image as a viewer shows it).
+
+        Raises:
+            FileNotFoundError: no such file, or a folder without images.
+            UnreadableImageError: a file that is no image; names it.
+            TypeError, ValueError: something else than images.
+        """
+        for image in iterate_images(images):
+            with torch.no_grad():
+                sample, = self.model.test_step(pseudo_collate([self._sample(image)]))
+            yield dict(path=path_of(image), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
+
+    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        parts = super()._select(values, name)
+        if self.multi_scale:
+            if not {'tta_model', 'tta_pipeline'} <= set(values):
+                raise ValueError(f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
+                                 'SegmentationInferencer(checkpoint, config=..., multi_scale=True)')
+            parts.update(model=dict(values['tta_model'], module=parts['model']), pipeline=values['tta_pipeline'])
+        parts['pipeline'] = [step for step in parts['pipeline'] if 'LoadAnnotation' not in str(step.get('type'))]
+        return parts
+
+    def _num_classes(self, model: nn.Module) -> int | None:
+        from mmseg.models import EncoderDecoder
+
+        return model.decode_head.num_classes if isinstance(model, EncoderDecoder) else None
+
+
+def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
+    """Files, arrays and images, folders and lists taken apart.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder without images.
+        TypeError: something else than images.
+    """
+    if isinstance(sources, (str, Path)):
+        if not Path(sources).exists():
+            raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
+        if not Path(sources).is_dir():
+            yield sources
+        elif names := list_images(str(sources)):
+            yield from (str(Path(sources, name)) for name in names)
+        else:
+            raise FileNotFoundError(f'no images in {str(sources)!r}')
+    elif isinstance(sources, (np.ndarray, Image.Image)):
+        yield sources
+    elif isinstance(sources, Iterable) and not isinstance(sources, (bytes, bytearray, torch.Tensor)):
+        for source in sources:
+            yield from iterate_images(source)
+    else:
+        raise TypeError(f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
+                        'array, a PIL image, or a list of these')
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    """The pixels that the image's file would be read as: uint8 (H, W, 3), RGB, upright."""
+    image.load()  # some formats learn of their palette or transparency only here
+    turn = UPRIGHT.get(orientation(image))
+    image = to_rgb(image)
+    return np.array(image if turn is None else image.transpose(turn))
+
+
+def path_of(source: ImageInput) -> str | None:
+    """The file of an image, None of an array or PIL image."""
+    return str(source) if isinstance(source, (str, Path)) else None
+
+
+def usual_preparation(model: nn.Module) -> list[dict]:
+    """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
+    if (size := preprocessing_of_model(model).get('size')) is None:
+        raise ValueError(f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
+                         'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)')
+    edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
+    return [dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),
+            dict(type='CenterCrop', crop_size=tuple(size[::-1])), dict(type='PackInputs')]
+
+
+def _without(value: Any, keys: Sequence[str]) -> Any:
+    """Nested containers without some keys of their dicts, and with tuples of numbers.
+
+    The JSON in .safetensors files has no tuples, and mmcv's Resize takes no list for a size.
+    """
+    if isinstance(value, dict):
+        return {key: _without(inner, keys) for key, inner in value.items() if key not in keys}
+    if not isinstance(value, (list, tuple)):
+        return value
+    items = [_without(item, keys) for item in value]
+    return tuple(items) if items and all(isinstance(item, (int, float)) for item in items) else items
+
+
+def _types(value: Any) -> Iterator[Any]:
+    """Every `type` in nested containers."""
+    if isinstance(value, dict):
+        if 'type' in value:
+            yield value['type']
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _types(item)

@@ -1,0 +1,313 @@
+"""The formats in which BEiTs are published, and state dicts from one into another.
+
+A format is a table of (ours, theirs): how a name begins here and there, with `*` for a block's number. The first row
+that fits decides, in both directions, and what follows the beginning is kept. `None` stands for "has no place there".
+Our names are those of our models: the released code's below `backbone.`, mmpretrain's and mmseg's for neck and heads.
+"""
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid
+
+Weights = dict[str, Tensor]
+Table = tuple[tuple[str, str | None], ...]
+FORMATS = ('beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain', 'mmseg')
+TABLE = 'relative_position_bias_table'
+INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
+SHARED_TABLE = f'rel_pos_bias.{TABLE}'
+
+OURS: Table = (('', ''), )
+# microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too
+UNILM: Table = (
+    ('head.lm_head.', 'lm_head.'),
+    ('head.fc.', 'head.'),
+    ('backbone.', ''),
+)
+# microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
+UNILM_SEGMENTATION: Table = (
+    ('neck.upsample_4x.', 'backbone.fpn1.'),
+    ('neck.upsample_2x.', 'backbone.fpn2.'),
+    *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
+)
+TIMM: Table = (('backbone.mask_token', None), *UNILM[1:])  # no pretraining head
+# timm's plain ViT names LayerScale otherwise
+TIMM_VIT: Table = (*((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)), *UNILM)
+# mmpretrain 1.x, and the blocks of mmsegmentation 1.x
+MMPRETRAIN: Table = (
+    ('backbone.patch_embed.proj.', 'backbone.patch_embed.projection.'),
+    ('backbone.blocks.*.norm1.', 'backbone.layers.*.ln1.'),
+    ('backbone.blocks.*.norm2.', 'backbone.layers.*.ln2.'),
+    ('backbone.blocks.*.mlp.fc1.', 'backbone.layers.*.ffn.layers.0.0.'),
+    ('backbone.blocks.*.mlp.fc2.', 'backbone.layers.*.ffn.layers.1.'),
+    ('backbone.blocks.*.', 'backbone.layers.*.'),
+    ('backbone.norm.', 'backbone.ln1.'),
+    ('backbone.fc_norm.', 'backbone.ln2.'),
+    ('head.lm_head.', 'head.cls_head.'),
+    *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
+)
+# mmsegmentation's backbone ends with the last block
+MMSEG: Table = (*((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
+                *MMPRETRAIN)
+# transformers, as `save_pretrained` writes them; a model's own state_dict() has other names since version 5
+HF: Table = (
+    ('backbone.norm.', 'beit.layernorm.'),
+    ('backbone.fc_norm.', 'beit.pooler.layernorm.'),
+    ('backbone.cls_token', 'beit.embeddings.cls_token'),
+    ('backbone.mask_token', 'beit.embeddings.mask_token'),
+    ('backbone.pos_embed', 'beit.embeddings.position_embeddings'),
+    ('backbone.patch_embed.proj.', 'beit.embeddings.patch_embeddings.projection.'),
+    ('backbone.rel_pos_bias.', 'beit.encoder.relative_position_bias.'),
+    ('backbone.blocks.*.norm1.', 'beit.encoder.layer.*.layernorm_before.'),
+    ('backbone.blocks.*.norm2.', 'beit.encoder.layer.*.layernorm_after.'),
+    ('backbone.blocks.*.attn.relative_', 'beit.encoder.layer.*.attention.attention.relative_position_bias.relative_'),
+    ('backbone.blocks.*.attn.proj.', 'beit.encoder.layer.*.attention.output.dense.'),
+    ('backbone.blocks.*.attn.', 'beit.encoder.layer.*.attention.attention.'),  # query, key, value
+    ('backbone.blocks.*.mlp.fc1.', 'beit.encoder.layer.*.intermediate.dense.'),
+    ('backbone.blocks.*.mlp.fc2.', 'beit.encoder.layer.*.output.dense.'),
+    ('backbone.blocks.*.gamma_', 'beit.encoder.layer.*.lambda_'),
+    ('head.lm_head.', 'lm_head.'),
+    ('head.fc.', 'classifier.'),
+    ('neck.upsample_4x.', 'fpn1.'),
+    ('neck.upsample_2x.', 'fpn2.'),
+    ('decode_head.conv_seg.', 'decode_head.classifier.'),
+    ('auxiliary_head.conv_seg.', 'auxiliary_head.classifier.'),
+    ('decode_head.', 'decode_head.'),
+    ('auxiliary_head.', 'auxiliary_head.'),
+)
+HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
+HF_ROOTS = ('embeddings.', 'encoder.', 'pooler.')  # modules of BeitModel, which other models have below `beit.`
+
+BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias',
+               *(f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')))
+# All that our backbone can have; another name in a block is a layer that BEiT has not.
+OUR_BACKBONE = re.compile(r'''backbone\.(
+    cls_token | mask_token | pos_embed | patch_embed\.proj\.(weight|bias) | (fc_)?norm\.(weight|bias)
+    | rel_pos_bias\.relative_position_bias_table
+    | blocks\.\d+\.(
+        norm[12]\.(weight|bias) | mlp\.fc[12]\.(weight|bias) | gamma_[12]
+        | attn\.(q_bias | v_bias | qkv\.weight | proj\.(weight|bias) | relative_position_bias_table)
+    )
+)''', re.VERBOSE)
+
+
+class Converted(NamedTuple):
+    """A state dict in another format.
+
+    Attributes:
+        state_dict: names to tensors.
+        dropped_keys: names that have no place there.
+        source: the format that it had, one of FORMATS.
+    """
+    state_dict: Weights
+    dropped_keys: list[str]
+    source: str
+
+
+def convert_state_dict(state_dict: Mapping[str, Tensor], source: str | None = None, target: str = 'beit_mm',
+                       grid: Grid | None = None) -> Converted:
+    """A state dict of a BEiT, of a whole model or a backbone, from one format into another.
+
+    Into 'beit_mm', buffers that are computed are dropped, the q, k and v of transformers are fused, and the bias of a
+    plain ViT's keys is dropped: it adds the same number to all scores of a query, which the softmax takes away again.
+    Into another format, the result has all that the class there has in its state dict.
+
+    Args:
+        state_dict: names to tensors; left as it is.
+        source: one of FORMATS; None: see `detect_format`.
+        target: one of FORMATS.
+        grid: patch grid (h, w) of the bias tables, for buffers that belong to them; None: a square one.
+
+    Raises:
+        CheckpointError: no BEiT, or the target would compute something else.
+    """
+    weights = {unwrapped(name): tensor for name, tensor in state_dict.items() if not name.endswith(INDEX)}
+    source = source or detect_format(weights)
+    if source is None:
+        raise CheckpointError(f'holds no BEiT weights: its tensors are {first_names(weights)}')
+    ours, dropped = _to_ours(weights, source)
+    if target == 'beit_mm':
+        return Converted(ours, dropped, source)
+    if target == 'mmseg':
+        _fit_mmseg(ours)
+    if target == 'hf':
+        _split_qkv(ours)
+    if target in ('unilm', 'mmpretrain', 'mmseg'):
+        _add_index_buffers(ours, grid)
+    table = _table(target, task_of(ours))
+    converted = {_rename(name, table): tensor for name, tensor in ours.items()}
+    converted.pop(None, None)
+    return Converted(converted, dropped + [name for name in ours if _rename(name, table) is None], source)
+
+
+def detect_format(names: Iterable[str]) -> str | None:
+    """The format of a state dict by the names of its tensors, one of FORMATS; None for no BEiT.
+
+    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT or DeiT of timm or mmpretrain, with one bias for
+    q, k and v, counts as a BEiT without its extras.
+    """
+    names = set(names)
+    if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:
+        # the other Transformers of that library have a bias for the keys
+        return None if any(name.endswith(('key.bias', 'k_proj.bias')) for name in names) else 'hf'
+    if not {'cls_token', 'backbone.cls_token'} & names:
+        return None
+    if {'layers.0.attn.qkv.weight', 'backbone.layers.0.attn.qkv.weight'} & names:
+        return 'mmseg' if any(name.startswith('decode_head.') for name in names) else 'mmpretrain'
+    if 'backbone.blocks.0.attn.qkv.weight' in names:
+        return 'unilm' if 'backbone.fpn1.0.weight' in names else 'beit_mm'
+    if 'blocks.0.attn.qkv.weight' not in names:
+        return None
+    return 'timm' if {'blocks.0.attn.qkv.bias', 'blocks.0.ls1.gamma'} & names else 'unilm'
+
+
+def task_of(weights: Mapping[str, Tensor]) -> str:
+    """What a state dict of ours is for: 'pretraining', 'classification', 'segmentation' or 'features'."""
+    if 'head.lm_head.weight' in weights:
+        return 'pretraining'
+    if 'head.fc.weight' in weights:
+        return 'classification'
+    return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
+
+
+def check_complete(weights: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
+    depth = 1 + max(int(name.split('.')[2]) for name in weights if name.startswith('backbone.blocks.'))
+    needed = ['backbone.cls_token', 'backbone.patch_embed.proj.weight', 'backbone.patch_embed.proj.bias']
+    needed += [f'backbone.blocks.{index}.{part}' for index in range(depth) for part in BLOCK_PARTS]
+    if missing := [name for name in needed if name not in weights]:
+        raise CheckpointError(f'lacks {first_names(missing)}')
+
+
+def unwrapped(name: str) -> str:
+    """A name without what DistributedDataParallel and torch.compile put before or into it."""
+    name = name.replace('_orig_mod.', '')
+    while name.startswith('module.'):
+        name = name.removeprefix('module.')
+    return name
+
+
+def first_names(names: Iterable[str]) -> str:
+    """The first few of some names, and how many there are."""
+    names = list(names)
+    shown = ', '.join(names[:3])
+    return f'{shown}, ... ({len(names)} in all)' if shown else 'none'
+
+
+def expand_shared_table(weights: Weights) -> None:
+    """Gives every block a copy of the table that they shared, in place, on top of its own: a model adds both."""
+    for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
+        table = weights.pop(shared)
+        for name in [name for name in weights if name.endswith('.attn.qkv.weight')]:
+            own = name.replace('qkv.weight', TABLE)
+            weights[own] = weights[own] + table if own in weights else table.clone()
+
+
+def _table(target: str, task: str) -> Table:
+    """The names that a format has for a model of a task."""
+    if target == 'unilm' and task == 'segmentation':
+        return UNILM_SEGMENTATION
+    if target == 'hf' and task == 'pretraining':
+        return HF_PRETRAINING
+    return dict(beit_mm=OURS, unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)[target]
+
+
+def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
+    """A state dict of a known format under our names, and the names that have no place."""
+    if source == 'hf':
+        if any('.q_proj.' in name for name in weights):
+            raise CheckpointError('has the names of a model of transformers in memory: save it by its save_pretrained')
+        if not any(name.startswith('beit.') for name in weights):  # BeitModel, BeitBackbone
+            weights = {f'beit.{name}' if name.startswith((*HF_ROOTS, 'layernorm.')) else name: tensor
+                       for name, tensor in weights.items()}
+    elif source in ('mmpretrain', 'mmseg') and 'layers.0.attn.qkv.weight' in weights:
+        weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
+    tables = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN)
+    table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else tables[source]
+    reverse = tuple((theirs, ours) for ours, theirs in table)
+    ours: Weights = {}
+    dropped = []
+    for name, tensor in weights.items():
+        renamed = _rename(name, reverse)
+        if renamed is None or renamed in ours and torch.equal(tensor, ours[renamed]):
+            dropped.append(name)  # mmsegmentation's converter writes the patch embedding under two names
+        elif renamed in ours:
+            raise CheckpointError(f'has two tensors for {renamed}, {name} among them: our model applies only one')
+        else:
+            ours[renamed] = tensor
+    _fuse_qkv(ours)
+    unknown = [name for name in ours if name.startswith('backbone.') and not OUR_BACKBONE.fullmatch(name)]
+    if in_blocks := [name for name in unknown if name.startswith('backbone.blocks.')]:
+        raise CheckpointError(f'is no BEiT: its blocks have {first_names(in_blocks)}')
+    for name in unknown:
+        del ours[name]
+    return ours, dropped + unknown
+
+
+def _rename(name: str, table: Table) -> str | None:
+    """A name after the first row whose left side it begins with; None when it has no place."""
+    for source, target in table:
+        if match := _beginning(source).match(name):
+            if target is None:
+                return None
+            for number in match.groups():
+                target = target.replace('*', number, 1)
+            return target + name[match.end():]
+    return None
+
+
+@cache
+def _beginning(source: str) -> re.Pattern:
+    return re.compile(re.escape(source).replace(r'\*', r'(\d+)'))
+
+
+def _fuse_qkv(weights: Weights) -> None:
+    """Three linear layers as one, and one bias of three parts as two, in place."""
+    for name in [name for name in weights if name.endswith('attn.query.weight')]:
+        stem = name.removesuffix('query.weight')
+        try:
+            parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
+            weights[f'{stem}qkv.weight'] = torch.cat(parts)
+            weights[f'{stem}q_bias'] = weights.pop(f'{stem}query.bias')
+            weights[f'{stem}v_bias'] = weights.pop(f'{stem}value.bias')
+        except KeyError as error:
+            raise CheckpointError(f'lacks {error}') from None
+    for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
+        q_bias, _, v_bias = weights.pop(name).chunk(3)
+        weights[name.replace('qkv.bias', 'q_bias')] = q_bias
+        weights[name.replace('qkv.bias', 'v_bias')] = v_bias
+
+
+def _split_qkv(weights: Weights) -> None:
+    for name in [name for name in weights if name.endswith('attn.qkv.weight')]:
+        stem = name.removesuffix('qkv.weight')
+        for part, rows in zip(('query', 'key', 'value'), weights.pop(name).chunk(3), strict=True):
+            weights[f'{stem}{part}.weight'] = rows
+        weights[f'{stem}query.bias'] = weights.pop(f'{stem}q_bias')
+        weights[f'{stem}value.bias'] = weights.pop(f'{stem}v_bias')
+
+
+def _fit_mmseg(weights: Weights) -> None:
+    """mmsegmentation's backbone has a table and LayerScale in every block and no position embedding."""
+    if 'backbone.pos_embed' in weights:
+        raise CheckpointError("has an absolute position embedding, which mmsegmentation's BEiT has not")
+    expand_shared_table(weights)
+    for name in [name for name in weights if name.endswith('.attn.proj.bias')]:
+        block = name.removesuffix('attn.proj.bias')
+        if f'{block}attn.{TABLE}' not in weights:
+            raise CheckpointError("has no relative position bias, without which mmsegmentation's BEiT cannot be built")
+        for gamma in ('gamma_1', 'gamma_2'):
+            weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
+
+
+def _add_index_buffers(weights: Weights, grid: Grid | None) -> None:
+    for name in [name for name in weights if name.endswith(TABLE)]:
+        rows = len(weights[name])
+        if grid is None or num_relative_positions(grid) != rows:
+            grid = square_grid(rows)
+        weights[name.replace(TABLE, INDEX)] = relative_position_index(grid)

@@ -1,0 +1,378 @@
+"""Files that hold weights are read whatever their form; what is no checkpoint is named; writing is all or nothing."""
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import resource
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+from mmengine.config import ConfigDict
+from mmengine.logging import HistoryBuffer, MessageHub
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from beit_mm.checkpoint.io import (
+    CheckpointError,
+    UnsafeCheckpointError,
+    file_sha256,
+    locate_weights,
+    name_of_url,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+BASE = torch.arange(12.0)
+WEIGHTS = {
+    'w': torch.rand(3, 5), 'scalar': torch.tensor(2.5), 'empty': torch.empty(0, 3), 'half': torch.rand(3).bfloat16(),
+    'flags': torch.tensor([True, False]), 'count': torch.tensor([2**40]), 'bytes': torch.arange(7, dtype=torch.uint8),
+    'shared': BASE, 'again': BASE, 'part': BASE[4:].view(2, 4), 'transposed': BASE.view(3, 4).t(),
+    'parameter': nn.Parameter(torch.rand(2, dtype=torch.float64))}
+META = {'epoch': 3, 'preprocessing': {'mean': [127.5], 'size': [224, 224]}, 'name': 'Öl "x"', 'none': None}
+
+
+def assert_same(found, expected=WEIGHTS):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('zipped', [True, False])
+def test_a_run_as_torch_and_mmengine_save_it(tmp_path, zipped):
+    """State dict with `_metadata`, optimizer, schedule, log history, NumPy numbers, a namespace, a path, a config."""
+    module = nn.BatchNorm1d(2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
+    module(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    hub = MessageHub(f'test_io_{zipped}')
+    hub.update_scalar('train/loss', np.float64(0.5))
+    hub.update_info('best', np.float32(0.25))
+    hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
+    run = {'state_dict': module.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
+           'rng': torch.get_rng_state(), 'message_hub': hub.state_dict(), 'args': argparse.Namespace(lr=0.1),
+           'meta': dict(folder=Path('runs'), cfg=ConfigDict(lr=0.1), dtype=torch.float16)}
+    torch.save(run, tmp_path / 'run.pth', _use_new_zipfile_serialization=zipped)
+    found = read_checkpoint(tmp_path / 'run.pth')
+    assert_same(found['state_dict'], run['state_dict'])
+    assert found['state_dict']._metadata == run['state_dict']._metadata
+    assert_same(found['optimizer']['state'][0], run['optimizer']['state'][0])
+    assert found['schedule']['milestones'] == {3: 1, 5: 1} and torch.equal(found['rng'], run['rng'])
+    history = found['message_hub']['log_scalars']['train/loss']
+    assert type(history) is HistoryBuffer and history.mean() == 0.5
+    info = found['message_hub']['runtime_info']
+    assert info['best'] == np.float32(0.25) and (info['palette'] == hub.get_info('palette')).all()
+    assert found['args'] == dict(lr=0.1) and type(found['args']) is dict
+    assert str(found['meta']['folder']) == 'runs' and found['meta']['cfg'].lr == 0.1
+
+
+def test_the_list_of_what_torch_allows_is_left_alone(tmp_path):
+    before = set(torch.serialization.get_safe_globals())
+    torch.save(WEIGHTS, tmp_path / 'w.pth')
+    with torch.serialization.safe_globals([HistoryBuffer]):
+        read_checkpoint(tmp_path / 'w.pth')
+        assert set(torch.serialization.get_safe_globals()) == before | {HistoryBuffer}
+
+
+def test_safetensors_under_any_name(tmp_path):
+    weights = {name: torch.rand(3) for name in 'ab'}
+    for metadata in (None, {'format': 'pt', 'epoch': '3'}):
+        save_file(weights, tmp_path / 'w.pth', metadata)
+        assert_same(read_checkpoint(tmp_path / 'w.pth'), weights)
+    # The first byte is the low byte of the header's length, and 0x80 for some: that is how pickles begin.
+    for padding in range(0, 256, 8):
+        save_file(weights, tmp_path / 'w.pth', dict(note='x' * padding))
+        assert_same(read_checkpoint(tmp_path / 'w.pth'), weights)
+
+
+@pytest.mark.parametrize(('text', 'said'), [
+    ('{"epoch": ', 'no JSON'), ('[' * 100_000, 'no JSON'), ('[' + '9' * 10_000 + ']', 'no JSON'), ('[1]', 'no dict')])
+def test_broken_meta_in_safetensors(tmp_path, text, said):
+    path = tmp_path / 'w.safetensors'
+    save_file({'w': torch.ones(2)}, path, {'beit_mm': text})
+    with pytest.raises(CheckpointError, match=f"{path} is damaged: its metadata 'beit_mm' is {said}"):
+        read_checkpoint(path)
+
+
+def test_hash(tmp_path):
+    torch.save(WEIGHTS, tmp_path / 'w.pth')
+    digest = hashlib.sha256((tmp_path / 'w.pth').read_bytes()).hexdigest()
+    assert file_sha256(tmp_path / 'w.pth') == digest
+    read_checkpoint(tmp_path / 'w.pth', sha256=digest.upper())
+    with pytest.raises(CheckpointError, match=f'has SHA-256 {digest}, expected 00ff'):
+        read_checkpoint(tmp_path / 'w.pth', sha256='00ff')
+
+
+@pytest.mark.parametrize('form', ['zip', 'legacy', 'safetensors'])
+def test_tensors_are_writable_and_the_file_stays(tmp_path, form):
+    path = tmp_path / 'w.pth'
+    if form == 'safetensors':
+        save_file({'w': torch.rand(5000)}, path)
+    else:
+        torch.save({'w': torch.rand(5000)}, path, _use_new_zipfile_serialization=form == 'zip')
+    before = path.read_bytes()
+    found = read_checkpoint(path)['w']
+    found.zero_()
+    assert path.read_bytes() == before
+    path.unlink()  # may go while it is in use
+    assert found.sum() == 0
+
+
+# --- what is no checkpoint ------------------------------------------------------------------------
+
+@pytest.mark.parametrize(('content', 'said'), [
+    (b'', 'is empty'),
+    (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
+    (b'--2021-06-30 10:11:12--  https://host/encoder.pkl\nResolving host...', 'a log of wget'),
+    (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
+    (b'Access denied\n', "a text file beginning with 'Access denied'"),
+    (b'cposix\nsystem\n(S"true"\ntR.', "a text file beginning with 'cposix'"),
+    (b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03', 'of an unknown kind'),
+])
+def test_named(tmp_path, content, said):
+    path = tmp_path / 'encoder.pkl'
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path)
+    assert said in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize('kind', ['zip', 'legacy', 'safetensors'])
+def test_cut_short(tmp_path, kind):
+    path = tmp_path / 'w.pth'
+    if kind == 'safetensors':
+        save_file({'w': torch.rand(1000)}, path)
+    else:
+        torch.save({'w': torch.rand(1000)}, path, _use_new_zipfile_serialization=kind == 'zip')
+    whole = path.read_bytes()
+    for part in (0.1, 0.5, 0.99):
+        path.write_bytes(whole[:int(part * len(whole))])
+        with pytest.raises(CheckpointError, match='cut short'):
+            read_checkpoint(path)
+
+
+def test_what_torch_did_not_save(tmp_path):
+    path = tmp_path / 'w.pth'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('readme.txt', 'hello')
+    with pytest.raises(CheckpointError, match='torch.save did not write it'):
+        read_checkpoint(path)
+    path.write_bytes(pickle.dumps(dict(a=1)))
+    with pytest.raises(CheckpointError, match=str(path)):
+        read_checkpoint(path)
+    torch.save([torch.ones(2)], path)
+    with pytest.raises(CheckpointError, match='holds a list'):
+        read_checkpoint(path)
+
+
+# --- programs with tricks: c = name, ( = mark, t = tuple, R = call, b = build, \x81 = new object ------
+
+REBUILD = b'ctorch._utils\n_rebuild_tensor_v2\n'
+MODULE = b'cdall_e.encoder\nEncoder\n'
+NAMESPACE = b'cargparse\nNamespace\n'
+HISTORY = b'cmmengine.logging.history_buffer\nHistoryBuffer\n'
+GETATTR = b'cbuiltins\ngetattr\n'
+SET_X = b'}X\x01\x00\x00\x00xK\x01s'            # {'x': 1}
+STORAGE = b'(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ'
+SETSTATE = b'X\x0c\x00\x00\x00__setstate__'
+
+
+def text(value):
+    return b'X' + len(value).to_bytes(4, 'little') + value.encode()
+
+
+def write(path, *opcodes):
+    """A pickle written by hand, as torch.save would store it in a zip file."""
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('archive/data.pkl', b'\x80\x02' + b''.join(opcodes) + b'.')
+        archive.writestr('archive/version', '3\n')
+
+
+@pytest.mark.parametrize('program', [
+    [REBUILD, SET_X, b'b'],                                             # attributes of a function
+    [REBUILD, b'N', SET_X, b'\x86b'],                                   # the same, as slots
+    [MODULE, b'N', SET_X, b'\x86b'],                                    # attributes of a class
+    [MODULE, b')\x81', b'}', SETSTATE, REBUILD, b's', b'b', b')R'],     # call of a stand-in
+    [b'ccopyreg\n_reconstructor\n', b')R'],
+    [b'cdall_e.encoder\nEncoder.__init__.__globals__\n', b')R', b')R'],
+    [b'ctorch.nn.modules.container\nSequential\n', b')R', b')R'],
+    [REBUILD, b'(K\x00K\x00K\x01\x85K\x01\x85\x89NtR'],                 # a tensor of no storage
+    [REBUILD, b'(', STORAGE, b'))\x85)\x89NtR'],                        # a tensor whose offset is a tuple
+    [b'X\x05\x00\x00\x00otherQ'],                                       # a persistent object
+    [GETATTR, text('text'), text('format'), b'\x86R'],
+    [GETATTR, HISTORY, text('__init__'), b'\x86R'],
+    [GETATTR, HISTORY, text('__class__'), b'\x86R'],
+    [GETATTR, GETATTR, text('__globals__'), b'\x86R'],
+    [b'}', b'X\x01\x00\x00\x00x', b']' * 50_000 + b'a' * 49_999, b's'],  # deep
+], ids=lambda program: b''.join(program)[:40].decode(errors='replace').replace('\n', ' '))
+def test_levers_of_the_pickle_machine_are_refused(tmp_path, program):
+    path = tmp_path / 'weights.pkl'
+    write(path, *program)
+    with pytest.raises(CheckpointError, match=str(path)) as caught:
+        read_checkpoint(path)
+    assert len(str(caught.value)) < 600 and '\n' not in str(caught.value)
+
+
+def test_replaced_setstate_is_never_called(tmp_path):
+    """It becomes an entry of the dict that an object's attributes are."""
+    path = tmp_path / 'weights.pkl'
+    eval_state = b'}' + SETSTATE + REBUILD + b's'
+    write(path, b'}', b'X\x01\x00\x00\x00m', NAMESPACE, b')\x81', eval_state, b'b', SET_X, b'b', b's')
+    found = read_checkpoint(path)['m']
+    assert found['x'] == 1 and type(found) is dict
+
+
+def test_a_history_changes_no_method_of_the_process(tmp_path):
+    """mmengine lets a pickled history register functions for all histories."""
+    path = tmp_path / 'weights.pkl'
+    state = b'}' + text('statistics_methods') + b'}' + text('mean') + GETATTR + HISTORY + text('max') + b'\x86Rss'
+    write(path, b'}', b'X\x01\x00\x00\x00m', HISTORY, b')\x81', state, b'b', b's')
+    assert type(read_checkpoint(path)['m']) is HistoryBuffer
+    assert HistoryBuffer([1, 3], [1, 1]).statistics('mean') == 2
+
+
+def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
+    path = tmp_path / 'm.pkl'
+    with zipfile.ZipFile(path, 'w') as archive:  # must not reach foreign memory
+        archive.writestr('m/data.pkl', b'\x80\x02' + REBUILD + b'(' + STORAGE + b'\x8a\x08'
+                         + (2**62).to_bytes(8, 'little') + b'K\x04\x85K\x01\x85\x89NtR.')
+        archive.writestr('m/data/0', b'\0' * 16)
+        archive.writestr('m/version', '3\n')
+    with pytest.raises(CheckpointError, match=str(path)):
+        read_checkpoint(path)
+    module = root = nn.Sequential()
+    for _ in range(12):  # 12 levels of ten references to one module each
+        inner = nn.Sequential()
+        module._modules.update({str(number): inner for number in range(10)})
+        module = inner
+    torch.save(root, path)
+    with pytest.raises(CheckpointError, match='one module in two places'):
+        read_checkpoint(path)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_read_back(tmp_path, suffix):
+    path = tmp_path / 'new' / 'folder' / f'w{suffix}'
+    write_checkpoint(path, dict(state_dict=WEIGHTS, meta=META))
+    found = read_checkpoint(path)
+    assert_same(found['state_dict'])
+    assert found['meta'] == META
+    assert os.listdir(path.parent) == [path.name]
+    (path.parent / 'other').touch()
+    assert path.stat().st_mode == (path.parent / 'other').stat().st_mode
+    write_checkpoint(path.with_name(f'flat{suffix}'), WEIGHTS)
+    assert_same(read_checkpoint(path.with_name(f'flat{suffix}')))
+    # equal content gives equal files, whatever they are called: published files have their hash in their name
+    write_checkpoint(path.with_name(f'again{suffix}'), dict(state_dict=WEIGHTS, meta=META))
+    assert path.read_bytes() == path.with_name(f'again{suffix}').read_bytes()
+
+
+def test_other_libraries_read_it(tmp_path):
+    """Attributes of tensors and state dicts, pickled, would be foreign objects to torch."""
+    weights = nn.BatchNorm2d(4).state_dict()
+    weights['weight'].origin = contextlib.nullcontext()
+    write_checkpoint(tmp_path / 'w.pth', dict(state_dict=weights, groups=[{'lr': 0.1}]))
+    found = torch.load(tmp_path / 'w.pth', weights_only=True)
+    assert_same(found['state_dict'], weights)
+    assert found['groups'] == [{'lr': 0.1}]
+    for content, metadata in ((WEIGHTS, {'format': 'pt'}),  # transformers reads no file without it
+                              (dict(state_dict=WEIGHTS, meta=META), {'beit_mm': json.dumps(META)})):
+        write_checkpoint(tmp_path / 'w.safetensors', content)
+        assert_same(load_file(tmp_path / 'w.safetensors'))
+        with safetensors.safe_open(tmp_path / 'w.safetensors', framework='pt') as file:
+            assert file.metadata() == metadata
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Like a full disk: the system refuses to write more."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
+def test_full_disk_leaves_the_old_file(tmp_path, suffix):
+    path = tmp_path / f'w{suffix}'
+    write_checkpoint(path, WEIGHTS)
+    before = path.read_bytes()
+    with files_of_at_most(4 << 20), pytest.raises(OSError, match='File too large'):
+        write_checkpoint(path, dict(w=torch.rand(2 << 20), v=torch.rand(3)))
+    assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
+    mapped = read_checkpoint(path)  # what is mapped from the file that is replaced
+    write_checkpoint(path, dict(mapped, w=mapped['scalar'], scalar=mapped['w']))
+    assert_same(read_checkpoint(path), dict(WEIGHTS, w=WEIGHTS['scalar'], scalar=WEIGHTS['w']))
+
+
+@pytest.mark.parametrize(('name', 'content', 'said'), [
+    ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
+    ('w', WEIGHTS, 'must end in'),
+    ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'meta is not made of plain values'),
+    ('w.safetensors', dict(state_dict=WEIGHTS, meta={}, optimizer={}), "'state_dict' is a dict; write a .pth"),
+    ('w.safetensors', dict(w=torch.ones(2), epoch=3), "'epoch' is a int; write a .pth"),
+    ('w.safetensors', dict(w=torch.eye(2).to_sparse()), 'torch.sparse_coo'),
+])
+def test_what_cannot_be_written(tmp_path, name, content, said):
+    with pytest.raises(CheckpointError, match=said) as caught:
+        write_checkpoint(tmp_path / name, content)
+    assert str(tmp_path / name) in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+def test_names_of_urls():
+    assert name_of_url('https://cdn.openai.com/dall-e/encoder.pkl') == 'encoder.pkl'
+    assert name_of_url('https://site.org/a/beit_base.pth?raw=1#x') == 'beit_base.pth'
+    names = {name_of_url(f'https://huggingface.co/microsoft/{model}/resolve/main/model.safetensors?download=true')
+             for model in ('beit-base', 'beit-large')}
+    assert len(names) == 2 and all(name.endswith('-model.safetensors') for name in names)
+
+
+@pytest.mark.parametrize('arrives', [True, False])
+def test_a_download_is_kept_if_it_has_the_hash_in_its_name(arrives, tmp_path, monkeypatch):
+    """As published files have; a file on the disk stands for the one on the network."""
+    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
+    remote = tmp_path / 'remote.pth'
+    remote.write_bytes(b'weights')
+    digits = hashlib.sha256(b'weights').hexdigest()[:8] if arrives else '00000000'
+    urlopen = torch.hub.urlopen
+    monkeypatch.setattr(torch.hub, 'urlopen', lambda request: urlopen(remote.as_uri()))
+    url = f'http://site.org/beit-{digits}.pth'
+    if arrives:
+        assert locate_weights(url, 'advice').read_bytes() == b'weights'
+        monkeypatch.setattr(torch.hub, 'urlopen', None)  # fetched once
+        assert locate_weights(url, 'advice').parent == tmp_path / 'checkpoints'
+        return
+    with pytest.warns(UserWarning, match='expected "00000000"'), pytest.raises(FileNotFoundError, match='advice'):
+        locate_weights(url, 'advice')
+    assert not list((tmp_path / 'checkpoints').iterdir())
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
+    (tmp_path / f'beit-{digits}.pth').write_bytes(b'mine')
+    assert locate_weights(url, 'advice').read_bytes() == b'mine'
+
+
+def test_a_folder_in_pieces_says_what_to_do(tmp_path):
+    (tmp_path / 'model.safetensors.index.json').write_text('{}')
+    with pytest.raises(FileNotFoundError, match='in pieces; save them .* in one'):
+        locate_weights(str(tmp_path), 'advice')
+
+
+def test_a_refusal_says_what_the_file_asked_for(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / 'm.pth')
+    with pytest.raises(UnsafeCheckpointError, match=r'nothing in it was run: it asks for torch.nn.modules.linear'):
+        read_checkpoint(tmp_path / 'm.pth')

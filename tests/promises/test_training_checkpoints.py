@@ -1,0 +1,144 @@
+"""A run's checkpoints are written whole, read again with everything in them, and nothing in a file is executed."""
+import copy
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_runner
+from mmengine.config import Config
+from mmengine.fileio import LocalBackend, get_file_backend
+from mmengine.runner import Runner
+
+from beit_mm.checkpoint.io import AtomicBackend
+
+HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')
+
+
+def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> Runner:
+    """A runner that saves each epoch by the atomic backend, and its best one."""
+    config = copy.deepcopy(config)
+    config.work_dir = str(folder)
+    config.train_cfg.max_epochs = epochs
+    config.default_hooks.checkpoint = dict(
+        type='CheckpointHook', interval=1, max_keep_ckpts=2, backend_args=dict(backend='beit_mm'),
+        save_best='mim_acc', rule='greater')
+    config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in HOOKS]
+    config.update(changes)
+    return make_runner(config)
+
+
+@pytest.fixture(scope='module')
+def run(images, tmp_path_factory) -> tuple[Runner, Config, list[str]]:
+    """Three epochs, and the files that were written, in order."""
+    from conftest import narrow_pretraining
+
+    folder = tmp_path_factory.mktemp('training')
+    config = narrow_pretraining(images, folder)
+    written, put = [], AtomicBackend.put
+    AtomicBackend.put = lambda self, data, path: (written.append(Path(path).name), put(self, data, path))[1]
+    try:
+        runner = small_run(config, folder / 'work', 3)
+        runner.train()
+    finally:
+        AtomicBackend.put = put
+    return runner, config, written
+
+
+def test_every_file_goes_through_the_atomic_writer_and_old_ones_go(run):
+    runner, _, written = run
+    folder = Path(runner.work_dir)
+    files = {file.name for file in folder.glob('*.pth')}
+    best = {name for name in files if name.startswith('best_')}
+    assert len(best) == 1 and files == best | {'epoch_2.pth', 'epoch_3.pth'}
+    assert files | {'epoch_1.pth'} <= set(written) and not list(folder.glob('*.part'))
+    assert (folder / 'last_checkpoint').read_text() == str(folder / 'epoch_3.pth')
+    (folder / 'other').touch()
+    assert (folder / 'epoch_3.pth').stat().st_mode == (folder / 'other').stat().st_mode
+    assert type(get_file_backend('a.pth')) is LocalBackend  # other writers keep mmengine's
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / 'epoch_1.pth'
+    backend = get_file_backend(backend_args=dict(backend='beit_mm'))
+    backend.put(b'old', path)
+    monkeypatch.setattr(os, 'fsync', lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        backend.put(b'new', path)
+    assert path.read_bytes() == b'old' and os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_holds_plain_values_that_torch_reads_by_itself(run):
+    runner, config, _ = run
+    meta = torch.load(f'{runner.work_dir}/epoch_3.pth', weights_only=True)['meta']
+    assert meta['config_dict']['model']['backbone']['arch'] == dict(config.model.backbone.arch)
+    assert meta['preprocessing'] == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[32, 32])
+    assert meta['architecture'] == dict(num_heads=4, out_indices=[1])
+
+
+@pytest.mark.parametrize('ours', [True, False], ids=['our hook', "mmengine's own pickled history"])
+def test_a_run_is_resumed(ours, run, tmp_path):
+    """With weights, optimizer and log history, whether our hook wrote it as tensors or mmengine as pickled objects."""
+    first, config, _ = run
+    file = Path(first.work_dir, 'epoch_3.pth')
+    if not ours:
+        hooks = first._hooks
+        first._hooks = [hook for hook in hooks if type(hook).__name__ != 'CheckpointMetaHook']
+        first.save_checkpoint(str(tmp_path), 'mmengine.pth', meta=dict(epoch=3, iter=9))
+        first._hooks, file = hooks, tmp_path / 'mmengine.pth'
+    second = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(file))
+    second.load_or_resume()
+    assert (second.epoch, second.iter) == (3, 9)
+    for name, tensor in second.model.state_dict().items():
+        assert torch.equal(tensor, first.model.state_dict()[name]), name
+    for before, after in zip(first.optim_wrapper.optimizer.state.values(),
+                             second.optim_wrapper.optimizer.state_dict()['state'].values(), strict=True):
+        assert torch.equal(before['exp_avg_sq'], after['exp_avg_sq'])
+    before, after = (runner.message_hub.get_scalar('train/loss').data for runner in (first, second))
+    assert len(before[0]) == 9 and all((old == new).all() for old, new in zip(before, after, strict=True))
+
+
+def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
+    """mmengine's resume executes `meta['config']`, and its CheckpointHook deletes what `runtime_info` names."""
+    first, config, _ = run
+    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
+    content['meta']['config'] = f"open('{tmp_path}/ran', 'w')"
+    foreign = tmp_path / 'mine'
+    foreign.mkdir()
+    (foreign / 'best_of_all.pth').touch()
+    content['message_hub']['runtime_info'] |= dict(
+        best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'])
+    torch.save(content, tmp_path / 'epoch_3.pth')
+    work = tmp_path / 'work'
+    work.mkdir()
+    for name in ('epoch_1.pth', 'epoch_2.pth'):
+        (work / name).touch()
+    runner = small_run(config, work, 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    runner.train()
+    assert runner.iter == 12 and not (tmp_path / 'ran').exists()
+    assert (foreign / 'best_of_all.pth').exists()
+    assert {'epoch_1.pth', 'epoch_2.pth', 'epoch_4.pth'} <= {file.name for file in work.iterdir()}
+
+
+def test_weights_without_a_run_cannot_be_resumed(run, tmp_path):
+    first, config, _ = run
+    torch.save(first.model.backbone.state_dict(), tmp_path / 'weights.pth')
+    with pytest.raises(ValueError, match='nothing to resume. .* load_from'):
+        small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'weights.pth')).load_or_resume()
+
+
+def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
+    first, config, _ = run
+    for mean in (127.5, 123.675):
+        changed = copy.deepcopy(config)
+        changed.model.data_preprocessor.mean = [mean] * 3
+        runner = small_run(changed, tmp_path / f'work_{mean}', 1, load_from=f'{first.work_dir}/epoch_3.pth')
+        caplog.clear()
+        caplog.handler.setLevel(logging.WARNING)
+        runner.logger.addHandler(caplog.handler)
+        runner.load_or_resume()
+        hook, = [hook for hook in runner.hooks if type(hook).__name__ == 'PreprocessingCheckHook']
+        hook.before_train(runner)
+        warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
+        assert warned == (mean != 127.5)
