@@ -8,7 +8,7 @@ from mmengine.dataset import Compose
 from PIL import Image
 
 from beit_mm.datasets.image_reading import UPRIGHT, orientation, to_rgb
-from beit_mm.datasets.sources import list_images
+from beit_mm.datasets.images import list_images
 from beit_mm.registry import TRANSFORMS
 
 ImageInput = str | Path | np.ndarray | Image.Image
