@@ -1,6 +1,9 @@
-"""A narrow model and a runner, for tests that call them with changes of their own."""
+"""A narrow model, a runner and the tools, for tests that call them with changes of their own."""
+import runpy
+import sys
 from pathlib import Path
 
+import pytest
 from mmengine.config import Config
 from mmengine.runner import Runner
 
@@ -34,3 +37,16 @@ def make_runner(cfg: Config) -> Runner:
 
 
 make_runner.count = 0
+
+
+def run_tool(script: str, *arguments: object) -> dict:
+    """Runs `python tools/SCRIPT ARGUMENTS` in this process, which has paid for the imports already.
+
+    Returns:
+        The script's global names.
+    """
+    path = ROOT / 'tools' / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [str(path), *map(str, arguments)])
+        patch.syspath_prepend(path.parent)  # as Python does
+        return runpy.run_path(str(path), run_name='__main__')
