@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
+from scenes import paint_scene
 
 from beit_mm.datasets.color_jitter import TwoViewColorJitter, contrast_level, jitter_pixels
-from beit_mm.datasets.demo_scenes import paint_scene
 from beit_mm.datasets.resizing import resize_bicubic
 from beit_mm.datasets.two_views import draw_box
 from beit_mm.functional.color_jitter import jitter_images
