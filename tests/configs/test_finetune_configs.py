@@ -8,10 +8,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import ROOT
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.registry import HOOKS, PARAM_SCHEDULERS, init_default_scope
 
-from beit_mm.engine.launch import argument_parser
 from beit_mm.registry import MODELS
 
 CONFIGS = ROOT / 'configs'
@@ -267,6 +266,6 @@ def test_moving_average_is_two_options():
     cfg = load('beit/finetune_in1k_100e.py')
     text = (CONFIGS / '_base_/schedules/finetune_adamw_bs1024.py').read_text()
     options = re.findall(r'default_hooks\.ema\.\w+=\S+', text)
-    cfg.merge_from_dict(argument_parser('').parse_args(['config', '--cfg-options', *options]).cfg_options)
+    cfg.merge_from_dict({key: DictAction._parse_iterable(value) for key, value in (o.split('=') for o in options)})
     assert cfg.default_hooks.ema == dict(type='EMAHook', momentum=0.0001)  # the released code's decay of 0.9999
     assert HOOKS.get(cfg.default_hooks.ema.type) is not None
