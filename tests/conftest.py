@@ -34,7 +34,7 @@ def pretrain_config(images: Path, tmp_path: Path) -> Config:
         loader.batch_size = 4
         loader.num_workers = 0
         loader.persistent_workers = False
-        loader.dataset.data_root = str(images)
+        loader.dataset.update(data_root=str(images), data_prefix='')
         for transform in loader.dataset.pipeline:
             if 'size' in transform:
                 transform.update(size=32, second_size=32)

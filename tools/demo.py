@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from beit_mm.datasets.demo_images import make_demo_images
 
 from beit_mm.apis.segment import SegmentationInferencer
 from beit_mm.datasets.annotation import IGNORED, read_labels
-from beit_mm.datasets.demo_images import make_demo_images
 from beit_mm.datasets.image_reading import read_image
 from beit_mm.datasets.images import list_images
 from beit_mm.visualization.curves import draw_comparison, read_curves, read_scalars

@@ -18,10 +18,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+from beit_mm.datasets.demo_scenes import OBJECTS, paint_scene
 from mmengine.dataset import default_collate
 from PIL import Image
 
-from beit_mm.datasets.demo_scenes import OBJECTS, paint_scene
 from beit_mm.functional.blockwise_mask import BlockwiseMaskGenerator, random_mask
 from beit_mm.functional.sample_seed import SampleKey, seed_generators
 from beit_mm.registry import DATASETS
