@@ -2,12 +2,12 @@
 
 After:   configs/demo/pretrain.py
 Command: python tools/train.py configs/demo/finetune_folder.py
-         From random weights, for comparison: lower rates for lower layers keep what they have learned, here nothing
+         From random weights, for comparison (with one rate for all layers, as none has learned anything):
          python tools/train.py configs/demo/finetune_folder.py --work-dir work_dirs/finetune_folder_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/demo/train/<class>/*.jpg and data/demo/val/<class>/*.jpg; the number of classes is found out.
-         Other folders: --cfg-options data_root=images; without images/val there is no validation. Other names of the two:
-         train_dataloader.dataset.data_prefix=... val_dataloader.dataset.data_prefix=...
+         Other folders: --cfg-options data_root=images; without images/val there is no validation. Other names of the
+         two: train_dataloader.dataset.data_prefix=... val_dataloader.dataset.data_prefix=...
          Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to data/demo/train)
 Batch:   1 process x 64 images, lr 2e-3
 Differs: from ../beit/finetune_in1k_100e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of an
