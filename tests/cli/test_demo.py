@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT, run_tool
+from helpers import NO_WORKERS, ROOT, run_tool
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from PIL import Image
 
@@ -54,13 +54,9 @@ def run_command(words: list[str]) -> None:
     assert python == 'python'
     if script.endswith('draw_images.py'):
         arguments += TOY_IMAGES
-    if script.endswith(('train.py', 'test.py')):  # mmengine wants a name of its own for each run in one process
-        run_command.count += 1
-        arguments += ['--cfg-options', f'experiment_name=demo_{run_command.count}']
+    if script.endswith(('train.py', 'test.py')):
+        arguments += ['--cfg-options', *NO_WORKERS]
     run_tool(script.removeprefix('tools/'), *arguments)
-
-
-run_command.count = 0
 
 
 def new_root(folder: Path, data: Path) -> Path:
@@ -138,8 +134,11 @@ def test_the_demo_goes_on_with_the_same_runs(runs, in_process, tmp_path, monkeyp
     assert {'finetune_accuracy', 'scratch_accuracy', 'segment_miou'} < set(summary)
     with Image.open(root / 'work_dirs/demo/segmentation.png') as picture:
         assert picture.width == 3 * 202 + 2 and len(picture.getcolors(1 << 20)) > 1000
+    run_tool('test.py', 'configs/demo/segment_setr_pup.py', 'work_dirs/segment_setr_pup/iter_300.pth', '--show-dir',
+             'drawn', '--cfg-options', 'test_dataloader.dataset.indices=2', *NO_WORKERS)
+    assert len([*root.glob('drawn/**/*.png')]) == 2
     with pytest.raises(SystemExit, match='the runs in work_dirs are of other images'):
-        run_tool('demo/run_demo.py', '--data', runs / 'data/demo/train')
+        run_tool('demo/run_demo.py', '--data', runs / 'data/demo')
 
 
 @pytest.mark.parametrize('classes', [True, False])
@@ -184,7 +183,7 @@ def test_every_command_on_public_images(tmp_path):
                                 ('annotations', Image.fromarray(np.asarray(Image.open(labels)) % 12))):
                 (data / 'camvid' / kind / split).mkdir(parents=True, exist_ok=True)
                 image.save(data / 'camvid' / kind / split / f'{index}.{"jpg" if kind == "images" else "png"}')
-    (data / 'camvid/classes.txt').write_text('\n'.join(['Idx\tName', *(f'{i}\tclass {i}' for i in range(1, 12))]) + '\n')
+    (data / 'camvid/classes.txt').write_text(''.join(['Idx\tName\n', *(f'{i}\tclass {i}\n' for i in range(1, 12))]))
     listing = re.search(r'Made in data/ with\n((?: .*\n)+)', (ROOT / 'configs/demo/camvid_pretrain.py').read_text())[1]
     subprocess.run(['bash', '-c', listing], check=True, cwd=data)
     assert len((data / 'camvid_pretrain.txt').read_text().splitlines()) == 70 + 6 * 12

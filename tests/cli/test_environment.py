@@ -67,13 +67,18 @@ def test_onedl(machine):
     assert result.returncode == 0, result.stderr
     assert 'new environment .venv' in result.stdout
     installs = [line for line in log.splitlines() if 'pip install' in line]
-    assert [i.split('--disable-pip-version-check ')[1] for i in installs] == [
+    assert [i.split('--progress-bar off ')[1] for i in installs] == [
         '-r requirements/onedl.txt',
         '--no-build-isolation -e .[onedl]',
         '-r requirements/dev.txt',
         '--no-deps -r requirements/dev_no_deps.txt',
     ]
     assert log.splitlines()[-2:] == [RUFF, f'{PYTEST} tests/models -m slow']
+
+
+def test_all_runs_what_is_slow_too(machine):
+    _, log = machine('--all', '-k', 'demo')
+    assert log.splitlines()[-1] == f'{PYTEST} -m not gpu -k demo'
 
 
 def test_openmmlab_builds_mmcv_before_the_rest(machine):

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rich.progress import track
-
 SYNSET = re.compile(r'n\d{8}')  # name of an ImageNet class
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error)  # what reading half a download raises
 
@@ -64,6 +62,7 @@ def unpack_classes(source: Path, target: Path) -> None:
         ArchiveError: no class archive, or something else, in `source`.
         tarfile.TarError, EOFError, zlib.error: damaged; a member that leads out of its class folder.
     """
+    from rich.progress import track
     name = None
     for name, open_file in track(class_archives(source), 'classes', total=None):
         if not SYNSET.fullmatch(name):

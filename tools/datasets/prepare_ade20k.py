@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 
 from _archives import ArchiveError, one_line_errors, write_file
-from rich.progress import track
 
 NUM_IMAGES = dict(training=20_210, validation=2_000)
 MEMBER = re.compile(r'ADEChallengeData2016/(images/(?:training|validation)/\w+\.jpg'
@@ -42,6 +41,7 @@ def unpack(source: Path, target: Path) -> None:
         ArchiveError: another archive.
         zipfile.BadZipFile: it is damaged.
     """
+    from rich.progress import track
     with zipfile.ZipFile(source) as archive:
         # A whole name of this pattern cannot lead out of the target.
         members = [(member, match[1]) for member in archive.infolist() if (match := MEMBER.fullmatch(member.filename))]

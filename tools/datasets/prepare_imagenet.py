@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from _archives import SYNSET, ArchiveError, one_line_errors, open_tar, unpack_classes, write_file
-from rich.progress import track
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit
@@ -70,6 +69,7 @@ def unpack_val(source: Path, target: Path, class_of: dict[str, str]) -> None:
         target: folder for the class folders.
         class_of: name of a file -> its class.
     """
+    from rich.progress import track
     with open_tar(source) as archive:
         for member in track(archive, 'validation images', total=len(class_of)):
             name = Path(member.name).name

@@ -148,7 +148,8 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
         images_per_second=images_per_second())
     if classes:
         numbers['finetune_accuracy'] = test('finetune_folder', data)['accuracy/top1']
-        numbers['scratch_accuracy'] = test('finetune_folder', data + SCRATCH, 'finetune_folder_scratch')['accuracy/top1']
+        scratch = test('finetune_folder', data + SCRATCH, 'finetune_folder_scratch')
+        numbers['scratch_accuracy'] = scratch['accuracy/top1']
     if segmented:
         numbers['segment_miou'] = test('segment_setr_pup', data)['mIoU']
         draw_segmentation()
