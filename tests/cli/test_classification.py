@@ -80,7 +80,8 @@ def test_two_processes_predict_each_image_once(work):
     alone = evaluate('alone')
     command = ['bash', ROOT / 'tools/dist_test.sh', 'config.py', 'epoch_2.pth', '2', '--work-dir', 'both', '--out']
     subprocess.run([*command, 'both.json'], check=True, env=dict(
-        os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PYTHON=sys.executable, CUDA_VISIBLE_DEVICES='', PORT='29618'))
+        os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PYTHON=sys.executable, CUDA_VISIBLE_DEVICES='',
+        PORT='29618'))
     both = json.loads(Path('both.json').read_text())
     assert both['accuracy/top1'] == alone['accuracy/top1']
     paths, labels = ([[p[key] for p in report['predictions']] for report in (both, alone)] for key in ('path', 'label'))
@@ -107,7 +108,8 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
     path = tmp_path / 'changed.pth'
     text = content['meta']['cfg']
     for cfg, message in (
-            (None, r'holds no config; give the one that it was trained with: ClassificationInferencer\(checkpoint, config=...\)'),
+            (None, r'holds no config; give the one that it was trained with: '
+                   r'ClassificationInferencer\(checkpoint, config=...\)'),
             (text + f"\nx = open('{tmp_path}/ran', 'w')\n", 'refused, nothing in it was run: line'),
             (text.replace("type='CenterCrop'", "type='os.system'"), "asks for 'os.system'"),
             ('a = 1\n', 'has no model and test pipeline')):
@@ -117,7 +119,8 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
             ClassificationInferencer(path, device='cpu')
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()
-    assert ClassificationInferencer(path, device='cpu', config=work / 'config.py')(work / 'images/val/red')[0]['name'] in CLASSES
+    classifier = ClassificationInferencer(path, device='cpu', config=work / 'config.py')
+    assert classifier(work / 'images/val/red')[0]['name'] in CLASSES
 
 
 def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work):
@@ -178,7 +181,8 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
         cfg[f'{split}_dataloader'] = cfg[f'{split}_cfg'] = cfg[f'{split}_evaluator'] = None
     cfg.train_dataloader.dataset.pipeline[1:] = [dict(type='RandomResizedCrop', scale=32), dict(type='PackInputs')]
     path = changed(work, tmp_path / 'changed.pth', cfg)
-    for classifier in (ClassificationInferencer(path, device='cpu'), ClassificationInferencer(path, device='cpu', config=cfg)):
+    for config in (None, cfg):
+        classifier = ClassificationInferencer(path, device='cpu', config=config)
         resize, crop, _ = classifier.prepared.prepare.transforms
         assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
         assert len(classifier(work / 'images/val')) == 21
