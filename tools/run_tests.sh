@@ -14,7 +14,7 @@ options=()
 while (($#)); do
   case $1 in
     -h | --help) usage; exit ;;
-    --all) options=(-m 'not gpu'); shift ;;
+    --all) options=(-m 'slow or not slow'); shift ;;
     --stack) stack=${2:?--stack needs onedl or openmmlab}; shift 2 ;;
     *) break ;;
   esac
