@@ -118,9 +118,7 @@ def test_a_changed_requirement_installs_again_without_a_new_environment(machine,
 def test_a_moved_repository_installs_again(machine, tmp_path):
     machine()
     moved = machine.source.rename(tmp_path / 'moved')
-    result = subprocess.run(
-        ['bash', str(moved / 'tools/run_tests.sh')], capture_output=True, text=True
-    )
+    result = subprocess.run(['bash', str(moved / 'tools/run_tests.sh')], capture_output=True, text=True)
     assert 'beit_mm, editable' in result.stdout
 
 
