@@ -14,6 +14,15 @@ def _reproducible() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope='session', autouse=True)
+def _unformatted_configs():
+    """mmengine formats the config of a run eight times, longer than a short run takes; unformatted means the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ('yapf.yapflib.yapf_api', 'mmengine.config.config'):  # where the two stacks look for it
+            patch.setattr(f'{place}.FormatCode', lambda text, **_: (text, False), raising=False)
+        yield
+
+
 @pytest.fixture(scope='session')
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of twelve JPEGs of smooth colours, 48 x 64 pixels."""
@@ -33,7 +42,7 @@ def narrow_pretraining(images: Path, folder: Path) -> Config:
         loader.batch_size = 4
         loader.num_workers = 0
         loader.persistent_workers = False
-        loader.dataset.data_root = str(images)
+        loader.dataset.update(data_root=str(images), data_prefix='')
         for transform in loader.dataset.pipeline:
             if 'size' in transform:
                 transform.update(size=32, second_size=32)

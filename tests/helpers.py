@@ -1,9 +1,13 @@
-"""Configs that are read once, a narrow model and a runner, for tests that call them with changes of their own."""
+"""Configs that are read once, a narrow model, a runner and the tools, for tests that call them with their changes."""
 import ast
 import functools
+import importlib
+import runpy
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
@@ -87,3 +91,31 @@ def make_runner(cfg: Config) -> Runner:
 
 
 make_runner.count = 0
+
+
+# --cfg-options for runs in this process: it waits five seconds for each worker to end.
+NO_WORKERS = [f'{split}_dataloader.{option}' for split in ('train', 'val', 'test')
+              for option in ('num_workers=0', 'persistent_workers=False')]
+
+
+def library_tools(package: str) -> Path:
+    """Folder of the tools of mmpretrain or mmseg, which `mim train` and `mim test` run."""
+    return Path(importlib.import_module(package).__file__).parent / '.mim/tools'
+
+
+def run_tool(script: str, *arguments: object, folder: Path = ROOT / 'tools') -> None:
+    """Runs `python tools/SCRIPT ARGUMENTS` in this process, which has paid for the imports already.
+
+    Args:
+        script: path below `folder`.
+        arguments: words of the command line.
+        folder: of other tools, such as a library's.
+    """
+    if script in ('train.py', 'test.py'):  # mmengine wants a name of its own for each run in one process
+        arguments = (*arguments, '--cfg-options', f'experiment_name=tool_{make_runner.count}')
+        make_runner.count += 1
+    path = folder / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [str(path), *map(str, arguments)])
+        patch.syspath_prepend(path.parent)  # as Python does
+        runpy.run_path(str(path), run_name='__main__')

@@ -19,8 +19,11 @@ find_python() {
   return 1
 }
 
-# Twice quiet: errors only.
-pip_install() { python -m pip install -qq --disable-pip-version-check "$@"; }
+# What is there already needs no line; what is downloaded has one.
+pip_install() {
+  python -m pip install --disable-pip-version-check --progress-bar off "$@" |
+    { grep --line-buffered -v '^Requirement already satisfied' || true; }
+}
 
 # mmseg of the OpenMMLab releases imports mmcv's compiled ops; nothing here runs them, so they are built
 # without CUDA, which needs no nvcc.

@@ -67,10 +67,15 @@ launch() {
 slurm() {
   local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node
   shift 3
+  [[ -n ${DRY_RUN:-} ]] || command -v srun >/dev/null || { echo "$0: no srun here; without Slurm use dist_*.sh." >&2; exit 1; }
+  if [[ -z ${PYTHON:-} ]]; then  # the active environment, else the one that run_demo.sh and run_tests.sh make
+    python -c 'import torch' 2>/dev/null && PYTHON=python || PYTHON=$root/.venv/bin/python
+  fi
+  export MASTER_PORT=${PORT:-29500}
   per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
   # SRUN_ARGS is split into words on purpose.
   # shellcheck disable=SC2086
   run srun --partition="$partition" --job-name="$job" --ntasks="$gpus" --ntasks-per-node="$per_node" \
     --gres="gpu:$per_node" --cpus-per-task="${CPUS_PER_TASK:-8}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
-    "${PYTHON:-python}" -u "$root/tools/$script" "$@" --launcher slurm
+    "$PYTHON" -u "$root/tools/$script" "$@" --launcher slurm
 }

@@ -7,13 +7,6 @@ The graph takes normalised images, float32 (N, C, H, W), and gives logits; its m
 import argparse
 import sys
 
-from mmengine.config import Config
-from mmengine.registry import init_default_scope
-from mmengine.runner import load_checkpoint
-
-from beit_mm.apis.export import export_onnx
-from beit_mm.registry import MODELS
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,6 +16,12 @@ def main() -> None:
     parser.add_argument('--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'),
                         help="image size in pixels (default: the img_size of the config's backbone)")
     args = parser.parse_args()
+    from mmengine.config import Config
+    from mmengine.registry import init_default_scope
+    from mmengine.runner import load_checkpoint
+
+    from beit_mm.apis.export import export_onnx
+    from beit_mm.registry import MODELS
     cfg = Config.fromfile(args.config)
     init_default_scope(cfg.get('default_scope', 'mmpretrain'))
     if 'data_preprocessor' in cfg:

@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # From a fresh machine to a green test run: environment, lint, tests, one process a core.
-#   tools/run_tests.sh [--stack onedl|openmmlab] [pytest arguments]
+#   tools/run_tests.sh [--all] [--stack onedl|openmmlab] [pytest arguments]
+#   tools/run_tests.sh --all                   also what is marked slow
 #   tools/run_tests.sh tests/models -k bias
 #   tools/run_tests.sh -m slow -n 0            in one process
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 
+usage() { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
 stack=onedl
-if [[ ${1:-} == --stack ]]; then
-  stack=${2:?--stack needs onedl or openmmlab}
-  shift 2
-fi
+options=()
+while (($#)); do
+  case $1 in
+    -h | --help) usage; exit ;;
+    --all) options=(-m 'slow or not slow'); shift ;;
+    --stack) stack=${2:?--stack needs onedl or openmmlab}; shift 2 ;;
+    *) break ;;
+  esac
+done
 prepare_environment "$stack" test
 say "ruff"
 python -m ruff check --output-format concise .
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
-python -m pytest -n auto --dist loadfile "$@"
+python -m pytest -n auto --dist loadfile "${options[@]}" "$@"

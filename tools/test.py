@@ -2,42 +2,45 @@
 
     python tools/test.py configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
     python tools/test.py configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
-    python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta
+    python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta --show-dir pictures
 
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
 for each image its path, label and name of the most likely class, and scores, [label, probability] of the five best.
 """
-import argparse
 import json
-import sys
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mmengine.config import Config
-from mmengine.dist import is_main_process
-from mmengine.registry import RUNNERS
-
-from beit_mm.engine.launch import argument_parser, load_config
-from beit_mm.engine.metrics import Predictions
+from _cli import argument_parser, load_config, run
 
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', metavar='FILE', help='also write metrics and predictions to this JSON file')
+    parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
     parser.add_argument('--tta', action='store_true', help="test-time augmentation: the config's tta_model and "
-                        'tta_pipeline; without them the mean score of a image and its mirror image')
+                        'tta_pipeline; without them the mean score of an image and its mirror image')
     args = parser.parse_args()
     if args.out and Path(args.out).is_dir():
         parser.error(f'--out {args.out} is a folder; expected a file')
+    from mmengine.dist import is_main_process
+    from mmengine.registry import RUNNERS
+
+    from beit_mm.engine import Predictions
     cfg = load_config(args)
+    if args.amp:
+        cfg.test_cfg.fp16 = True
     if args.tta:
         augment(cfg)
-    cfg.load_from = args.checkpoint
+    if args.show_dir:
+        draw(cfg, args.show_dir)
+    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
     runner = RUNNERS.build(cfg)
-    # numbers of a half-loaded model would mislead
-    runner.load_checkpoint = partial(runner.load_checkpoint, strict=True)
+    try:  # strictly: the numbers of a half-loaded model would mislead
+        runner.load_checkpoint(args.checkpoint, strict=True)
+    except RuntimeError as error:
+        raise ValueError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
     predictions = None
     if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
         predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
@@ -52,22 +55,22 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(report, indent=2, default=float) + '\n', encoding='utf-8')
 
 
-def augment(cfg: Config) -> None:
+def augment(cfg: Any) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
-        sys.exit('error: this config already tests with augmentation (all scales with flip); leave --tta out, or take '
-                 'the config without _ms')
+        raise ValueError('this config already tests with augmentation (all scales with flip); leave --tta out, or take '
+                         'the config without _ms')
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
-        sys.exit('error: the config has one of tta_model and tta_pipeline; --tta needs both or neither')
+        raise ValueError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
-            sys.exit(f'error: --tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
-                     'classifiers and segmentors have test-time augmentation')
+            raise ValueError(f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
+                             'classifiers and segmentors have test-time augmentation')
         if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            sys.exit('error: --tta averages the scores of one classifier, this probe has one for each layer; '
-                     'set model.layers=...')
+            raise ValueError('--tta averages the scores of one classifier, this probe has one for each layer; '
+                             'set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]
@@ -75,5 +78,17 @@ def augment(cfg: Config) -> None:
     dataset.pipeline = cfg.tta_pipeline
 
 
+def draw(cfg: Any, folder: str) -> None:
+    """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
+    if cfg.default_scope == 'mmseg':
+        cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True)
+        cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
+    elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
+        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
+        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
+    else:
+        raise ValueError('--show-dir draws what classifiers and segmentors predict of single images')
+
+
 if __name__ == '__main__':
-    main()
+    run(main)

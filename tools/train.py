@@ -1,28 +1,34 @@
-"""Trains what a config describes: a tokenizer, a pretraining, a fine-tuning.
+"""Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
 
     python tools/train.py configs/beit/pretrain_300e.py
     tools/dist_train.sh configs/beit/pretrain_800e.py 16
 """
-from mmengine.registry import RUNNERS
-
-from beit_mm.engine.launch import argument_parser, load_config
+from _cli import argument_parser, load_config, run
 
 
 def main() -> None:
-    parser = argument_parser('Train a model.')
+    parser = argument_parser(__doc__)
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
                         help='go on from a checkpoint, or from the newest of the work directory')
-    parser.add_argument('--no-validate', action='store_true',
-                        help='train without held-out images')
+    parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
+    parser.add_argument('--auto-scale-lr', action='store_true',
+                        help="scale the learning rate by the ratio of this run's batch to the recipe's")
     args = parser.parse_args()
+    from mmengine.registry import RUNNERS
     cfg = load_config(args)
     if args.resume:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.auto_scale_lr:
+        if 'auto_scale_lr' not in cfg:
+            raise ValueError(f'--auto-scale-lr: {args.config} has no auto_scale_lr, the batch that its rates belong to')
+        cfg.auto_scale_lr.enable = True
+    if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
+        cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     RUNNERS.build(cfg).train()
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

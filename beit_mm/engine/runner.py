@@ -1,8 +1,12 @@
 """One folder named once: a config whose datasets and number of classes follow from its `data_root`."""
 import copy
+import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
 from torch.utils.data import Dataset
 
@@ -16,6 +20,7 @@ class FolderRunner(Runner):
 
     Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
     number of classes of the training dataset; where its folder is missing, as it may be in a test, of the tested one.
+    Where the validation dataset's folder is missing, there is no validation, and the log says so.
     A config cannot do so itself, because `--cfg-options data_root=...` is merged after it was read. Our tools,
     mmpretrain's and mmseg's train.py use this class, as `RUNNERS.build(cfg)` does; mmseg's test.py calls
     `Runner.from_cfg(cfg)` and needs a config that names folders and numbers itself, as configs/demo/camvid_*.py do.
@@ -33,8 +38,15 @@ class FolderRunner(Runner):
         for loader in loaders:
             if loader:
                 loader.dataset.setdefault('data_root', cfg.data_root)
-        set_num_classes(cfg.model, len(labelled_dataset(cfg).metainfo['classes']))
-        return super().from_cfg(cfg)
+        if any(entries_with_classes(cfg.model)):
+            set_num_classes(cfg.model, len(labelled_dataset(cfg).metainfo['classes']))
+        missing = missing_folder(cfg.val_dataloader)
+        if missing:
+            cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+        runner = super().from_cfg(cfg)
+        if missing:
+            print_log(f'No folder {missing!r}: training without validation.', logger='current', level=logging.WARNING)
+        return runner
 
     def build_train_loop(self, loop: dict | BaseLoop) -> BaseLoop:
         """The loop, whose epochs have at least one step; schedules counted in epochs need that."""
@@ -56,12 +68,28 @@ def labelled_dataset(cfg: Config) -> Dataset:
         raise
 
 
+def missing_folder(loader: dict | None) -> str | None:
+    """The folder of a data loader's images, if there is none such."""
+    if not loader:
+        return None
+    prefix = loader['dataset'].get('data_prefix', '')
+    prefix = prefix if isinstance(prefix, str) else prefix.get('img_path', '')
+    folder = os.path.join(loader['dataset']['data_root'], prefix)
+    return None if os.path.isdir(folder) else folder
+
+
 def set_num_classes(config: Any, number: int) -> None:
     """Sets each `num_classes` in a config, at any depth."""
+    for entry in entries_with_classes(config):
+        entry['num_classes'] = number
+
+
+def entries_with_classes(config: Any) -> Iterator[dict]:
+    """The dicts with a `num_classes` in a config, at any depth."""
     if isinstance(config, dict):
         if 'num_classes' in config:
-            config['num_classes'] = number
+            yield config
         config = list(config.values())
     if isinstance(config, list):
         for entry in config:
-            set_num_classes(entry, number)
+            yield from entries_with_classes(entry)

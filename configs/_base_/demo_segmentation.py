@@ -1,6 +1,6 @@
-"""Segmentation in minutes on two CPU cores: 128-pixel crops of the images of tools/run_demo.sh, 1,200 steps of 8."""
+"""Segmentation in minutes on two CPU cores: 128-pixel crops of the drawn images, 300 steps of 8."""
 runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
-data_root = 'work_dirs/demo/drawn_images'
+data_root = 'data/demo'
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -65,11 +65,11 @@ optim_wrapper = dict(
     optimizer=dict(
         type='AdamW', lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
 auto_scale_lr = dict(base_batch_size=8)
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=1200, val_interval=1200)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=300, val_interval=300)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 # mmengine's schedulers arrive at their last factor one step before `end`
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=101),
-    dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=1201),
+    dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=301),
 ]

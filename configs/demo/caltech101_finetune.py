@@ -1,11 +1,13 @@
 """The model of caltech101_pretrain.py fine-tuned on Caltech-101 with as many labels as a list names.
 
-Command: python tools/train.py configs/demo/caltech101_finetune.py --cfg-options
-             train_dataloader.dataset.ann_file=labels.txt
-         labels.txt: one path a line, relative to data/caltech101/train; without the option all images
-         From random weights: --cfg-options model.backbone.init_cfg=None optim_wrapper.optimizer.lr=1e-3
+After:   configs/demo/caltech101_pretrain.py
+Command: python tools/train.py configs/demo/caltech101_finetune.py
+         From random weights, for comparison:
+         python tools/train.py configs/demo/caltech101_finetune.py --work-dir work_dirs/caltech101_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.optimizer.lr=1e-3 \
              optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
-Data:    data/caltech101/{train,val}/<class>/*.jpg
+Data:    data/caltech101/{train,val}/<class>/*.jpg. Fewer labels: --cfg-options
+         train_dataloader.dataset.ann_file=labels.txt, one path a line, relative to data/caltech101/train
 Batch:   1 process x 64 images, lr 4e-3
 Expect:  docs/few_labels.md
 Shorter: fewer epochs with more labels: 48 with 5 a class, 24 with 20, 10 with all; --cfg-options
@@ -56,4 +58,3 @@ param_scheduler = [
         T_max=20,
         convert_to_iter_based=True),
 ]
-default_hooks = dict(checkpoint=dict(interval=24))

@@ -1,8 +1,7 @@
 """The small BEiT on the images of Caltech-101, without their labels: 48-pixel images in 8 x 8 patches.
 
-Command: python tools/train.py configs/demo/dvae.py --cfg-options
-             train_dataloader.dataset.data_root=data/caltech101/train
-             val_dataloader.dataset.data_root=data/caltech101/val
+Command: python tools/train.py configs/demo/dvae.py --work-dir work_dirs/caltech101_dvae \
+             --cfg-options data_root=data/caltech101
          python tools/train.py configs/demo/caltech101_pretrain.py
 Data:    data/caltech101/{train,val}/<class>/*.jpg; class folders are not looked at
 Batch:   1 process x 64 images, lr 2e-3
@@ -13,7 +12,9 @@ Differs: from pretrain.py in size (14 of 36 patches masked), batch and length
 """
 _base_ = './pretrain.py'
 
-model = dict(backbone=dict(img_size=48), target_generator=dict(checkpoint='work_dirs/dvae/iter_1000.pth'))
+data_root = 'data/caltech101'
+
+model = dict(backbone=dict(img_size=48), target_generator=dict(checkpoint='work_dirs/caltech101_dvae/iter_1000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -29,8 +30,8 @@ val_pipeline = [
     dict(type='beit_mm.PackViews'),
 ]
 train_dataloader = dict(
-    batch_size=64, dataset=dict(data_root='data/caltech101/train', pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_root='data/caltech101/val', pipeline=val_pipeline))
+    batch_size=64, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 
 param_scheduler = [
@@ -39,4 +40,3 @@ param_scheduler = [
 ]
 train_cfg = dict(max_iters=8000, val_interval=1000)
 auto_scale_lr = dict(base_batch_size=64)
-default_hooks = dict(checkpoint=dict(interval=1000))

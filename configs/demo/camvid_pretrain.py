@@ -1,25 +1,28 @@
 """The small BEiT pretrained on CamVid's frames and on Caltech-101, from its weights of caltech101_pretrain.py.
 
-Command: as caltech101_pretrain.py first; then, in data/, a list in which the 367 frames stand six times:
+After:   configs/demo/caltech101_pretrain.py
+Command: python tools/train.py configs/demo/camvid_pretrain.py
+Data:    data/caltech101/train/**/*.jpg and data/camvid/images/{training,validation}/*.jpg, without any labels, in two
+         lists; in the first the 367 frames stand six times. Made in data/ with
              (find caltech101/train -type f
               for i in 1 2 3 4 5 6; do find camvid/images/training -type f; done) | sort > camvid_pretrain.txt
              find camvid/images/validation -type f | sort > camvid_pretrain_val.txt
-         python tools/train.py configs/demo/camvid_pretrain.py
-Data:    data/caltech101/train/**/*.jpg and data/camvid/images/{training,validation}/*.jpg, without any labels
 Batch:   1 process x 64 images, lr 1e-3
 Steps:   3,000, 30 times through the 6,286 lines of the list
 Time:    half an hour on two CPU cores without bfloat16
 Expect:  docs/camvid.md
-Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of a image, which
+Differs: from pretrain.py in batch, in starting from Caltech's weights, and in crops of 10 to 60 % of an image, which
          show things as large as the segmentation's crops of images of 160 pixels do
 """
 _base_ = './pretrain.py'
+
+data_root = 'data'
 
 model = dict(
     backbone=dict(
         init_cfg=dict(
             type='Pretrained', checkpoint='work_dirs/caltech101_pretrain/iter_8000.pth')),
-    target_generator=dict(checkpoint='work_dirs/dvae/iter_1000.pth'))
+    target_generator=dict(checkpoint='work_dirs/caltech101_dvae/iter_1000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -30,8 +33,8 @@ train_pipeline = [
 ]
 train_dataloader = dict(
     batch_size=64,
-    dataset=dict(data_root='data', ann_file='camvid_pretrain.txt', pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_root='data', ann_file='camvid_pretrain_val.txt'))
+    dataset=dict(data_prefix='', ann_file='camvid_pretrain.txt', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_prefix='', ann_file='camvid_pretrain_val.txt'))
 test_dataloader = val_dataloader
 
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
@@ -40,4 +43,3 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', by_epoch=False, begin=200, end=3000, T_max=2800, eta_min=1e-5),
 ]
 auto_scale_lr = dict(base_batch_size=64)
-default_hooks = dict(checkpoint=dict(interval=1000))

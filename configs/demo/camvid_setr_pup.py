@@ -1,10 +1,12 @@
 """CamVid's 11 classes with SETR-PUP and the small BEiT of camvid_pretrain.py: 128-pixel crops, two CPU cores.
 
+After:   configs/demo/camvid_pretrain.py
 Command: python tools/train.py configs/demo/camvid_setr_pup.py
-         From random weights: --cfg-options model.backbone.init_cfg=None
-             optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
-         All scales with flip: python tools/test.py configs/demo/camvid_setr_pup.py
-             work_dirs/camvid_setr_pup/iter_600.pth --tta
+         From random weights, for comparison:
+         python tools/train.py configs/demo/camvid_setr_pup.py --work-dir work_dirs/camvid_setr_pup_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+         All scales with flip:
+         python tools/test.py configs/demo/camvid_setr_pup.py work_dirs/camvid_setr_pup/iter_600.pth --tta
 Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
          in the annotations 0 is unlabelled and 1 the first class
 Batch:   1 process x 8 images, lr 1e-3
@@ -32,4 +34,3 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=101),
     dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=601),
 ]
-default_hooks = dict(checkpoint=dict(interval=600))

@@ -1,20 +1,22 @@
 """A small BEiT fine-tuned on any folder of images with one folder a class, in minutes on two CPU cores.
 
-Command: tools/run_demo.sh (all stages), or, with a pretraining of configs/demo/pretrain.py,
-         python tools/train.py configs/demo/finetune_folder.py --cfg-options data_root=images
-             model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         From random weights: --cfg-options data_root=images model.backbone.init_cfg=None
-Data:    images/train/<class>/*.jpg and images/val/<class>/*.jpg; the number of classes is found out. Other names of the
-         two folders: train_dataloader.dataset.data_prefix=... val_dataloader.dataset.data_prefix=...
-         Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to images/train)
+After:   configs/demo/pretrain.py
+Command: python tools/train.py configs/demo/finetune_folder.py
+         From random weights, for comparison (with one rate for all layers, as none has learned anything):
+         python tools/train.py configs/demo/finetune_folder.py --work-dir work_dirs/finetune_folder_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+Data:    data/demo/train/<class>/*.jpg and data/demo/val/<class>/*.jpg; the number of classes is found out.
+         Other folders: --cfg-options data_root=images; without images/val there is no validation. Other names of the
+         two: train_dataloader.dataset.data_prefix=... val_dataloader.dataset.data_prefix=...
+         Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to data/demo/train)
 Batch:   1 process x 64 images, lr 2e-3
-Differs: from ../beit/finetune_in1k_100e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of a
+Differs: from ../beit/finetune_in1k_100e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of an
          image, in layer decay, and in having no repeated augmentation
 """
 _base_ = '../_base_/default_runtime.py'
 
 runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
-data_root = 'data/images'
+data_root = 'data/demo'
 
 model = dict(
     type='ImageClassifier',
@@ -107,4 +109,4 @@ param_scheduler = [
         convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=64)
-default_hooks = dict(checkpoint=dict(interval=20, max_keep_ckpts=1))
+default_hooks = dict(checkpoint=dict(interval=2, max_keep_ckpts=2))

@@ -1,12 +1,14 @@
 """Linear probes of a small pretrained BEiT on any folder of images with one folder a class: all blocks in one run.
 
-Command: python tools/train.py configs/demo/linear_probe_folder.py --cfg-options data_root=images
-             model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         Random features, for comparison: --cfg-options data_root=images model.backbone.init_cfg=None
+After:   configs/demo/pretrain.py
+Command: python tools/train.py configs/demo/linear_probe_folder.py
+         Random features, for comparison:
+         python tools/train.py configs/demo/linear_probe_folder.py --work-dir work_dirs/linear_probe_folder_random \
+             --cfg-options model.backbone.init_cfg=None
 Data:    as finetune_folder.py
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/linear_probe_in1k_50e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of
-         a image, in 20 epochs, and in probing every block
+         an image, in 20 epochs, and in probing every block
 """
 _base_ = './finetune_folder.py'
 

@@ -1,11 +1,12 @@
-"""A small BEiT pretrained on the tokens of configs/demo/dvae.py, in minutes on two CPU cores.
+"""A small BEiT pretrained on the tokens of a small tokenizer, in minutes on two CPU cores.
 
-Command: tools/run_demo.sh (all stages), or
-         python tools/train.py configs/demo/pretrain.py --cfg-options train_dataloader.dataset.data_root=images
+After:   configs/demo/dvae.py
+Command: python tools/train.py configs/demo/pretrain.py
+Data:    as dvae.py
 Batch:   1 process x 32 images, lr 2e-3
 Expect:  mim_loss on held-out images at least 12 % below token_entropy
 Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches, 25 of 64 masked in blocks of 4 or
-         more, a second view of the same size), in crops of at least 40 % of a image, and in having no
+         more, a second view of the same size), in crops of at least 40 % of an image, and in having no
          stochastic depth
 """
 _base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
@@ -31,7 +32,7 @@ model = dict(
         embed_dims=64,
         num_levels=3,
         bottleneck_blocks=2,
-        checkpoint='work_dirs/demo/dvae/iter_1000.pth'))
+        checkpoint='work_dirs/dvae/iter_1000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -66,5 +67,5 @@ param_scheduler = [
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=3000, val_interval=500)
 auto_scale_lr = dict(base_batch_size=32)
 default_hooks = dict(
-    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=3000, max_keep_ckpts=1))
+    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=250, max_keep_ckpts=2))
 log_processor = dict(by_epoch=False)

@@ -1,15 +1,15 @@
-"""A small BEiT under SETR-PUP on a folder of images and label maps, in ten minutes on two CPU cores.
+"""A small BEiT under SETR-PUP on a folder of images and label maps, in minutes on two CPU cores.
 
-Command: tools/run_demo.sh (all stages), or, with a pretraining of configs/demo/pretrain.py,
-         python tools/train.py configs/demo/segment_setr_pup.py --cfg-options
-             model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         From random weights: --cfg-options model.backbone.init_cfg=None
-             optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
-Data:    data_root=... is one folder with {train,val} and annotations/{train,val}, in which 0 is unlabelled and 1 the
-         first class, and meta/segmentation_classes.txt, one name a line. Other folders: camvid_setr_pup.py is a
-         pattern
+After:   configs/demo/pretrain.py
+Command: python tools/train.py configs/demo/segment_setr_pup.py
+         From random weights, for comparison:
+         python tools/train.py configs/demo/segment_setr_pup.py --work-dir work_dirs/segment_setr_pup_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+Data:    data/demo/{train,val} and data/demo/annotations/{train,val}, in which 0 is unlabelled and 1 the first class,
+         and data/demo/meta/segmentation_classes.txt, one name a line. Another folder of this form: --cfg-options
+         data_root=images. Other forms: camvid_setr_pup.py is a pattern
 Batch:   1 process x 8 images, lr 1e-3
-Shorter: --cfg-options train_cfg.max_iters=300 param_scheduler.1.end=301
+Longer:  --cfg-options train_cfg.max_iters=1200 train_cfg.val_interval=1200 param_scheduler.1.end=1201
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5 and in layer
          decay
@@ -31,4 +31,4 @@ model = dict(
     decode_head=dict(num_convs=3, **narrow),
     auxiliary_head=[dict(head, **narrow) for head in _base_.model.auxiliary_head],  # noqa: F821
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
-default_hooks = dict(checkpoint=dict(interval=1200, max_keep_ckpts=1))
+default_hooks = dict(checkpoint=dict(interval=100, max_keep_ckpts=2))

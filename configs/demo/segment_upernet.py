@@ -1,13 +1,13 @@
-"""A small BEiT under UperNet on a folder of images and label maps, in ten minutes on two CPU cores.
+"""A small BEiT under UperNet on a folder of images and label maps, in minutes on two CPU cores.
 
-Command: with a pretraining of configs/demo/pretrain.py,
-         python tools/train.py configs/demo/segment_upernet.py --cfg-options
-             model.backbone.init_cfg.checkpoint=work_dirs/pretrain/iter_3000.pth
-         From random weights: --cfg-options model.backbone.init_cfg=None
-             optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+After:   configs/demo/pretrain.py
+Command: python tools/train.py configs/demo/segment_upernet.py
+         From random weights, for comparison:
+         python tools/train.py configs/demo/segment_upernet.py --work-dir work_dirs/segment_upernet_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    as segment_setr_pup.py; other folders and classes: camvid_upernet.py is a pattern
 Batch:   1 process x 8 images, lr 1e-3
-Shorter: --cfg-options train_cfg.max_iters=300 param_scheduler.1.end=301
+Longer:  --cfg-options train_cfg.max_iters=1200 train_cfg.val_interval=1200 param_scheduler.1.end=1201
 Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; a pyramid of x2, 1, /2 and /4, as patches of 16 pixels take x4 to /2), in resizing by 0.75 to
          1.5, in lr and in layer decay
@@ -29,4 +29,4 @@ model = dict(
     decode_head=dict(in_channels=[128, 128, 128, 128], channels=64),
     auxiliary_head=dict(in_channels=128, channels=64),
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
-default_hooks = dict(checkpoint=dict(interval=1200, max_keep_ckpts=1))
+default_hooks = dict(checkpoint=dict(interval=100, max_keep_ckpts=2))

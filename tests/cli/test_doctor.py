@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_tool
 
 DOCTOR = Path(__file__).resolve().parents[2] / 'tools/doctor.py'
 
@@ -19,12 +20,9 @@ BASE = versions(
     'safetensors=0.8.0 matplotlib=3.11.2 tensorboard=2.21.0 setuptools=81.0.0 beit_mm=0.1.0'
 )
 ONEDL = BASE | versions(
-    'onedl-mmengine=0.10.12 onedl-mmcv=2.3.6 onedl-mmpretrain=1.3.6 onedl-mmsegmentation=1.4.2 '
-    'onedl-mim=0.5.1'
+    'onedl-mmengine=0.10.12 onedl-mmcv=2.3.6 onedl-mmpretrain=1.3.6 onedl-mmsegmentation=1.4.2 onedl-mim=0.5.1'
 )
-OPENMMLAB = BASE | versions(
-    'mmengine=0.10.7 mmcv=2.1.0 mmpretrain=1.2.0 mmsegmentation=1.2.2 openmim=0.3.9'
-)
+OPENMMLAB = BASE | versions('mmengine=0.10.7 mmcv=2.1.0 mmpretrain=1.2.0 mmsegmentation=1.2.2 openmim=0.3.9')
 
 
 @pytest.fixture(scope='module')
@@ -80,36 +78,28 @@ def test_onedl_needs_neither_ops_nor_old_setuptools(doctor):
 def test_import_that_fails(doctor, monkeypatch):
     def refuse(name):
         if name == 'cv2':
-            raise ImportError(
-                'libGL.so.1: cannot open shared object file: No such file or directory'
-            )
+            raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')
         if name == 'mmseg':
-            raise AssertionError(
-                'MMCV==2.3.6 is used but incompatible.\nPlease install mmcv>=2.0.0rc4.'
-            )
+            raise AssertionError('MMCV==2.3.6 is used but incompatible.\nPlease install mmcv>=2.0.0rc4.')
 
     monkeypatch.setattr(doctor.importlib, 'import_module', refuse)
     (cv2, headless), (mmseg, reinstall) = doctor.import_problems('openmmlab')
-    assert (
-        cv2.startswith('import cv2 fails: ImportError: libGL')
-        and 'opencv-python-headless' in headless
-    )
+    assert cv2.startswith('import cv2 fails: ImportError: libGL') and 'opencv-python-headless' in headless
     assert mmseg == 'import mmseg fails: AssertionError: MMCV==2.3.6 is used but incompatible.'
     assert reinstall.endswith('-r requirements/openmmlab.txt')
 
 
 def test_empty_python():
-    result = subprocess.run(
-        [sys.executable, '-I', '-S', str(DOCTOR)], capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, '-I', '-S', str(DOCTOR)], capture_output=True, text=True)
     assert result.returncode == 1 and result.stderr == ''
     assert 'family none' in result.stdout and 'No module named' in result.stdout
     assert 'PROBLEM missing: torch, torchvision' in result.stdout and 'MEND' in result.stdout
 
 
-def test_this_python():
-    result = subprocess.run([sys.executable, str(DOCTOR)], capture_output=True, text=True)
-    problems = result.stdout.count('PROBLEM')
-    assert problems == result.stdout.count('MEND')
-    assert result.returncode == (1 if problems else 0), result.stdout + result.stderr
-    assert 'torch 2.' in result.stdout and 'devices ' in result.stdout
+def test_this_python(capsys):
+    with pytest.raises(SystemExit) as end:
+        run_tool('doctor.py')
+    out = capsys.readouterr().out
+    assert out.count('PROBLEM') == out.count('MEND')
+    assert end.value.code == (1 if 'PROBLEM' in out else 0), out
+    assert 'torch 2.' in out and 'devices ' in out

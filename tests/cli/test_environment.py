@@ -67,13 +67,18 @@ def test_onedl(machine):
     assert result.returncode == 0, result.stderr
     assert 'new environment .venv' in result.stdout
     installs = [line for line in log.splitlines() if 'pip install' in line]
-    assert [i.split('--disable-pip-version-check ')[1] for i in installs] == [
+    assert [i.split('--progress-bar off ')[1] for i in installs] == [
         '-r requirements/onedl.txt',
         '--no-build-isolation -e .[onedl]',
         '-r requirements/dev.txt',
         '--no-deps -r requirements/dev_no_deps.txt',
     ]
     assert log.splitlines()[-2:] == [RUFF, f'{PYTEST} tests/models -m slow']
+
+
+def test_all_runs_what_is_slow_too(machine):
+    _, log = machine('--all', '-k', 'demo')
+    assert log.splitlines()[-1] == f'{PYTEST} -m slow or not slow -k demo'
 
 
 def test_openmmlab_builds_mmcv_before_the_rest(machine):
@@ -113,9 +118,7 @@ def test_a_changed_requirement_installs_again_without_a_new_environment(machine,
 def test_a_moved_repository_installs_again(machine, tmp_path):
     machine()
     moved = machine.source.rename(tmp_path / 'moved')
-    result = subprocess.run(
-        ['bash', str(moved / 'tools/run_tests.sh')], capture_output=True, text=True
-    )
+    result = subprocess.run(['bash', str(moved / 'tools/run_tests.sh')], capture_output=True, text=True)
     assert 'beit_mm, editable' in result.stdout
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of timm in processes where nothing of ours runs but what the config names."""
+"""Checkpoints of timm under the libraries' own tools, and under mim."""
 import os
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, library_tools, run_tool
 from PIL import Image
 from timm.models.beit import Beit
 
@@ -85,26 +85,28 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess:
         env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=f'{tools}:{os.environ["PATH"]}'))
 
 
-def test_mim_classifies_as_timm_does(folder):
-    done = run('mim', 'test', 'mmpretrain', 'classification.py', '--checkpoint', 'timm.pth', '--gpus', '0',
-               '--launcher', 'none', '--work-dir', 'run', cwd=folder)
+def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    run_tool('test.py', 'classification.py', 'timm.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
+    log = next(folder.glob('run/*/*.log')).read_text()
+    assert 'timm.pth (unilm/timm): 37 matched.' in log
+    assert re.search(r'accuracy/top1: ([\d.]+)', log)[1] == (folder / 'accuracy').read_text()
+
+    torch.save(Beit(img_size=32, patch_size=16, embed_dim=32, depth=2, num_heads=4).state_dict(), 'wrong.pth')
+    with pytest.raises(Exception, match='patch size 16, the model has 8'):
+        run_tool('test.py', 'classification.py', 'wrong.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
+
+
+@pytest.mark.parametrize('library', [
+    'mmsegmentation', pytest.param('mmpretrain', marks=pytest.mark.slow)])
+def test_mim_tests_with_weights_of_timms(folder, library):
+    """A process where nothing of ours runs but what the config names."""
+    config = dict(mmsegmentation='segmentation.py', mmpretrain='classification.py')[library]
+    done = run('mim', 'test', library, config, '--checkpoint', 'timm.pth', '--gpus', '0', '--launcher', 'none',
+               '--work-dir', 'run', cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert 'timm.pth (unilm): 37 matched.' in done.stdout
-    assert re.search(r'accuracy/top1: ([\d.]+)', done.stdout)[1] == (folder / 'accuracy').read_text()
-
-
-def test_mmseg_tests_with_a_backbone_of_timms(folder):
-    import mmseg
-    script = Path(mmseg.__file__).parent / '.mim/tools/test.py'
-    done = run(sys.executable, str(script), 'segmentation.py', 'timm.pth', '--work-dir', 'run', cwd=folder)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(r'timm.pth \(unilm\): 35 matched, 2 unexpected \(fc_norm.weight, fc_norm.bias\)', done.stdout)
-    assert 'mIoU' in done.stdout
-
-
-def test_the_wrong_file_ends_the_process_with_one_line(folder):
-    torch.save(Beit(img_size=32, patch_size=16, embed_dim=32, depth=2, num_heads=4).state_dict(), folder / 'wrong.pth')
-    done = run('mim', 'test', 'mmpretrain', 'classification.py', '--checkpoint', 'wrong.pth', '--gpus', '0',
-               '--launcher', 'none', cwd=folder)
-    assert done.returncode != 0
-    assert 'patch size 16, the model has 8' in done.stderr
+    if library == 'mmpretrain':
+        assert re.search(r'accuracy/top1: ([\d.]+)', done.stdout)[1] == (folder / 'accuracy').read_text()
+    else:
+        assert 'timm.pth (unilm): 35 matched, 2 unexpected (fc_norm.weight, fc_norm.bias)' in done.stdout
+        assert 'mIoU' in done.stdout

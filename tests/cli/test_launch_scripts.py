@@ -18,7 +18,8 @@ import pytest
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 ECHO = f"""#!{sys.executable}
 import json, os, sys
-print(json.dumps(dict(argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'))))
+print(json.dumps(dict(argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'),
+                     port=os.environ.get('MASTER_PORT'))))
 """
 TORCH = """
 import os
@@ -38,31 +39,14 @@ def start(tmp_path: Path) -> Start:
     (torch / 'distributed/run.py').write_text(ECHO)
     (tmp_path / 'srun').write_text(ECHO)
     (tmp_path / 'srun').chmod(0o755)
-    ours = (
-        'NNODES',
-        'NODE_RANK',
-        'MASTER_ADDR',
-        'PORT',
-        'GPUS',
-        'OMP_NUM_THREADS',
-        'DRY_RUN',
-        'SRUN_ARGS',
-    )
+    ours = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'GPUS', 'OMP_NUM_THREADS', 'DRY_RUN', 'SRUN_ARGS')
 
     def run(script: str, *arguments: str, gpus: int = 0, cores: int = 4, **variables: str):
         (torch / '__init__.py').write_text(TORCH.format(gpus=gpus, cores=cores))
         env = {k: v for k, v in os.environ.items() if k not in ours}
-        env |= {
-            'PYTHON': sys.executable,
-            'PYTHONPATH': str(tmp_path),
-            'PATH': f'{tmp_path}:{env["PATH"]}',
-        }
+        env |= {'PYTHON': sys.executable, 'PYTHONPATH': str(tmp_path), 'PATH': f'{tmp_path}:{env["PATH"]}'}
         return subprocess.run(
-            ['bash', str(TOOLS / script), *arguments],
-            env=env | variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
+            ['bash', str(TOOLS / script), *arguments], env=env | variables, cwd=tmp_path, capture_output=True, text=True
         )
 
     return run
@@ -73,9 +57,7 @@ def started(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout)
 
 
-def torchrun(
-    gpus: int, nodes: int = 1, rank: int = 0, host: str = '127.0.0.1', port: int = 29500
-) -> list[str]:
+def torchrun(gpus: int, nodes: int = 1, rank: int = 0, host: str = '127.0.0.1', port: int = 29500) -> list[str]:
     return [
         f'--nnodes={nodes}',
         f'--node_rank={rank}',
@@ -112,14 +94,7 @@ def test_test_on_fewer_gpus_than_there_are(start):
 
 def test_several_nodes(start):
     result = start(
-        'dist_train.sh',
-        'c.py',
-        '8',
-        gpus=8,
-        NNODES='2',
-        NODE_RANK='1',
-        MASTER_ADDR='10.0.0.1',
-        PORT='29511',
+        'dist_train.sh', 'c.py', '8', gpus=8, NNODES='2', NODE_RANK='1', MASTER_ADDR='10.0.0.1', PORT='29511'
     )
     assert started(result)['argv'][:5] == torchrun(8, nodes=2, rank=1, host='10.0.0.1', port=29511)
 
@@ -131,26 +106,17 @@ def test_dry_run_prints_the_command(start):
     assert printed[3:] == started(start(*arguments, gpus=2))['argv']
 
 
-@pytest.mark.parametrize(
-    'asked, visible, nodes', [(16, 8, 2), (16, 6, 4), (3, 2, 3), (2, 1, 2), (9, 8, 3)]
-)
+@pytest.mark.parametrize('asked, visible, nodes', [(16, 8, 2), (16, 6, 4), (3, 2, 3), (2, 1, 2), (9, 8, 3)])
 def test_too_few_gpus(start, asked, visible, nodes):
     result = start('dist_train.sh', 'c.py', str(asked), '--amp', gpus=visible)
     assert result.returncode == 1 and result.stdout == ''
     assert f'{asked} GPUs asked for on this node, {visible} visible' in result.stderr
     for rank in (0, 1):
         # The printed line, typed on a node, starts a node's share.
-        line = re.search(
-            rf'NNODES={nodes} NODE_RANK={rank} MASTER_ADDR=<host> PORT=29500 (.+)', result.stderr
-        )[1]
+        line = re.search(rf'NNODES={nodes} NODE_RANK={rank} MASTER_ADDR=<host> PORT=29500 (.+)', result.stderr)[1]
         script, *arguments = shlex.split(line)
         again = start(
-            Path(script).name,
-            *arguments,
-            gpus=visible,
-            NNODES=str(nodes),
-            NODE_RANK=str(rank),
-            MASTER_ADDR='h',
+            Path(script).name, *arguments, gpus=visible, NNODES=str(nodes), NODE_RANK=str(rank), MASTER_ADDR='h'
         )
         argv = started(again)['argv']
         assert argv[:5] == torchrun(asked // nodes, nodes=nodes, rank=rank, host='h')
@@ -158,9 +124,7 @@ def test_too_few_gpus(start, asked, visible, nodes):
 
 
 def test_too_few_gpus_on_each_of_two_nodes(start):
-    result = start(
-        'dist_test.sh', 'c.py', 'k.pth', '16', gpus=8, NNODES='2', MASTER_ADDR='10.0.0.1'
-    )
+    result = start('dist_test.sh', 'c.py', 'k.pth', '16', gpus=8, NNODES='2', MASTER_ADDR='10.0.0.1')
     assert result.returncode == 1
     assert 'NNODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.1 PORT=29500' in result.stderr
     assert 'dist_test.sh c.py k.pth 8' in result.stderr
@@ -175,19 +139,14 @@ def test_cpu(start, processes, threads):
 
 
 def test_cpu_keeps_the_threads_of_the_environment(start):
-    assert (
-        started(start('dist_train.sh', 'c.py', '1', cores=4, OMP_NUM_THREADS='3'))['threads'] == '3'
-    )
+    assert started(start('dist_train.sh', 'c.py', '1', cores=4, OMP_NUM_THREADS='3'))['threads'] == '3'
 
 
 def test_more_processes_than_cores(start):
     result = start('dist_train.sh', 'c.py', '16', cores=2)
     assert result.returncode == 1 and result.stdout == ''
     assert '16 GPUs asked for on this node, none visible, and only 2 cores' in result.stderr
-    assert re.search(
-        r'NNODES=2 NODE_RANK=0 MASTER_ADDR=<host> PORT=29500 \S*dist_train.sh c.py 8\b',
-        result.stderr,
-    )
+    assert re.search(r'NNODES=2 NODE_RANK=0 MASTER_ADDR=<host> PORT=29500 \S*dist_train.sh c.py 8\b', result.stderr)
 
 
 @pytest.mark.parametrize('gpus', ['0', '-1', 'two', ''])
@@ -207,9 +166,7 @@ def test_gpus_is_a_number(start, gpus):
 )
 def test_missing_arguments(start, script, arguments):
     result = start(script, *arguments, gpus=8)
-    assert (
-        result.returncode == 2 and result.stderr.startswith('Usage: ') and script in result.stderr
-    )
+    assert result.returncode == 2 and result.stderr.startswith('Usage: ') and script in result.stderr
 
 
 def test_python_without_torch(start, tmp_path):
@@ -229,7 +186,7 @@ def test_slurm_train_on_two_nodes(start):
         '--resume',
         GPUS='16',
         CPUS_PER_TASK='5',
-        SRUN_ARGS='--requeue --time=3',
+        SRUN_ARGS='--no-kill --time=3',
     )
     assert started(result)['argv'] == [
         '--partition=part',
@@ -239,7 +196,7 @@ def test_slurm_train_on_two_nodes(start):
         '--gres=gpu:8',
         '--cpus-per-task=5',
         '--kill-on-bad-exit=1',
-        '--requeue',
+        '--no-kill',
         '--time=3',
         sys.executable,
         '-u',
@@ -252,6 +209,13 @@ def test_slurm_train_on_two_nodes(start):
 
 
 def test_slurm_test_on_part_of_a_node(start):
-    argv = started(start('slurm_test.sh', 'part', 'job', 'c.py', 'k.pth', GPUS='4'))['argv']
-    assert {'--ntasks=4', '--ntasks-per-node=4', '--gres=gpu:4'} <= set(argv)
-    assert argv[-5:] == [str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm']
+    done = started(start('slurm_test.sh', 'part', 'job', 'c.py', 'k.pth', GPUS='4', PORT='29511'))
+    assert {'--ntasks=4', '--ntasks-per-node=4', '--gres=gpu:4'} <= set(done['argv'])
+    assert done['argv'][-5:] == [str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm']
+    assert done['port'] == '29511'
+
+
+def test_without_slurm(start, tmp_path):
+    (tmp_path / 'srun').unlink()
+    result = start('slurm_train.sh', 'part', 'job', 'c.py', PATH='/usr/bin:/bin')
+    assert result.returncode == 1 and 'without Slurm use dist_*.sh' in result.stderr

@@ -10,8 +10,8 @@ from mmengine import registry as mmengine_registries
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
-from beit_mm.engine.launch import argument_parser
 from beit_mm.registry import HOOKS, METRICS, MODELS, TRANSFORMS
+from tools._cli import argument_parser
 
 ROWS = list_configs()
 ALL = list_configs(demo=True)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
+from scenes import paint_scene
 
-from beit_mm.datasets.demo_scenes import paint_scene
 from beit_mm.datasets.resize import resize_bicubic
 from beit_mm.datasets.transforms import TwoViewColorJitter, contrast_level, draw_box, jitter_images, jitter_pixels
 

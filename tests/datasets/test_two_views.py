@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scenes import paint_scene
 from torchvision.transforms import RandomResizedCrop
 
-from beit_mm.datasets.demo_scenes import paint_scene
 from beit_mm.datasets.resize import cached_bands, resize_bicubic, resize_lanczos
 from beit_mm.datasets.transforms import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
 

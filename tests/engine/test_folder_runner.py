@@ -44,6 +44,27 @@ def test_data_root_reaches_every_dataset_and_the_classes_are_counted(tree, tmp_p
     assert cfg.model.head.num_classes == 2 and 'data_root' not in cfg.train_dataloader.dataset  # the caller's stays
 
 
+def test_without_held_out_images_there_is_no_validation(tree, tmp_path):
+    shutil.rmtree(tree / 'val')
+    runner = RUNNERS.build(demo(tree, tmp_path / 'work'))
+    runner.train()
+    assert runner.val_loop is None and (tmp_path / 'work/epoch_1.pth').exists()
+    log, = (tmp_path / 'work').glob('*/*.log')
+    assert f"No folder '{tree}/val': training without validation." in log.read_text()
+
+
+def test_a_config_without_classes(images, tmp_path):
+    (tmp_path / 'images').mkdir()
+    (tmp_path / 'images/train').symlink_to(images)
+    cfg = Config.fromfile(ROOT / 'configs/demo/dvae.py')
+    cfg.merge_from_dict({'data_root': str(tmp_path / 'images'), 'train_dataloader.num_workers': 0,
+                         'train_dataloader.persistent_workers': False, 'train_dataloader.batch_size': 4})
+    cfg.work_dir, cfg.launcher = str(tmp_path / 'work'), 'none'
+    runner = RUNNERS.build(cfg)
+    assert len(runner.build_dataloader(runner.cfg.train_dataloader).dataset) == 12
+    assert runner.val_loop is None and 'data_root' not in cfg.train_dataloader.dataset
+
+
 def test_a_dataset_may_have_a_root_of_its_own(tree, tmp_path):
     elsewhere = tmp_path / 'elsewhere'
     shutil.copytree(tree / 'val', elsewhere / 'val')

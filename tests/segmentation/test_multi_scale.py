@@ -1,13 +1,10 @@
 """Multi-scale inference with flip against the released protocol in plain loops: every ratio, every window."""
-import runpy
 
 import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT
-from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
@@ -137,16 +134,6 @@ def test_tta_twice_is_refused_before_anything_is_built():
     config = dict(type='beit_mm.MultiScaleTTA', module=dict(type='beit_mm.MultiScaleTTA', module=dict(type='Nothing')))
     with pytest.raises(ValueError, match='leave --tta out'):
         MODELS.build(config)
-
-
-def test_tta_twice_is_refused_by_our_tool():
-    cfg = Config.fromfile(ROOT / 'configs/beit_plus/upernet_640_ade20k_160k.py')
-    augment = runpy.run_path(str(ROOT / 'tools/test.py'))['augment']
-    augment(cfg)
-    assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
-    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
-    with pytest.raises((SystemExit, ValueError), match='leave --tta out'):
-        augment(cfg)
 
 
 def test_training_is_refused():

@@ -1,12 +1,16 @@
-"""What the benchmarks of a training step share: options, interleaved timing, a GPU's own limit, and the table."""
+"""What the benchmarks share: interleaved timing and memory; of a training step options, a GPU's limit and the table."""
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from mmengine.logging import MMLogger
 
+T = TypeVar('T')
+POLL = 0.0005  # seconds between two looks at a process's memory
 OURS = 'beit_mm'  # the ratios printed are to this contender
 
 
@@ -38,42 +42,59 @@ def prepare(args: argparse.Namespace, gflop: float) -> float | None:
     return limit
 
 
-def seconds(run: Callable[[], None]) -> float:
-    """Time of one call: CUDA events on a GPU, the clock on a CPU."""
+def seconds(run: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
+    """Time of one call and what it returned: CUDA events on a GPU, `clock` on a CPU."""
     if not torch.cuda.is_available():
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
+        start = clock()
+        result = run()
+        return clock() - start, result
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    run()
+    result = run()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000
+    return start.elapsed_time(end) / 1000, result
 
 
-def interleave(runs: dict[str, Callable[[], None]], rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Times of each contender, one call each a round, after two rounds of warm-up; and the
-    memory in GiB that a call takes above what stands before it (weights and optimizers of all)."""
+def interleave(runs: dict[str, Callable[[], T]], rounds: int, warmup: int = 2,
+               clock: Callable[[], float] = time.perf_counter) -> tuple[dict[str, list[float]], dict[str, float], dict]:
+    """Calls each contender once a round, after some rounds of warm-up.
+
+    Returns:
+        Their times in seconds; the memory in GiB that a call takes on a GPU above what stands before it (weights and
+        optimizers of all); what the last calls returned.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     memory = dict.fromkeys(runs, 0.0)
-    for round_ in range(rounds + 2):
+    results: dict[str, T] = {}
+    for round_ in range(rounds + warmup):
         for name, run in runs.items():
+            results.pop(name, None)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
                 standing = torch.cuda.memory_allocated()
-            elapsed = seconds(run)
-            if round_ >= 2:
+            elapsed, results[name] = seconds(run, clock)
+            if round_ >= warmup:
                 times[name].append(elapsed)
             if torch.cuda.is_available():
                 memory[name] = (torch.cuda.max_memory_allocated() - standing) / 2**30
-    return times, memory
+    return times, memory, results
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that is no file's.
+
+    ru_maxrss would count the pages of a mapped file too. Those are the system's cache of the file: all processes share
+    them, and they are given up when memory is short.
+    """
+    status = Path(f'/proc/{pid}/status').read_text()
+    return 1024 * int(status.split('RssAnon:')[1].split()[0])
 
 
 def measured_limit() -> float:
     """bf16 matrix rate of this GPU in GFLOP/s: an 8192-cubed product, median of ten."""
     a, b = (torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16) for _ in range(2))
-    times = [seconds(lambda: a @ b) for _ in range(13)][3:]
+    times = [seconds(lambda: a @ b)[0] for _ in range(13)][3:]
     return 2 * 8192**3 / statistics.median(times) / 1e9
 
 

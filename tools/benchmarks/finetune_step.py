@@ -153,7 +153,7 @@ def main() -> None:
     gflop = GFLOP_PER_IMAGE[args.arch]
     limit = prepare(args, gflop)
     for size in args.batch:
-        times, memory = interleave(contenders(args.arch, args.precision, size), args.rounds)
+        times, memory, _ = interleave(contenders(args.arch, args.precision, size), args.rounds)
         report(f'whole step, batch {size}', times, memory, size, gflop, limit)
 
 

@@ -10,6 +10,7 @@ ratio is taken between neighbouring rounds and hardly does.
 import argparse
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,10 +22,12 @@ import torch
 from mmengine.dataset import default_collate
 from PIL import Image
 
-from beit_mm.datasets.demo_scenes import OBJECTS, paint_scene
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.samplers import SampleKey, seed_generators
 from beit_mm.registry import DATASETS
+
+sys.path.append(str(Path(__file__).parents[1] / 'demo'))
+from scenes import OBJECTS, paint_scene  # noqa: E402
 
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
 THEIRS = [

@@ -116,9 +116,9 @@ def main() -> None:
     gflop = GFLOP_PER_IMAGE[args.arch]
     limit = prepare(args, gflop)
     for size in args.batch:
-        times, memory = interleave(tokenizer_contenders(args.precision, size), args.rounds)
+        times, memory, _ = interleave(tokenizer_contenders(args.precision, size), args.rounds)
         report(f'tokenizer, batch {size}', times, memory, size, None, None)
-        times, memory = interleave(contenders(args.arch, args.precision, size), args.rounds)
+        times, memory, _ = interleave(contenders(args.arch, args.precision, size), args.rounds)
         report(f'whole step, batch {size}', times, memory, size, gflop, limit)
 
 

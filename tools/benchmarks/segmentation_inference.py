@@ -23,13 +23,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import mmseg.models  # noqa: F401  (registers BEiT, EncoderDecoder and UPerHead)
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _timing import OURS, POLL, anonymous_bytes, interleave
 from mmengine.config import ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.logging import MMLogger
@@ -40,8 +39,6 @@ from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.registry import MODELS
 from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews, window_intervals
 
-OURS = 'beit_mm'
-POLL = 0.0005  # seconds between two looks at the memory
 CONTENDERS = (OURS, 'mmseg', 'mmseg sliding')
 PARTS = ('time', 'memory', 'scales')
 IMAGE, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
@@ -130,34 +127,6 @@ def all_scales(model: nn.Module, original: np.ndarray) -> Tensor:
     return mean.argmax(dim=1)[0]
 
 
-def seconds(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    """Time of a call, CPU time where there is no GPU, and what it returned."""
-    if not GPU:
-        start = time.process_time()
-        result = run()
-        return time.process_time() - start, result
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    result = run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000, result
-
-
-def interleave(runs: dict[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Tensor]]:
-    """Seconds of each contender, one call each a round; a GPU has a round of warm-up. And what the last round gave."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    results = {}
-    for round_ in range(rounds + GPU):
-        for name, run in runs.items():
-            results.pop(name, None)
-            elapsed, result = seconds(run)
-            results[name] = result.cpu()
-            if round_ >= GPU:
-                times[name].append(elapsed)
-    return times, results
-
-
 def report(title: str, times: dict[str, list[float]]) -> None:
     print(f'\n{title}')
     ours = statistics.median(times[OURS])
@@ -173,8 +142,8 @@ def report(title: str, times: dict[str, list[float]]) -> None:
 def part_time(args: argparse.Namespace) -> None:
     models = {name: build(name, args.arch, args) for name in CONTENDERS}
     image = image_of_one_scale(args.arch)
-    times, logits = interleave({name: lambda m=model: one_scale(m, image) for name, model in models.items()},
-                               args.rounds)
+    times, _, logits = interleave({name: lambda m=model: one_scale(m, image).cpu() for name, model in models.items()},
+                                  args.rounds, warmup=int(GPU), clock=time.process_time)
     report(f'one scale, {image.shape[2]} x {image.shape[3]}', times)
     for name in CONTENDERS[1:]:
         difference = float((logits[name].float() - logits[OURS]).abs().max() / logits[name].abs().max())
@@ -241,8 +210,8 @@ def part_scales(args: argparse.Namespace) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*NARROW_IMAGE, 3), dtype=np.uint8)
     models = {name: build(name, 'narrow', args) for name in CONTENDERS}
     models[OURS] = MultiScaleTTA(models[OURS])
-    times, labels = interleave({name: lambda m=model: all_scales(m, image) for name, model in models.items()},
-                               args.rounds)
+    times, _, labels = interleave({name: lambda m=model: all_scales(m, image).cpu() for name, model in models.items()},
+                                  args.rounds, warmup=int(GPU), clock=time.process_time)
     report(f'narrow model, image of {NARROW_IMAGE[0]} x {NARROW_IMAGE[1]} to labels', times)
     for name in CONTENDERS[1:]:
         print(f'labels equal to those of {name}: {float((labels[name] == labels[OURS]).float().mean()):.4%}')

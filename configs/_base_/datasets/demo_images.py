@@ -1,20 +1,21 @@
-"""The images of tools/run_demo.sh, one worker, no labels. The leaf sets the pipelines and the batch."""
+"""Images without labels below data_root/train and data_root/val. The leaf sets the pipelines and the batch."""
+runner_type = 'beit_mm.FolderRunner'  # data_root goes where it belongs; without a folder val there is no validation
+data_root = 'data/demo'
+
 train_dataloader = dict(
     num_workers=1,
     persistent_workers=True,
     drop_last=True,
     sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
     collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_images/train', on_error='skip'))
+    dataset=dict(type='beit_mm.UnlabeledImages', data_prefix='train', on_error='skip'))
 val_dataloader = dict(
     batch_size=64,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
     collate_fn=dict(type='default_collate'),
-    dataset=dict(
-        type='beit_mm.UnlabeledImages', data_root='work_dirs/demo/drawn_images/val', test_mode=True))
+    dataset=dict(type='beit_mm.UnlabeledImages', data_prefix='val', test_mode=True))
 test_dataloader = val_dataloader
 val_cfg = dict()
 test_cfg = dict()

@@ -1,8 +1,7 @@
-"""Paints a image-like scene: background, shaded objects with shadows, what a camera adds."""
+"""Paints an image-like scene: background, shaded objects with shadows, what a camera adds."""
 import numpy as np
+from objects import PAINTERS, UPRIGHT, fractal_noise, hsv, mix
 from scipy.ndimage import gaussian_filter, map_coordinates
-
-from .demo_objects import PAINTERS, UPRIGHT, fractal_noise, hsv, mix
 
 OBJECTS = tuple(PAINTERS)
 STUFF = ('sky', 'ground', 'wall')

@@ -1,0 +1,108 @@
+"""What tools/train.py and tools/test.py share: arguments, the config, and one line for a user's mistake.
+
+Only the standard library is imported before the arguments are parsed, so that `--help` and a misspelt option answer at
+once.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+TOOLS = Path(__file__).resolve().parent
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('--work-dir', help='folder for logs, checkpoints and pictures '
+                        '(default: work_dirs/<name of the config>)')
+    parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
+    parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE',
+                        help='override entries of the config, for example '
+                        'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=images')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
+                        help='how the processes are started (dist_train.sh passes pytorch)')
+    # Launchers older than torchrun pass the rank as an argument, in either spelling.
+    parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """The config with the command line's overrides; starts a gloo group where there is no GPU."""
+    import torch
+    from mmengine.config import Config
+    if args.local_rank is not None:
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(parse_options(args.cfg_options))
+    cfg.launcher = args.launcher
+    cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
+    if args.launcher == 'pytorch' and not torch.cuda.is_available():
+        # mmengine's launcher would select a GPU; it accepts a group that is there already.
+        torch.distributed.init_process_group('gloo')
+    return cfg
+
+
+def parse_options(pairs: list[str]) -> dict[str, object]:
+    """Keys and values of `--cfg-options`, as mmengine's DictAction reads them.
+
+    A value that is the path of an existing file or folder is taken as it is: DictAction would drop its spaces and split
+    it at its commas.
+
+    Raises:
+        ValueError: a pair without `=`.
+    """
+    from mmengine.config import DictAction
+    options = argparse.Namespace(values={})
+    action = DictAction([], dest='values')
+    for pair in pairs:
+        key, equals, value = pair.partition('=')
+        if not equals:
+            raise ValueError(f'--cfg-options: {pair!r} is no KEY=VALUE')
+        if os.path.exists(value):
+            options.values[key] = value
+        else:
+            action(None, options, [pair])
+    return options.values
+
+
+def run(main: Callable[[], None]) -> None:
+    """Calls the main function of a tool; a user's mistake ends it with one line, a fault of ours with a traceback."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit('stopped')
+    except Exception as error:
+        if (message := message_for_user(error)) is None:
+            raise
+        sys.exit(f'error: {message}')
+
+
+def message_for_user(error: BaseException) -> str | None:
+    """The message that was written for the user: of the first error in the chain that code of ours raised.
+
+    mmengine raises errors of what it builds again, with the class before the message. Of other code only errors of the
+    operating system count, such as a file that is missing.
+
+    Returns:
+        The message; None where the error is none of the user's.
+    """
+    import beit_mm
+    own = (str(Path(beit_mm.__file__).parent), str(TOOLS))
+    chain = [error]
+    while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
+        chain.append(following)
+    for link in chain:
+        frame = traceback.extract_tb(link.__traceback__)[-1]
+        if frame.filename.startswith(own) and (frame.line or '').startswith('raise'):
+            return str(link)
+    return str(error) if isinstance(error, OSError) else None

@@ -1,0 +1,101 @@
+"""What the preparation scripts share: unpacking class archives, and errors of one line."""
+import re
+import shutil
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+SYNSET = re.compile(r'n\d{8}')  # name of an ImageNet class
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error)  # what reading half a download raises
+
+
+class ArchiveError(ValueError):
+    """An archive that is not the one expected."""
+
+
+@contextmanager
+def one_line_errors(source: Path) -> Iterator[None]:
+    """Ends the script with one line where the archive `source` is missing, damaged or another one."""
+    try:
+        yield
+    except DAMAGED as error:
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+        sys.exit(f'error: {source}: damaged or incomplete ({reason}); download it again')
+    except (ArchiveError, OSError) as error:
+        sys.exit(f'error: {error}')
+
+
+class Member(tarfile.TarInfo):
+    """A member of an archive. tarfile takes a damaged header for the end of the archive; here it is an error."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> 'Member':
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(str(error)) from None
+
+
+def open_tar(source: Path) -> tarfile.TarFile:
+    """Opens a tar archive; a compressed one as a stream, because going back in it would begin anew."""
+    try:
+        return tarfile.open(source, 'r:', tarinfo=Member)
+    except tarfile.ReadError:
+        return tarfile.open(source, 'r|*', tarinfo=Member)
+
+
+def unpack_classes(source: Path, target: Path) -> None:
+    """Unpacks one archive a class, `n########.tar`, into one folder a class.
+
+    Finished classes are skipped; an interrupted one is unpacked again.
+
+    Args:
+        source: a tar archive of the class archives, or a folder of them.
+        target: folder to make the class folders in.
+
+    Raises:
+        ArchiveError: no class archive, or something else, in `source`.
+        tarfile.TarError, EOFError, zlib.error: damaged; a member that leads out of its class folder.
+    """
+    from rich.progress import track
+    name = None
+    for name, open_file in track(class_archives(source), 'classes', total=None):
+        if not SYNSET.fullmatch(name):
+            raise ArchiveError(f'{source} holds {name!r}, expected n########.tar for each class: another archive?')
+        folder = target / name
+        if folder.exists():
+            continue
+        part = target / f'.{name}.part'  # hidden: whoever lists the classes meanwhile does not see it
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        with tarfile.open(fileobj=open_file(), mode='r|', tarinfo=Member) as archive:
+            archive.extractall(part, filter='data')  # nothing is written outside of the folder
+        part.rename(folder)
+    if name is None:
+        raise ArchiveError(f'{source} holds no archive of a class, expected n########.tar for each')
+
+
+def class_archives(source: Path) -> Iterator[tuple[str, Callable[[], BinaryIO]]]:
+    """Name of each class, and what opens its archive."""
+    if source.is_dir():
+        for path in sorted(source.glob('*.tar')):
+            yield path.stem, lambda path=path: path.open('rb')
+        return
+    with open_tar(source) as archive:
+        for member in archive:
+            if member.isfile():
+                yield Path(member.name).stem, lambda member=member: archive.extractfile(member)
+
+
+def write_file(content: BinaryIO, path: Path) -> None:
+    """Writes a file whole or not at all."""
+    part = path.with_name(f'.{path.name}.part')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, part.open('wb') as file:
+        shutil.copyfileobj(content, file)
+    part.replace(path)
