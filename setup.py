@@ -104,8 +104,15 @@ setup(
             'setuptools>=64,<82',  # openmim imports pkg_resources, which 82 removed
         ],
         'onnx': ONNX,
-        'dev': ['pytest>=8', 'pytest-timeout>=2.3', 'pytest-xdist>=3', 'ruff>=0.6', 'timm>=1.0', 'transformers>=4.45',
-                *ONNX],
+        'dev': [
+            'pytest>=8',
+            'pytest-timeout>=2.3',
+            'pytest-xdist>=3',
+            'ruff>=0.6',
+            'timm>=1.0',
+            'transformers>=4.45',
+            *ONNX,
+        ],
     },
     cmdclass={'build_py': BuildPy, 'develop': Develop},
 )

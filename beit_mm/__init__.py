@@ -13,13 +13,19 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     visualization/      pictures that no library draws
     apis/               inferencers.py, export.py: what a notebook calls
 """
+
 import importlib
 from typing import Any
 
 __version__ = '0.1.0'
 _MODULES = dict(
-    BEiTBackbone='models.vit', BEiTPretrainer='models.beit', ClassificationInferencer='apis.inferencers',
-    SegmentationInferencer='apis.inferencers', convert_checkpoint='checkpoint.convert', export_onnx='apis.export')
+    BEiTBackbone='models.vit',
+    BEiTPretrainer='models.beit',
+    ClassificationInferencer='apis.inferencers',
+    SegmentationInferencer='apis.inferencers',
+    convert_checkpoint='checkpoint.convert',
+    export_onnx='apis.export',
+)
 __all__ = [*_MODULES]
 
 

@@ -4,6 +4,7 @@ A relative position bias is read from a table with one row for each offset betwe
 (2h-1)(2w-1) of them, and three more rows for the class token: cls -> patch, patch -> cls, cls -> cls. A position
 embedding has one row for the class token and one for each patch. Both are resampled to another grid.
 """
+
 import math
 from functools import lru_cache
 
@@ -32,7 +33,7 @@ def square_grid(num_rows: int) -> Grid:
     side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
     if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
         raise ValueError(f'a bias table of {num_rows} rows belongs to no square patch grid')
-    return ((side + 1) // 2, ) * 2
+    return ((side + 1) // 2,) * 2
 
 
 def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
@@ -140,11 +141,11 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2
-        if (1 - ratio**(source - 1)) / (1 - ratio) > target - 1:
+        if (1 - ratio ** (source - 1)) / (1 - ratio) > target - 1:
             high = ratio
         else:
             low = ratio
-    positive = np.cumsum(ratio**np.arange(source - 1))
+    positive = np.cumsum(ratio ** np.arange(source - 1))
     return np.concatenate([-positive[::-1], [0.0], positive])
 
 

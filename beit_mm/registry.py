@@ -3,18 +3,18 @@
 The `locations` are imported at the first look-up, so no config needs `custom_imports`, in any process
 (`mim train mmpretrain CONFIG` included).
 """
+
 from importlib.util import find_spec
 
 from mmengine import registry as root
 
 # The one folder that imports mmseg; a location that cannot be imported would break every look-up.
-SEGMENTATION = ('segmentation', ) if find_spec('mmseg') else ()
+SEGMENTATION = ('segmentation',) if find_spec('mmseg') else ()
 
 
 def _child(name: str, *folders: str) -> root.Registry:
     parent = getattr(root, name)
-    return root.Registry(
-        parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
+    return root.Registry(parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
 
 
 MODELS = _child('MODELS', 'models', *SEGMENTATION)

@@ -1,4 +1,5 @@
 """Fixtures that tests share: small images, and a small pretraining on them."""
+
 from pathlib import Path
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Configs that are read once, a narrow model, a runner and the tools, for tests that call them with their changes."""
+
 import ast
 import functools
 import importlib
@@ -69,18 +70,21 @@ def narrow_model(**changes: object) -> dict:
     return dict(
         dict(
             type='beit_mm.BEiTPretrainer',
-            data_preprocessor=dict(
-                type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+            data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
             backbone=dict(
                 type='beit_mm.BEiTBackbone',
                 arch=dict(embed_dims=32, num_layers=2, num_heads=4),
                 img_size=32,
                 patch_size=8,
-                masked_input=True),
+                masked_input=True,
+            ),
             head=dict(type='beit_mm.BEiTMIMHead', embed_dims=32, vocab_size=32),
             target_generator=dict(
-                type='beit_mm.DALLETokenizer', random_weights=True, precision='fp32', hidden=8,
-                vocab_size=32)), **changes)
+                type='beit_mm.DALLETokenizer', random_weights=True, precision='fp32', hidden=8, vocab_size=32
+            ),
+        ),
+        **changes,
+    )
 
 
 def make_runner(cfg: Config) -> Runner:
@@ -94,8 +98,11 @@ make_runner.count = 0
 
 
 # --cfg-options for runs in this process: it waits five seconds for each worker to end.
-NO_WORKERS = [f'{split}_dataloader.{option}' for split in ('train', 'val', 'test')
-              for option in ('num_workers=0', 'persistent_workers=False')]
+NO_WORKERS = [
+    f'{split}_dataloader.{option}'
+    for split in ('train', 'val', 'test')
+    for option in ('num_workers=0', 'persistent_workers=False')
+]
 
 
 def library_tools(package: str) -> Path:

@@ -7,6 +7,7 @@ Each task has one form of ours and one call that gives the outputs to compare:
     segmentation    backbone in mmseg's EncoderDecoder; logits of both heads
     features        backbone; tokens after the final norm
 """
+
 import mmpretrain.models  # noqa: F401  (registers)
 import mmseg.models  # noqa: F401
 import torch
@@ -43,7 +44,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
                 tensor.random_(1, 100, generator=generator)
             elif tensor.is_floating_point():
                 single = tensor.ndim == 1 or name.endswith(('token', 'tokens', 'pos_embed', 'embeddings', 'table'))
-                tensor.normal_(0, 0.5 if single else tensor[0].numel()**-0.5, generator=generator)
+                tensor.normal_(0, 0.5 if single else tensor[0].numel() ** -0.5, generator=generator)
     return model.eval()
 
 
@@ -59,12 +60,25 @@ def read(path) -> dict[str, Tensor]:
 
 # --- ours -----------------------------------------------------------------------------------------
 
+
 def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dict:
-    of_task = dict(pretraining=dict(masked_input=True), classification=dict(out_type='avg_featmap'),
-                   segmentation=dict(out_type='featmap', out_indices=TAPS), features=dict())[task]
-    return dict(dict(type='beit_mm.BEiTBackbone',
-                     arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS), img_size=size,
-                     patch_size=PATCH, **VARIANTS[variant], **of_task), **changes)
+    of_task = dict(
+        pretraining=dict(masked_input=True),
+        classification=dict(out_type='avg_featmap'),
+        segmentation=dict(out_type='featmap', out_indices=TAPS),
+        features=dict(),
+    )[task]
+    return dict(
+        dict(
+            type='beit_mm.BEiTBackbone',
+            arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS),
+            img_size=size,
+            patch_size=PATCH,
+            **VARIANTS[variant],
+            **of_task,
+        ),
+        **changes,
+    )
 
 
 def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) -> nn.Module:
@@ -75,11 +89,21 @@ def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) ->
     """
     backbone = backbone_config(task, variant, size, **changes)
     if task == 'pretraining':
-        model = MODELS.build(dict(type='beit_mm.BEiTPretrainer', backbone=backbone, head=dict(
-            type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB)))
+        model = MODELS.build(
+            dict(
+                type='beit_mm.BEiTPretrainer',
+                backbone=backbone,
+                head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
+            )
+        )
     elif task == 'classification':
-        model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=dict(
-            type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=DIMS)))
+        model = MODELS.build(
+            dict(
+                type='mmpretrain.ImageClassifier',
+                backbone=backbone,
+                head=dict(type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=DIMS),
+            )
+        )
     elif task == 'segmentation':
         model = segmentor(backbone)
     else:
@@ -91,14 +115,25 @@ def segmentor(backbone: dict) -> nn.Module:
     """mmseg's UperNet, with BatchNorm in place of SyncBN, which has the same state."""
     norm = dict(type='BN')
     head = dict(num_classes=CLASSES, norm_cfg=norm, align_corners=False)
-    return MODELS.build(dict(
-        type='mmseg.EncoderDecoder', backbone=backbone,
-        neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=norm),
-        decode_head=dict(head, type='mmseg.UPerHead', in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3], channels=DIMS,
-                         pool_scales=(1, 2, 3, 6)),
-        auxiliary_head=dict(head, type='mmseg.FCNHead', in_channels=DIMS, in_index=2, channels=24, num_convs=1,
-                            concat_input=False),
-        test_cfg=dict(mode='whole')))
+    return MODELS.build(
+        dict(
+            type='mmseg.EncoderDecoder',
+            backbone=backbone,
+            neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=norm),
+            decode_head=dict(
+                head,
+                type='mmseg.UPerHead',
+                in_channels=[DIMS] * 4,
+                in_index=[0, 1, 2, 3],
+                channels=DIMS,
+                pool_scales=(1, 2, 3, 6),
+            ),
+            auxiliary_head=dict(
+                head, type='mmseg.FCNHead', in_channels=DIMS, in_index=2, channels=24, num_convs=1, concat_input=False
+            ),
+            test_cfg=dict(mode='whole'),
+        )
+    )
 
 
 @torch.no_grad()
@@ -117,35 +152,69 @@ def outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = N
 
 # --- peers ----------------------------------------------------------------------------------------
 
+
 def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
-    return randomise(Beit(**dict(dict(
-        img_size=size, patch_size=PATCH, embed_dim=DIMS, depth=DEPTH[task], num_heads=HEADS,
-        num_classes=CLASSES if task == 'classification' else 0, global_pool='avg' if task == 'classification' else '',
-        use_abs_pos_emb=options['abs_pos_embed'], use_rel_pos_bias=kind == 'per_layer',
-        use_shared_rel_pos_bias=kind == 'shared', init_values=options.get('layer_scale_init')), **changes)))
+    return randomise(
+        Beit(
+            **dict(
+                dict(
+                    img_size=size,
+                    patch_size=PATCH,
+                    embed_dim=DIMS,
+                    depth=DEPTH[task],
+                    num_heads=HEADS,
+                    num_classes=CLASSES if task == 'classification' else 0,
+                    global_pool='avg' if task == 'classification' else '',
+                    use_abs_pos_emb=options['abs_pos_embed'],
+                    use_rel_pos_bias=kind == 'per_layer',
+                    use_shared_rel_pos_bias=kind == 'shared',
+                    init_values=options.get('layer_scale_init'),
+                ),
+                **changes,
+            )
+        )
+    )
 
 
-HF_CLASSES = dict(pretraining=transformers.BeitForMaskedImageModeling, features=transformers.BeitModel,
-                  classification=transformers.BeitForImageClassification,
-                  segmentation=transformers.BeitForSemanticSegmentation)
+HF_CLASSES = dict(
+    pretraining=transformers.BeitForMaskedImageModeling,
+    features=transformers.BeitModel,
+    classification=transformers.BeitForImageClassification,
+    segmentation=transformers.BeitForSemanticSegmentation,
+)
 
 
 def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
     # Its number i means the output of our block i - 2.
-    of_task = dict(pretraining=dict(use_mask_token=True, vocab_size=VOCAB), features=dict(use_mean_pooling=False),
-                   classification=dict(num_labels=CLASSES),
-                   segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in TAPS],
-                                     auxiliary_channels=24))[task]
-    config = transformers.BeitConfig(**dict(
-        dict(hidden_size=DIMS, num_hidden_layers=DEPTH[task], num_attention_heads=HEADS, intermediate_size=4 * DIMS,
-             image_size=size, patch_size=PATCH, layer_norm_eps=1e-6,
-             use_absolute_position_embeddings=options['abs_pos_embed'],
-             use_relative_position_bias=kind == 'per_layer', use_shared_relative_position_bias=kind == 'shared',
-             layer_scale_init_value=options.get('layer_scale_init') or 0.0, **of_task), **changes))
+    of_task = dict(
+        pretraining=dict(use_mask_token=True, vocab_size=VOCAB),
+        features=dict(use_mean_pooling=False),
+        classification=dict(num_labels=CLASSES),
+        segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in TAPS], auxiliary_channels=24),
+    )[task]
+    config = transformers.BeitConfig(
+        **dict(
+            dict(
+                hidden_size=DIMS,
+                num_hidden_layers=DEPTH[task],
+                num_attention_heads=HEADS,
+                intermediate_size=4 * DIMS,
+                image_size=size,
+                patch_size=PATCH,
+                layer_norm_eps=1e-6,
+                use_absolute_position_embeddings=options['abs_pos_embed'],
+                use_relative_position_bias=kind == 'per_layer',
+                use_shared_relative_position_bias=kind == 'shared',
+                layer_scale_init_value=options.get('layer_scale_init') or 0.0,
+                **of_task,
+            ),
+            **changes,
+        )
+    )
     return randomise(HF_CLASSES[task](config))
 
 
@@ -153,10 +222,15 @@ def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
     backbone = dict(
-        type='BEiTPretrainViT' if task == 'pretraining' else 'BEiTViT', img_size=size, patch_size=PATCH,
+        type='BEiTPretrainViT' if task == 'pretraining' else 'BEiTViT',
+        img_size=size,
+        patch_size=PATCH,
         arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS, feedforward_channels=4 * DIMS),
-        use_abs_pos_emb=options['abs_pos_embed'], use_rel_pos_bias=kind == 'per_layer',
-        use_shared_rel_pos_bias=kind == 'shared', layer_scale_init_value=options.get('layer_scale_init') or 0)
+        use_abs_pos_emb=options['abs_pos_embed'],
+        use_rel_pos_bias=kind == 'per_layer',
+        use_shared_rel_pos_bias=kind == 'shared',
+        layer_scale_init_value=options.get('layer_scale_init') or 0,
+    )
     if task == 'pretraining':
         head = dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss'))
     else:
@@ -169,9 +243,23 @@ def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.
 
 def mmseg_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     assert (task, variant) == ('segmentation', 'per_layer'), 'mmseg has no other'
-    return randomise(segmentor(dict(dict(
-        type='mmseg.BEiT', img_size=size, patch_size=PATCH, embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS,
-        out_indices=TAPS, norm_cfg=dict(type='LN', eps=1e-6)), **changes)))
+    return randomise(
+        segmentor(
+            dict(
+                dict(
+                    type='mmseg.BEiT',
+                    img_size=size,
+                    patch_size=PATCH,
+                    embed_dims=DIMS,
+                    num_layers=DEPTH[task],
+                    num_heads=HEADS,
+                    out_indices=TAPS,
+                    norm_cfg=dict(type='LN', eps=1e-6),
+                ),
+                **changes,
+            )
+        )
+    )
 
 
 PEERS = dict(timm=timm_peer, hf=hf_peer, mmpretrain=mmpretrain_peer, mmseg=mmseg_peer)

@@ -14,25 +14,14 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COPIED = shutil.ignore_patterns(
-    '.git',
-    '.venv*',
-    '.mim',
-    'build',
-    'dist',
-    'work_dirs',
-    'data',
-    '*.egg-info',
-    '__pycache__',
-    '.*_cache',
+    '.git', '.venv*', '.mim', 'build', 'dist', 'work_dirs', 'data', '*.egg-info', '__pycache__', '.*_cache'
 )
 BUILD = 'from setuptools import build_meta; build_meta.build_{}("dist")'
 FAMILIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation', 'mim')
 
 
 def python(*arguments: str, cwd: Path) -> None:
-    subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, check=True, capture_output=True, text=True
-    )
+    subprocess.run([sys.executable, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
 
 
 def build_wheel(source: Path, target: Path) -> Path:
@@ -65,9 +54,7 @@ def mim_files(folder: Path) -> set[str]:
 
 def files_in_wheel(wheel: Path) -> set[str]:
     prefix = 'beit_mm/.mim/'
-    return {
-        n.removeprefix(prefix) for n in zipfile.ZipFile(wheel).namelist() if n.startswith(prefix)
-    }
+    return {n.removeprefix(prefix) for n in zipfile.ZipFile(wheel).namelist() if n.startswith(prefix)}
 
 
 @pytest.fixture
@@ -104,9 +91,7 @@ def test_wheel_forgets_a_deleted_config(source, tmp_path):
         (tmp_path / name).mkdir()
     build_wheel(source, tmp_path / 'first')
     (source / 'configs/some_folder/some_config.py').unlink()
-    assert 'configs/some_folder/some_config.py' not in files_in_wheel(
-        build_wheel(source, tmp_path / 'second')
-    )
+    assert 'configs/some_folder/some_config.py' not in files_in_wheel(build_wheel(source, tmp_path / 'second'))
 
 
 def test_install_from_sdist(source, tmp_path):
@@ -116,12 +101,7 @@ def test_install_from_sdist(source, tmp_path):
     archive = next((source / 'dist').glob('*.tar.gz'))
     with tarfile.open(archive) as tar:
         names = {n.split('/', 1)[-1] for n in tar.getnames()}
-    assert {
-        'LICENSE',
-        'model-index.yml',
-        'requirements/onedl.txt',
-        'tests/test_packaging.py',
-    } <= names
+    assert {'LICENSE', 'model-index.yml', 'requirements/onedl.txt', 'tests/test_packaging.py'} <= names
     assert not any(n.startswith('beit_mm/.mim') for n in names)
     assert files_in_wheel(build_wheel(archive, tmp_path / 'dist')) == mim_files(source)
 
@@ -143,9 +123,7 @@ def test_editable_install(source, links):
     assert mim_files(mim) == mim_files(source)
     (source / 'tools/some_tool.py').write_text('answer = 43\n')
     assert ((mim / 'tools/some_tool.py').read_text() == 'answer = 43\n') == links
-    status = subprocess.run(
-        ['git', 'status', '--porcelain'], cwd=source, capture_output=True, text=True
-    )
+    status = subprocess.run(['git', 'status', '--porcelain'], cwd=source, capture_output=True, text=True)
     assert status.stdout.split() == ['M', 'tools/some_tool.py']
 
 
@@ -165,10 +143,7 @@ def test_legacy_develop(source):
 def requirements(wheel: Path) -> list[Requirement]:
     archive = zipfile.ZipFile(wheel)
     name = next(n for n in archive.namelist() if n.endswith('.dist-info/METADATA'))
-    return [
-        Requirement(r)
-        for r in email.message_from_bytes(archive.read(name)).get_all('Requires-Dist')
-    ]
+    return [Requirement(r) for r in email.message_from_bytes(archive.read(name)).get_all('Requires-Dist')]
 
 
 def test_base_requirements_name_neither_family(wheel):

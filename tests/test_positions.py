@@ -1,4 +1,5 @@
 """Bias tables: the index against its definition, resizing against SciPy's FITPACK spline."""
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,7 @@ from beit_mm.positions import (
 )
 
 
-@pytest.mark.parametrize(
-    ('side', 'rows'), [(7, 172), (14, 732), (24, 2212), (30, 3484), (32, 3972), (40, 6244)])
+@pytest.mark.parametrize(('side', 'rows'), [(7, 172), (14, 732), (24, 2212), (30, 3484), (32, 3972), (40, 6244)])
 def test_table_rows_are_the_published_numbers(side, rows):
     assert num_relative_positions((side, side)) == rows
 
@@ -33,8 +33,7 @@ def test_index_names_the_offset_of_every_pair():
     assert index[0, 0] == total - 1
 
 
-@pytest.mark.parametrize(
-    ('target', 'ratio'), [(24, 1.090307), (30, 1.125056), (32, 1.134918), (40, 1.168504)])
+@pytest.mark.parametrize(('target', 'ratio'), [(24, 1.090307), (30, 1.125056), (32, 1.134918), (40, 1.168504)])
 def test_ratio_of_the_geometric_sequence(target, ratio):
     offsets = geometric_offsets(14, target)
     middle = len(offsets) // 2
@@ -43,17 +42,27 @@ def test_ratio_of_the_geometric_sequence(target, ratio):
     assert steps[1] == pytest.approx(ratio, abs=2e-6)
 
 
-@pytest.mark.parametrize(('source', 'target'), [
-    ((14, 14), (24, 24)), ((14, 14), (32, 32)), ((14, 14), (40, 40)), ((14, 14), (15, 15)),
-    ((14, 14), (8, 8)), ((40, 40), (32, 48)), ((14, 14), (14, 30)), ((12, 16), (40, 25)),
-])
+@pytest.mark.parametrize(
+    ('source', 'target'),
+    [
+        ((14, 14), (24, 24)),
+        ((14, 14), (32, 32)),
+        ((14, 14), (40, 40)),
+        ((14, 14), (15, 15)),
+        ((14, 14), (8, 8)),
+        ((40, 40), (32, 48)),
+        ((14, 14), (14, 30)),
+        ((12, 16), (40, 25)),
+    ],
+)
 def test_resizing_equals_fitpack(source, target):
     table = torch.randn(num_relative_positions(source), 3, dtype=torch.float64)
     axes = []
     for side, wanted in zip(source, target, strict=True):
         same = np.arange(1.0 - side, side)
-        axes.append((same, same) if side == wanted else
-                    (geometric_offsets(side, wanted), np.arange(1.0 - wanted, wanted)))
+        axes.append(
+            (same, same) if side == wanted else (geometric_offsets(side, wanted), np.arange(1.0 - wanted, wanted))
+        )
     (x, x_new), (y, y_new) = axes
     resized = resize_bias_table(table, source, target)
     for head in range(3):

@@ -3,6 +3,7 @@
 Only the standard library is imported before the arguments are parsed, so that `--help` and a misspelt option answer at
 once.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,14 +24,25 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config file')
-    parser.add_argument('--work-dir', help='folder for logs, checkpoints and pictures '
-                        '(default: work_dirs/<name of the config>)')
+    parser.add_argument(
+        '--work-dir', help='folder for logs, checkpoints and pictures (default: work_dirs/<name of the config>)'
+    )
     parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
-    parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE',
-                        help='override entries of the config, for example '
-                        'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=images')
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
-                        help='how the processes are started (dist_train.sh passes pytorch)')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        default=[],
+        action='extend',
+        metavar='KEY=VALUE',
+        help='override entries of the config, for example '
+        'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=images',
+    )
+    parser.add_argument(
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='how the processes are started (dist_train.sh passes pytorch)',
+    )
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
     return parser
@@ -40,6 +52,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """The config with the command line's overrides; starts a gloo group where there is no GPU."""
     import torch
     from mmengine.config import Config
+
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(args.config)
@@ -62,6 +75,7 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         ValueError: a pair without `=`.
     """
     from mmengine.config import DictAction
+
     options = argparse.Namespace(values={})
     action = DictAction([], dest='values')
     for pair in pairs:
@@ -97,6 +111,7 @@ def message_for_user(error: BaseException) -> str | None:
         The message; None where the error is none of the user's.
     """
     import beit_mm
+
     own = (str(Path(beit_mm.__file__).parent), str(TOOLS))
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):

@@ -1,8 +1,9 @@
 """Converts a BEiT checkpoint of any format into another; DALL-E's pickled networks into state dicts.
 
-    python tools/convert_checkpoint.py beit_base_patch16_224_pt22k.pth beit.pth
-    python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth for_transformers --to hf
+python tools/convert_checkpoint.py beit_base_patch16_224_pt22k.pth beit.pth
+python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth for_transformers --to hf
 """
+
 import argparse
 import sys
 

@@ -4,6 +4,7 @@
 `python tools/doctor.py` prints versions and devices, then each problem with its command, and exits
 with 1 when there is a problem. The standard library is all it needs.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -13,14 +14,14 @@ from importlib import metadata
 
 ONEDL = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain', 'onedl-mmsegmentation')
 OPENMMLAB = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation')
-NEEDED = (
-    'torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'matplotlib', 'tensorboard')
+NEEDED = ('torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'matplotlib', 'tensorboard')
 OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
 IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 PIP = f'{sys.executable} -m pip'
 BUILD_MMCV = (
     f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install --no-build-isolation --no-deps '
-    '--no-cache-dir --force-reinstall mmcv==2.1.0')
+    '--no-cache-dir --force-reinstall mmcv==2.1.0'
+)
 
 
 def installed(names: tuple[str, ...]) -> dict[str, str]:
@@ -48,9 +49,7 @@ def family(found: dict[str, str]) -> str | None:
     return 'onedl' if onedl else 'openmmlab' if openmmlab else None
 
 
-def version_problems(
-        found: dict[str, str], python: tuple[int, int], mmcv_has_ops: bool,
-) -> Iterator[tuple[str, str]]:
+def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_ops: bool) -> Iterator[tuple[str, str]]:
     """What the versions alone show: each problem and the command that mends it.
 
     Args:
@@ -59,26 +58,30 @@ def version_problems(
         mmcv_has_ops: whether OpenMMLab's mmcv has its compiled ops.
     """
     if python < (3, 10):
-        yield (f'Python {python[0]}.{python[1]} is too old, 3.10 is needed',
-               'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it')
+        yield (
+            f'Python {python[0]}.{python[1]} is too old, 3.10 is needed',
+            'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it',
+        )
     stack = family(found)
     if stack == 'mixed':
         own = ' '.join(n for n in (*OPENMMLAB, 'openmim') if n in found)
-        yield (f'{own} beside onedl-*: the two families overwrite each other',
-               f'{PIP} uninstall -y {own} && '
-               f'{PIP} install --force-reinstall --no-deps -r requirements/onedl.txt')
+        yield (
+            f'{own} beside onedl-*: the two families overwrite each other',
+            f'{PIP} uninstall -y {own} && {PIP} install --force-reinstall --no-deps -r requirements/onedl.txt',
+        )
     wanted, extra = (OPENMMLAB, stack) if stack == 'openmmlab' else (ONEDL, 'onedl')
     missing = [n for n in NEEDED + wanted if n not in found]
     if missing:
         yield f'missing: {", ".join(missing)}', f'{PIP} install -e ".[{extra}]"'
     elif 'beit_mm' not in found:
-        yield ('beit_mm is not installed: mim and other folders cannot find it',
-               f'{PIP} install --no-deps -e .')
+        yield ('beit_mm is not installed: mim and other folders cannot find it', f'{PIP} install --no-deps -e .')
     if 'torch' in found and 'torchvision' in found:
         (major, minor), torchvision = numbers(found['torch']), numbers(found['torchvision'])
         if major == 2 and torchvision != (0, minor + 15):  # 0.15 came with 2.0, 0.26 with 2.11
-            yield (f'torchvision {found["torchvision"]} does not belong to torch {found["torch"]}',
-                   f'{PIP} install "torchvision==0.{minor + 15}.*"')
+            yield (
+                f'torchvision {found["torchvision"]} does not belong to torch {found["torch"]}',
+                f'{PIP} install "torchvision==0.{minor + 15}.*"',
+            )
     if stack == 'openmmlab' and 'mmcv' in found:
         if not mmcv_has_ops:
             yield f'mmcv {found["mmcv"]} has no compiled ops, which mmseg imports', BUILD_MMCV
@@ -86,8 +89,10 @@ def version_problems(
             yield f'mmcv {found["mmcv"]} is refused by mmseg, which needs < 2.2', BUILD_MMCV
     setuptools = found.get('setuptools', '0.0')
     if 'openmim' in found and not 64 <= numbers(setuptools)[0] < 82:
-        yield (f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}',
-               f'{PIP} install "setuptools>=64,<82"')
+        yield (
+            f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}',
+            f'{PIP} install "setuptools>=64,<82"',
+        )
 
 
 def import_problems(stack: str) -> Iterator[tuple[str, str]]:
@@ -99,8 +104,7 @@ def import_problems(stack: str) -> Iterator[tuple[str, str]]:
             reason = f'{type(error).__name__}: {error}'.splitlines()[0]
             mend = f'{PIP} install --force-reinstall -r requirements/{stack}.txt'
             if 'libGL' in reason:
-                mend = (f'{PIP} uninstall -y opencv-python && '
-                        f'{PIP} install opencv-python-headless')
+                mend = f'{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless'
             yield f'import {name} fails: {reason}', mend
 
 
@@ -108,6 +112,7 @@ def devices() -> str:
     """The devices that torch can use, in words."""
     try:
         import torch
+
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return ', '.join(names) or f'no CUDA device, {torch.get_num_threads()} CPU threads'
     except Exception as error:  # a missing torch and a broken driver alike

@@ -4,6 +4,7 @@
 
 The graph takes normalised images, float32 (N, C, H, W), and gives logits; its metadata hold mean, std and size.
 """
+
 import argparse
 import sys
 
@@ -13,8 +14,13 @@ def main() -> None:
     parser.add_argument('config', help='path of the config file')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('out', help='path of the ONNX file')
-    parser.add_argument('--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'),
-                        help="image size in pixels (default: the img_size of the config's backbone)")
+    parser.add_argument(
+        '--size',
+        type=int,
+        nargs=2,
+        metavar=('HEIGHT', 'WIDTH'),
+        help="image size in pixels (default: the img_size of the config's backbone)",
+    )
     args = parser.parse_args()
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
@@ -22,6 +28,7 @@ def main() -> None:
 
     from beit_mm.apis.export import export_onnx
     from beit_mm.registry import MODELS
+
     cfg = Config.fromfile(args.config)
     init_default_scope(cfg.get('default_scope', 'mmpretrain'))
     if 'data_preprocessor' in cfg:
@@ -34,7 +41,7 @@ def main() -> None:
         difference = export_onnx(model, args.out, size)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         sys.exit(f'error: {error}')
-    print(f'{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model\'s')
+    print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")
 
 
 if __name__ == '__main__':

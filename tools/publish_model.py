@@ -1,7 +1,8 @@
 """Makes a file to give away of a run's checkpoint: weights and what belongs to them, with a hash in the name.
 
-    python tools/publish_model.py work_dirs/pretrain_300e/epoch_300.pth beit_base_300e.safetensors
+python tools/publish_model.py work_dirs/pretrain_300e/epoch_300.pth beit_base_300e.safetensors
 """
+
 import argparse
 import sys
 

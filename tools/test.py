@@ -7,6 +7,7 @@
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
 for each image its path, label and name of the most likely class, and scores, [label, probability] of the five best.
 """
+
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ def main() -> None:
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('--out', metavar='FILE', help='also write metrics and predictions to this JSON file')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
-    parser.add_argument('--tta', action='store_true', help="test-time augmentation: the config's tta_model and "
-                        'tta_pipeline; without them the mean score of an image and its mirror image')
+    parser.add_argument(
+        '--tta',
+        action='store_true',
+        help="test-time augmentation: the config's tta_model and "
+        'tta_pipeline; without them the mean score of an image and its mirror image',
+    )
     args = parser.parse_args()
     if args.out and Path(args.out).is_dir():
         parser.error(f'--out {args.out} is a folder; expected a file')
@@ -28,6 +33,7 @@ def main() -> None:
     from mmengine.registry import RUNNERS
 
     from beit_mm.engine import Predictions
+
     cfg = load_config(args)
     if args.amp:
         cfg.test_cfg.fp16 = True
@@ -59,18 +65,23 @@ def augment(cfg: Any) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
-        raise ValueError('this config already tests with augmentation (all scales with flip); leave --tta out, or take '
-                         'the config without _ms')
+        raise ValueError(
+            'this config already tests with augmentation (all scales with flip); leave --tta out, or take '
+            'the config without _ms'
+        )
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
         raise ValueError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
-            raise ValueError(f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
-                             'classifiers and segmentors have test-time augmentation')
+            raise ValueError(
+                f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
+                'classifiers and segmentors have test-time augmentation'
+            )
         if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            raise ValueError('--tta averages the scores of one classifier, this probe has one for each layer; '
-                             'set model.layers=...')
+            raise ValueError(
+                '--tta averages the scores of one classifier, this probe has one for each layer; set model.layers=...'
+            )
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]

@@ -1,20 +1,30 @@
 """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
 
-    python tools/train.py configs/beit/pretrain_300e.py
-    tools/dist_train.sh configs/beit/pretrain_800e.py 16
+python tools/train.py configs/beit/pretrain_300e.py
+tools/dist_train.sh configs/beit/pretrain_800e.py 16
 """
+
 from _cli import argument_parser, load_config, run
 
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
-                        help='go on from a checkpoint, or from the newest of the work directory')
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='go on from a checkpoint, or from the newest of the work directory',
+    )
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
-    parser.add_argument('--auto-scale-lr', action='store_true',
-                        help="scale the learning rate by the ratio of this run's batch to the recipe's")
+    parser.add_argument(
+        '--auto-scale-lr',
+        action='store_true',
+        help="scale the learning rate by the ratio of this run's batch to the recipe's",
+    )
     args = parser.parse_args()
     from mmengine.registry import RUNNERS
+
     cfg = load_config(args)
     if args.resume:
         cfg.resume = True

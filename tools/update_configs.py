@@ -7,6 +7,7 @@ In the header of a config the paragraph that starts with `Command:` is generated
 by hand. In configs/*/metafile.yml everything but `Published Results` and `Released Weights` is generated, and in
 configs/*/README.md what stands between the two marks.
 """
+
 import argparse
 import functools
 import json
@@ -35,8 +36,9 @@ BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -
 
 def list_configs(*folders: str) -> list[str]:
     """The configs of the folders, of all unless named, relative to the root."""
-    return sorted(path.relative_to(ROOT).as_posix() for folder in folders or FOLDERS
-                  for path in (ROOT / folder).glob('*.py'))
+    return sorted(
+        path.relative_to(ROOT).as_posix() for folder in folders or FOLDERS for path in (ROOT / folder).glob('*.py')
+    )
 
 
 @functools.cache
@@ -51,7 +53,8 @@ def work_dir(config: str) -> str:
 def last_checkpoint(config: str) -> str:
     loop = load(config).train_cfg
     return f'{work_dir(config)}/' + (
-        f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth')
+        f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
+    )
 
 
 def model_of(config: str) -> dict:
@@ -85,8 +88,11 @@ def count_parameters(model: str, scope: str) -> int:
 
 def parameters(config: str) -> int:
     """Parameters of the model, without those of the tokenizer that makes its targets."""
-    model = {key: value for key, value in model_of(config).items()
-             if key not in ('target_generator', 'data_preprocessor', 'train_cfg')}
+    model = {
+        key: value
+        for key, value in model_of(config).items()
+        if key not in ('target_generator', 'data_preprocessor', 'train_cfg')
+    }
     if 'backbone' in model:
         model['backbone'] = dict(model['backbone'], init_cfg=None)
     return count_parameters(json.dumps(model), load(config).default_scope)
@@ -95,8 +101,11 @@ def parameters(config: str) -> int:
 def architecture(config: str) -> str:
     model = model_of(config)
     if 'backbone' not in model:
-        return ("DALL-E's discrete VAE" if model.arch == 'dalle' else
-                'discrete VAE of strided convolutions and residual blocks')
+        return (
+            "DALL-E's discrete VAE"
+            if model.arch == 'dalle'
+            else 'discrete VAE of strided convolutions and residual blocks'
+        )
     backbone = model.backbone
     parts = [f'ViT-{backbone.arch.capitalize()}']
     if backbone.get('abs_pos_embed', True):
@@ -125,8 +134,11 @@ def input_of(config: str) -> str:
     steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
     backbone = model_of(config).get('backbone')
     size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
-    masks = [f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
-             for name, step in steps.items() if name.endswith('Mask')]
+    masks = [
+        f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
+        for name, step in steps.items()
+        if name.endswith('Mask')
+    ]
     return f'{size} x {size} pixels' + ''.join(masks)
 
 
@@ -142,12 +154,20 @@ def command_lines(config: str) -> list[str]:
     while (before := previous(chain[0])) is not None:
         chain.insert(0, before)
     lines = [f'tools/dist_train.sh {step} {batch_of(step)[0]}' for step in chain]
-    released = [] if len(chain) == 1 else [
-        weights['URL'].rsplit('/', 1)[1] for weights in entries(chain[-2]).get('Released Weights', ())
-        if weights['Source'] == 'microsoft/unilm']
+    released = (
+        []
+        if len(chain) == 1
+        else [
+            weights['URL'].rsplit('/', 1)[1]
+            for weights in entries(chain[-2]).get('Released Weights', ())
+            if weights['Source'] == 'microsoft/unilm'
+        ]
+    )
     if released:
-        lines += ['The last alone, from the released weights: --cfg-options',
-                  f'model.backbone.init_cfg.checkpoint={released[0]}']
+        lines += [
+            'The last alone, from the released weights: --cfg-options',
+            f'model.backbone.init_cfg.checkpoint={released[0]}',
+        ]
     return lines
 
 
@@ -177,11 +197,15 @@ def header_lines(config: str) -> str:
     if is_multi_scale(config):
         single = config.replace('_ms.py', '.py')
         views = cfg.test_dataloader.dataset.pipeline[-1]
-        sections['Command'] = [f'tools/dist_test.sh {config} CHECKPOINT {gpus}',
-                               f'The same: tools/dist_test.sh {single} CHECKPOINT {gpus} --tta']
+        sections['Command'] = [
+            f'tools/dist_test.sh {config} CHECKPOINT {gpus}',
+            f'The same: tools/dist_test.sh {single} CHECKPOINT {gpus} --tta',
+        ]
         side = views.short_side
-        sections['Scales'] = [f'short sides of {side} (counted three times), {side * 5 // 4}, {side * 3 // 2} and '
-                              f'{side * 7 // 4} pixels, each with its mirror image']
+        sections['Scales'] = [
+            f'short sides of {side} (counted three times), {side * 5 // 4}, {side * 3 // 2} and '
+            f'{side * 7 // 4} pixels, each with its mirror image'
+        ]
     else:
         batch = f'{gpus} GPUs x {images}' + (f' x {accumulated} accumulated' if accumulated > 1 else '')
         sections['Command'] = command_lines(config)
@@ -191,14 +215,21 @@ def header_lines(config: str) -> str:
     sections['Model'] = [f'{architecture(config)}, {parameters(config):,} parameters; {input_of(config)}']
     if cfg.default_scope == 'mmseg' and not is_multi_scale(config):
         sections['Test'] = [f'tools/dist_test.sh {config} CHECKPOINT {gpus} [--tta]']
-    sections['Result'] = [f"{row['Value']} {row['Task']} ({row['Source']})"
-                          for row in entries(config)['Published Results']] or ["none of BEiT's own"]
+    sections['Result'] = [
+        f'{row["Value"]} {row["Task"]} ({row["Source"]})' for row in entries(config)['Published Results']
+    ] or ["none of BEiT's own"]
     lines = []
     for key, values in sections.items():
         for index, value in enumerate(values):
             label = f'{key}:' if index == 0 else ''
-            lines += textwrap.wrap(value, 120, initial_indent=f'{label:9}', subsequent_indent=' ' * 11,
-                                   break_long_words=False, break_on_hyphens=False)
+            lines += textwrap.wrap(
+                value,
+                120,
+                initial_indent=f'{label:9}',
+                subsequent_indent=' ' * 11,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
     return '\n'.join(lines)
 
 
@@ -241,7 +272,7 @@ def update_metafile(folder: str) -> str:
       {length}
       Batch Size: {batch_of(config)[3]}
       Training Data: {dataset_of(config)[0]}
-""" + old[old.index('    Published Results:'):]
+""" + old[old.index('    Published Results:') :]
     return text
 
 
@@ -255,8 +286,10 @@ def update_table(folder: str) -> str:
         for row in entries(config)['Published Results']:
             results.setdefault(row['Task'], row['Value'])  # the first of each task
         published = '<br>'.join(f'{value} {task}' for task, value in results.items())
-        rows.append(f'| [{name}]({name}.py) | {title} | {batch_of(config)[3]}, {rate_of(config)} '
-                    f'| {length} | {input_of(config)} | {parameters(config):,} | {published} |')
+        rows.append(
+            f'| [{name}]({name}.py) | {title} | {batch_of(config)[3]}, {rate_of(config)} '
+            f'| {length} | {input_of(config)} | {parameters(config):,} | {published} |'
+        )
     before, _, rest = (ROOT / folder / 'README.md').read_text().partition(BEGIN)
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
 

@@ -1,4 +1,5 @@
 """ONNX export of a classifier at one image size, with everything that depends on the size folded in."""
+
 import copy
 import json
 from importlib.util import find_spec
@@ -54,8 +55,10 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ImportError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
     if not isinstance(getattr(model, 'backbone', None), BEiTBackbone):
-        raise ValueError('ONNX export takes a classifier whose backbone is a BEiTBackbone, not '
-                         f'{type(model).__name__} on {type(getattr(model, "backbone", None)).__name__}')
+        raise ValueError(
+            'ONNX export takes a classifier whose backbone is a BEiTBackbone, not '
+            f'{type(model).__name__} on {type(getattr(model, "backbone", None)).__name__}'
+        )
     model = copy.deepcopy(model).cpu().float().eval()
     channels = model.backbone.patch_embed.proj.in_channels
     images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
@@ -63,15 +66,19 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         logits = _fold(model, images)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             found = f'shape {tuple(logits.shape)}' if isinstance(logits, Tensor) else f'a {type(logits).__name__}'
-            raise ValueError(f'ONNX export takes a model that gives logits (batch, classes), not {found}: it needs '
-                             "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'")
+            raise ValueError(
+                f'ONNX export takes a model that gives logits (batch, classes), not {found}: it needs '
+                "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
+            )
         program = torch.onnx.export(
-            model, (images, ),
+            model,
+            (images,),
             dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim('batch')}, ),
+            dynamic_shapes=({0: torch.export.Dim('batch')},),
             input_names=['images'],
             output_names=['logits'],
-            verbose=False)
+            verbose=False,
+        )
     program.model.metadata_props.update(_metadata(model, size))
 
     path = Path(path)
@@ -105,7 +112,8 @@ def _metadata(model: nn.Module, size: tuple[int, int]) -> dict[str, str]:
     return dict(
         {name: json.dumps(value) for name, value in preprocessing.items()},
         input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
-        output='logits: float32 (batch, classes), before the softmax')
+        output='logits: float32 (batch, classes), before the softmax',
+    )
 
 
 def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
@@ -118,6 +126,8 @@ def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
     scale = logits.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     difference = ((torch.cat(found) - logits).abs().max() / scale).item()
     if not difference <= TOLERANCE:  # not a number is no agreement either
-        raise RuntimeError(f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
-                           f'more than {TOLERANCE:.0e}; nothing was written. Is a layer of it random in evaluation?')
+        raise RuntimeError(
+            f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
+            f'more than {TOLERANCE:.0e}; nothing was written. Is a layer of it random in evaluation?'
+        )
     return difference

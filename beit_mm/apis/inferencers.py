@@ -1,4 +1,5 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config."""
+
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -39,6 +40,7 @@ class _Inferencer:
     Building a type runs code with the config's arguments, and mmengine imports names that it does not know from
     anywhere: a checkpoint's own config may name `types` only.
     """
+
     task: str  # what the model is called
     scope: str  # the library's, in which the types are named
     types: re.Pattern[str]
@@ -80,8 +82,10 @@ class _Inferencer:
             pipeline = loader['dataset']['pipeline'] if loader else self._training_pipeline(values)
             model['type'], pipeline[0]['type']
         except (KeyError, TypeError, IndexError):
-            raise ValueError(f'{name} has no model and test pipeline of a {self.task}; give another: '
-                             f'{type(self).__name__}(checkpoint, config=...)') from None
+            raise ValueError(
+                f'{name} has no model and test pipeline of a {self.task}; give another: '
+                f'{type(self).__name__}(checkpoint, config=...)'
+            ) from None
         return dict(model=model, pipeline=list(pipeline), default_scope=values.get('default_scope', self.scope))
 
     def _training_pipeline(self, values: Mapping[str, Any]) -> list[dict]:
@@ -101,9 +105,11 @@ class _Inferencer:
         parts = _without(parts, IMPORTING_KEYS)
         for name in _types(parts):
             if not isinstance(name, str) or not self.types.fullmatch(name):
-                raise CheckpointError(f'The config in {checkpoint} asks for {name!r}, which is no part of a '
-                                      f'{self.task} that is built on the word of a checkpoint; if you trust it, give '
-                                      f'the config: {advice}')
+                raise CheckpointError(
+                    f'The config in {checkpoint} asks for {name!r}, which is no part of a '
+                    f'{self.task} that is built on the word of a checkpoint; if you trust it, give '
+                    f'the config: {advice}'
+                )
         return ConfigDict(parts)
 
     def _given_config(self, config: str | Path | Config) -> ConfigDict:
@@ -121,8 +127,9 @@ class _Inferencer:
         if isinstance(source, Image.Image):
             source = pixels(source)
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
-            raise ValueError(f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, '
-                             'not empty')
+            raise ValueError(
+                f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
+            )
         image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
         return self._prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
 
@@ -145,19 +152,26 @@ class ClassificationInferencer(_Inferencer):
     A config without images to test on has no test pipeline; images are then loaded as in training, and the middle is
     taken in the model's size, as our configs with a test pipeline do. On a GPU it computes in bfloat16.
     """
+
     task, scope = 'classifier', 'mmpretrain'
     types = re.compile(
         r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadImage)|'
         r'(mmpretrain\.)?(ImageClassifier|LinearClsHead|StackedLinearClsHead|ClsDataPreprocessor|'
-        r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)')
+        r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)'
+    )
     training_keys = ('init_cfg', 'loss', 'pretrained', 'train_cfg')
 
-    def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
-                 config: str | Path | Config | None = None):
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: str | torch.device | None = None,
+        config: str | Path | Config | None = None,
+    ):
         super().__init__(checkpoint, device, config)
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP,
-                 ) -> list[dict[str, Any]]:
+    def __call__(
+        self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP
+    ) -> list[dict[str, Any]]:
         """Classifies images.
 
         Args:
@@ -182,8 +196,10 @@ class ClassificationInferencer(_Inferencer):
         while batch := list(islice(sources, batch_size)):
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
                 samples = self.model.test_step(default_collate([self._sample(image) for image in batch]))
-            results += [describe(sample.pred_score, self.classes, path_of(image), top)
-                        for image, sample in zip(batch, samples, strict=True)]
+            results += [
+                describe(sample.pred_score, self.classes, path_of(image), top)
+                for image, sample in zip(batch, samples, strict=True)
+            ]
         return results
 
     def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -217,15 +233,22 @@ class SegmentationInferencer(_Inferencer):
     Labels are those of tools/test.py, of which `test_cfg` of the model says the windows and the precision. `classes`
     are the names, `palette` the colours, [red, green, blue] of 0-255.
     """
+
     task, scope = 'segmentor', 'mmseg'
     types = re.compile(
         r'beit_mm\.(SlidingSegmentor|BEiTBackbone|EfficientUPerHead|EfficientSETRUPHead|SyncBN|LoadImage|'
         r'MultiScaleViews|MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|'
-        r'LoadImageFromFile|Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU')
+        r'LoadImageFromFile|Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU'
+    )
     training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
-    def __init__(self, checkpoint: str | Path, device: str | torch.device | None = None,
-                 config: str | Path | Config | None = None, multi_scale: bool = False):
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: str | torch.device | None = None,
+        config: str | Path | Config | None = None,
+        multi_scale: bool = False,
+    ):
         from beit_mm.segmentation.datasets import distinct_colours
 
         self.multi_scale = multi_scale
@@ -251,15 +274,17 @@ class SegmentationInferencer(_Inferencer):
         """
         for image in iterate_images(images):
             with torch.no_grad():
-                sample, = self.model.test_step(pseudo_collate([self._sample(image)]))
+                (sample,) = self.model.test_step(pseudo_collate([self._sample(image)]))
             yield dict(path=path_of(image), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
 
     def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
         parts = super()._select(values, name)
         if self.multi_scale:
             if not {'tta_model', 'tta_pipeline'} <= set(values):
-                raise ValueError(f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
-                                 'SegmentationInferencer(checkpoint, config=..., multi_scale=True)')
+                raise ValueError(
+                    f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
+                    'SegmentationInferencer(checkpoint, config=..., multi_scale=True)'
+                )
             parts.update(model=dict(values['tta_model'], module=parts['model']), pipeline=values['tta_pipeline'])
         parts['pipeline'] = [step for step in parts['pipeline'] if 'LoadAnnotation' not in str(step.get('type'))]
         return parts
@@ -292,8 +317,10 @@ def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[Image
         for source in sources:
             yield from iterate_images(source)
     else:
-        raise TypeError(f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
-                        'array, a PIL image, or a list of these')
+        raise TypeError(
+            f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
+            'array, a PIL image, or a list of these'
+        )
 
 
 def pixels(image: Image.Image) -> np.ndarray:
@@ -312,11 +339,16 @@ def path_of(source: ImageInput) -> str | None:
 def usual_preparation(model: nn.Module) -> list[dict]:
     """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
     if (size := preprocessing_of_model(model).get('size')) is None:
-        raise ValueError(f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
-                         'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)')
+        raise ValueError(
+            f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
+            'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)'
+        )
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
-    return [dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),
-            dict(type='CenterCrop', crop_size=tuple(size[::-1])), dict(type='PackInputs')]
+    return [
+        dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),
+        dict(type='CenterCrop', crop_size=tuple(size[::-1])),
+        dict(type='PackInputs'),
+    ]
 
 
 def _without(value: Any, keys: Sequence[str]) -> Any:

@@ -1,4 +1,5 @@
 """Checkpoint files from any BEiT format into any other, and into files to give away."""
+
 import json
 import os
 from collections.abc import Mapping
@@ -14,8 +15,12 @@ from beit_mm.positions import square_grid, square_token_grid
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
-HF_CLASSES = dict(pretraining='BeitForMaskedImageModeling', classification='BeitForImageClassification',
-                  segmentation='BeitForSemanticSegmentation', features='BeitModel')
+HF_CLASSES = dict(
+    pretraining='BeitForMaskedImageModeling',
+    classification='BeitForImageClassification',
+    segmentation='BeitForSemanticSegmentation',
+    features='BeitModel',
+)
 RELEASED_OUT_INDICES = {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}
 HEAD_DIMS = 64  # of every published BEiT
 
@@ -30,6 +35,7 @@ class Conversion(NamedTuple):
         dropped_keys: names in the source that the target has no place for.
         notes: what is not the same there.
     """
+
     source: str
     task: str
     tensors: int
@@ -39,8 +45,10 @@ class Conversion(NamedTuple):
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {", ".join(self.dropped_keys[:8])}' +
-                         (', ...' if len(self.dropped_keys) > 8 else ''))
+            lines.append(
+                f'dropped, {len(self.dropped_keys)}: {", ".join(self.dropped_keys[:8])}'
+                + (', ...' if len(self.dropped_keys) > 8 else '')
+            )
         return '\n'.join([*lines, *self.notes])
 
 
@@ -129,10 +137,16 @@ def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> d
     task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     config = dict(
-        model_type='beit', architectures=[HF_CLASSES[task]], hidden_size=dims, num_hidden_layers=depth,
+        model_type='beit',
+        architectures=[HF_CLASSES[task]],
+        hidden_size=dims,
+        num_hidden_layers=depth,
         num_attention_heads=_num_heads(weights, dims, meta),
         intermediate_size=len(weights['backbone.blocks.0.mlp.fc1.bias']),
-        image_size=_image_size(weights, patch, meta), patch_size=patch, num_channels=channels, layer_norm_eps=1e-6,
+        image_size=_image_size(weights, patch, meta),
+        patch_size=patch,
+        num_channels=channels,
+        layer_norm_eps=1e-6,
         use_mask_token='backbone.mask_token' in weights,
         use_absolute_position_embeddings='backbone.pos_embed' in weights,
         use_shared_relative_position_bias=f'backbone.{SHARED_TABLE}' in weights,
@@ -140,7 +154,8 @@ def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> d
         # above zero switches LayerScale on; the value itself is only a start
         layer_scale_init_value=0.1 if 'backbone.blocks.0.gamma_1' in weights else 0.0,
         # the pretraining model applies the final norm outside of what this switch is about
-        use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights)
+        use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
+    )
     if task == 'pretraining':
         return dict(config, vocab_size=len(weights['head.lm_head.bias']))
     if task == 'classification':
@@ -176,8 +191,9 @@ def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, A
     return dict(state_dict=weights, meta=meta)
 
 
-def _write_hub_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any],
-                      preprocessing: Mapping[str, Any]) -> list[str]:
+def _write_hub_folder(
+    folder: Path, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
+) -> list[str]:
     """Writes transformers' two or three files; returns what there is to say."""
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
@@ -186,12 +202,24 @@ def _write_hub_folder(folder: Path, weights: dict[str, Tensor], config: dict[str
         processor.unlink(missing_ok=True)  # of other weights
         return ['the source does not say how its images are prepared: no preprocessor_config.json']
     height, width = preprocessing['size']
-    processor.write_text(json.dumps(dict(
-        image_processor_type='BeitImageProcessor', do_resize=True, size=dict(height=height, width=width),
-        resample=3,  # bicubic
-        do_center_crop=False, do_rescale=True, rescale_factor=1 / 255, do_normalize=True,
-        image_mean=[value / 255 for value in preprocessing['mean']],
-        image_std=[value / 255 for value in preprocessing['std']]), indent=2) + '\n')
+    processor.write_text(
+        json.dumps(
+            dict(
+                image_processor_type='BeitImageProcessor',
+                do_resize=True,
+                size=dict(height=height, width=width),
+                resample=3,  # bicubic
+                do_center_crop=False,
+                do_rescale=True,
+                rescale_factor=1 / 255,
+                do_normalize=True,
+                image_mean=[value / 255 for value in preprocessing['mean']],
+                image_std=[value / 255 for value in preprocessing['std']],
+            ),
+            indent=2,
+        )
+        + '\n'
+    )
     return []
 
 
@@ -205,8 +233,9 @@ def _num_heads(weights: Mapping[str, Tensor], dims: int, meta: Mapping[str, Any]
     if heads := meta.get('architecture', {}).get('num_heads'):
         return heads
     if dims % HEAD_DIMS:
-        raise CheckpointError(f'does not say how many attention heads it has, and its width {dims} is no multiple of '
-                              f'{HEAD_DIMS}')
+        raise CheckpointError(
+            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
+        )
     return dims // HEAD_DIMS
 
 
@@ -227,22 +256,33 @@ def _hf_labels(bias: Tensor, meta: Mapping[str, Any]) -> dict[str, Any]:
     classes = meta.get('dataset_meta', {}).get('classes') or meta.get('CLASSES') or []
     if len(classes) != len(bias):
         classes = [f'LABEL_{number}' for number in range(len(bias))]
-    return dict(id2label={str(number): label for number, label in enumerate(classes)},
-                label2id={label: number for number, label in enumerate(classes)})
+    return dict(
+        id2label={str(number): label for number, label in enumerate(classes)},
+        label2id={label: number for number, label in enumerate(classes)},
+    )
 
 
 def _hf_heads(weights: Mapping[str, Tensor], dims: int) -> dict[str, Any]:
     """What can be said of transformers' pyramid, UperNet and FCN head."""
-    for name in ('neck.upsample_4x.0.weight', 'neck.upsample_2x.0.weight', 'decode_head.psp_modules.3.1.conv.weight',
-                 'decode_head.fpn_bottleneck.conv.weight'):
+    for name in (
+        'neck.upsample_4x.0.weight',
+        'neck.upsample_2x.0.weight',
+        'decode_head.psp_modules.3.1.conv.weight',
+        'decode_head.fpn_bottleneck.conv.weight',
+    ):
         if name not in weights or len(weights[name]) != dims:
             found = len(weights[name]) if name in weights else 'no such tensor'
-            raise CheckpointError(f'has a segmentation head that transformers has not: {name} {found}, there it is a '
-                                  f'UperNet as wide as the backbone, {dims}')
+            raise CheckpointError(
+                f'has a segmentation head that transformers has not: {name} {found}, there it is a '
+                f'UperNet as wide as the backbone, {dims}'
+            )
     if 'auxiliary_head.conv_seg.weight' not in weights:
         return dict(use_auxiliary_head=False)
     return dict(
-        use_auxiliary_head=True, auxiliary_channels=weights['auxiliary_head.conv_seg.weight'].shape[1],
-        auxiliary_num_convs=sum(name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight')
-                                for name in weights),
-        auxiliary_concat_input='auxiliary_head.conv_cat.conv.weight' in weights)
+        use_auxiliary_head=True,
+        auxiliary_channels=weights['auxiliary_head.conv_seg.weight'].shape[1],
+        auxiliary_num_convs=sum(
+            name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight') for name in weights
+        ),
+        auxiliary_concat_input='auxiliary_head.conv_cat.conv.weight' in weights,
+    )

@@ -1,4 +1,5 @@
 """Weights made to fit a backbone of another task, image size, or number of channels, and what became of each."""
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,6 +38,7 @@ class LoadReport:
         missing_keys: of the model, not in the file: they keep their initial values.
         unexpected_keys: in the file, of no use to the model.
     """
+
     source: str
     preprocessing: Mapping = field(default_factory=dict)
     grid: Grid | None = None
@@ -51,12 +53,19 @@ class LoadReport:
     def __str__(self) -> str:
         grids = ', '.join(sorted(set(self.resized.values())))
         parts = [
-            f'{len(self.matched)} matched', f'{len(self.expanded)} expanded',
-            f'{len(self.resized)} resized' + (f' ({grids})' if grids else ''), f'{len(self.adapted)} adapted',
-            f'{len(self.folded)} folded', _counted(self.missing_keys, 'missing'),
-            _counted(self.unexpected_keys, 'unexpected')]
-        return f'Backbone weights from {self.source}: ' + ', '.join(
-            part for part in parts if not part.startswith('0 ')) + '.'
+            f'{len(self.matched)} matched',
+            f'{len(self.expanded)} expanded',
+            f'{len(self.resized)} resized' + (f' ({grids})' if grids else ''),
+            f'{len(self.adapted)} adapted',
+            f'{len(self.folded)} folded',
+            _counted(self.missing_keys, 'missing'),
+            _counted(self.unexpected_keys, 'unexpected'),
+        ]
+        return (
+            f'Backbone weights from {self.source}: '
+            + ', '.join(part for part in parts if not part.startswith('0 '))
+            + '.'
+        )
 
 
 def of_every_task(names: list[str]) -> list[str]:
@@ -64,8 +73,14 @@ def of_every_task(names: list[str]) -> list[str]:
     return [name for name in names if not name.startswith(TASK_PARTS)]
 
 
-def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], grid: Grid, num_heads: int,
-                   interpolate_mode: str, source: Mapping | None = None) -> tuple[Weights, LoadReport]:
+def fit_state_dict(
+    state_dict: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    grid: Grid,
+    num_heads: int,
+    interpolate_mode: str,
+    source: Mapping | None = None,
+) -> tuple[Weights, LoadReport]:
     """What a backbone can load of a state dict, a whole model's or a backbone's.
 
     Args:
@@ -91,11 +106,14 @@ def fit_state_dict(state_dict: Mapping[str, Tensor], own: Mapping[str, Tensor], 
         except CheckpointError as error:
             raise CheckpointError(f'{path} {error}. Nothing was loaded.') from None
     if any(name.startswith('backbone.') for name in weights):
-        weights = {name.removeprefix('backbone.'): tensor for name, tensor in weights.items()
-                   if name.startswith('backbone.')}
+        weights = {
+            name.removeprefix('backbone.'): tensor for name, tensor in weights.items() if name.startswith('backbone.')
+        }
     if source and source['architecture'].get('num_heads', num_heads) != num_heads:
-        raise CheckpointError(f'{path} has {source["architecture"]["num_heads"]} attention heads, the backbone '
-                              f'{num_heads}. Nothing was loaded.')
+        raise CheckpointError(
+            f'{path} has {source["architecture"]["num_heads"]} attention heads, the backbone '
+            f'{num_heads}. Nothing was loaded.'
+        )
     report = LoadReport(f'{path} ({source and source["format"] or format})', source['preprocessing'] if source else {})
     report.unexpected_keys += [name.removeprefix('backbone.') for name in dropped if name.startswith('backbone.')]
     return _fit_weights(dict(weights), own, grid, report, interpolate_mode), report
@@ -127,8 +145,9 @@ def fold_layer_scale(weights: Weights) -> None:
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
 
 
-def _fit_weights(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport,
-                 interpolate_mode: str) -> Weights:
+def _fit_weights(
+    weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport, interpolate_mode: str
+) -> Weights:
     """The part of `weights` that the backbone has a place for, and the report filled in."""
     for name, tensor in weights.items():
         if name in own and tensor.dim() != own[name].dim():
@@ -142,10 +161,15 @@ def _fit_weights(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report
         report.folded = [name for name in weights if '.gamma_' in name]
         fold_layer_scale(weights)
     if differences := _differences(weights, own):
-        raise CheckpointError(f"{report.source} does not fit the backbone: {', '.join(differences)}. Nothing was "
-                              'loaded; build the backbone as the weights are, or take other weights.')
-    fitted = {name: _fit(name, tensor, own[name], grid, report, interpolate_mode)
-              for name, tensor in weights.items() if name in own}
+        raise CheckpointError(
+            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
+            'loaded; build the backbone as the weights are, or take other weights.'
+        )
+    fitted = {
+        name: _fit(name, tensor, own[name], grid, report, interpolate_mode)
+        for name, tensor in weights.items()
+        if name in own
+    }
     changed = {*report.resized, *report.expanded, *report.adapted}
     report.matched = [name for name in fitted if name not in changed]
     report.missing_keys = [name for name in own if name not in fitted]
@@ -155,8 +179,11 @@ def _fit_weights(weights: Weights, own: Mapping[str, Tensor], grid: Grid, report
 
 
 def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadReport, interpolate_mode: str) -> Tensor:
-    if name == 'patch_embed.proj.weight' and tensor.shape[1] != target.shape[1] and (
-            tensor[:, 0].shape == target[:, 0].shape):
+    if (
+        name == 'patch_embed.proj.weight'
+        and tensor.shape[1] != target.shape[1]
+        and (tensor[:, 0].shape == target[:, 0].shape)
+    ):
         report.adapted.append(name)
         return adapt_channels(tensor, target.shape[1])
     if name.endswith(TABLE):
@@ -175,12 +202,14 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadRepo
 
 
 def _wrong_shape(name: str, tensor: Tensor, target: Tensor, report: LoadReport) -> CheckpointError:
-    return CheckpointError(f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. '
-                           'Nothing was loaded.')
+    return CheckpointError(
+        f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. Nothing was loaded.'
+    )
 
 
-def _source_grid(length: int, grid: Grid, report: LoadReport, length_of: Callable[[Grid], int],
-                 square_of: Callable[[int], Grid]) -> Grid:
+def _source_grid(
+    length: int, grid: Grid, report: LoadReport, length_of: Callable[[Grid], int], square_of: Callable[[int], Grid]
+) -> Grid:
     """Patch grid of a table or position embedding of so many rows."""
     for candidate in (report.grid, grid):
         if candidate is not None and length_of(candidate) == length:
@@ -198,10 +227,14 @@ def _differences(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> li
         'blocks': lambda w: next(i for i in count() if f'blocks.{i}.attn.qkv.weight' not in w),
         'patch size': _patch_size,
         'heads': lambda w: next((tensor.shape[1] for name, tensor in w.items() if name.endswith(TABLE)), None),
-        'MLP width': lambda w: len(w['blocks.0.mlp.fc1.bias']) if 'blocks.0.mlp.fc1.bias' in w else None}
+        'MLP width': lambda w: len(w['blocks.0.mlp.fc1.bias']) if 'blocks.0.mlp.fc1.bias' in w else None,
+    }
     pairs = {what: (measure(weights), measure(own)) for what, measure in measured.items()}
-    return [f'{what} {theirs}, the model has {ours}' for what, (theirs, ours) in pairs.items()
-            if None not in (theirs, ours) and theirs != ours]
+    return [
+        f'{what} {theirs}, the model has {ours}'
+        for what, (theirs, ours) in pairs.items()
+        if None not in (theirs, ours) and theirs != ours
+    ]
 
 
 def _patch_size(weights: Mapping[str, Tensor]) -> int | None:
@@ -215,14 +248,18 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
         raise CheckpointError(
             f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
             f'{MIN_COVERAGE:.0%} are needed): {_counted(missing, "missing")}. Nothing was loaded; build the '
-            'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.')
+            'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
+        )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
-    positions = [[name for name in names if name == 'pos_embed' or name.endswith(TABLE)]
-                 for names in (missing, report.unexpected_keys)]
+    positions = [
+        [name for name in names if name == 'pos_embed' or name.endswith(TABLE)]
+        for names in (missing, report.unexpected_keys)
+    ]
     if all(positions):
         raise CheckpointError(
             f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
-            'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).')
+            'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
+        )
 
 
 def _counted(names: list[str], what: str) -> str:

@@ -1,4 +1,5 @@
 """Finds, reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
+
 import hashlib
 import http.client
 import json
@@ -46,6 +47,7 @@ class UnsafeCheckpointError(CheckpointError):
 
 # --- reading --------------------------------------------------------------------------------------
 
+
 class Attributes(dict):
     """Stands for an object whose class is not imported: the attributes that it was saved with."""
 
@@ -71,8 +73,11 @@ class PickledModule(Attributes):
         seen.add(id(self))
         skipped = self.get('_non_persistent_buffers_set') or ()
         tensors = {**self['_parameters'], **self['_buffers']}
-        weights = {prefix + name: tensor.detach() for name, tensor in tensors.items()
-                   if isinstance(tensor, Tensor) and name not in skipped}
+        weights = {
+            prefix + name: tensor.detach()
+            for name, tensor in tensors.items()
+            if isinstance(tensor, Tensor) and name not in skipped
+        }
         for name, child in self['_modules'].items():
             if isinstance(child, PickledModule):
                 weights |= child.state_dict(f'{prefix}{name}.', seen)
@@ -90,7 +95,7 @@ def _named(target: Any, full_name: str) -> Any:
     """What torch's reader takes for the function or class of another name. (torch 2.6 has no pairs for that.)"""
     module, _, name = full_name.rpartition('.')
     if isinstance(target, type) and issubclass(target, Attributes):
-        return type(name, (target, ), dict(__module__=module))
+        return type(name, (target,), dict(__module__=module))
 
     def call(*args: Any) -> Any:
         return target(*args)
@@ -102,19 +107,45 @@ def _named(target: Any, full_name: str) -> Any:
 _NUMPY = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]  # how numbers and arrays are pickled
 # What torch's weights-only reader may call beside its own list
 ALLOWED = [
-    HistoryBuffer, _named(_statistics_method, 'builtins.getattr'), ConfigDict,
+    HistoryBuffer,
+    _named(_statistics_method, 'builtins.getattr'),
+    ConfigDict,
     _named(Attributes, 'argparse.Namespace'),  # the released code's `args`
-    *[_named(getattr(pathlib, f'Pure{kind}Path'), f'{module}.{kind}Path')
-      for kind in ('Posix', 'Windows') for module in ('pathlib', 'pathlib._local')],
-    np.dtype, np.ndarray, *{type(np.dtype(code)) for code in '?bhilqBHILQefdU'},
-    *[_named(function, f'numpy.{core}.multiarray.{function.__name__}')  # NumPy 1 and 2
-      for core in ('core', '_core') for function in _NUMPY],
+    *[
+        _named(getattr(pathlib, f'Pure{kind}Path'), f'{module}.{kind}Path')
+        for kind in ('Posix', 'Windows')
+        for module in ('pathlib', 'pathlib._local')
+    ],
+    np.dtype,
+    np.ndarray,
+    *{type(np.dtype(code)) for code in '?bhilqBHILQefdU'},
+    *[
+        _named(function, f'numpy.{core}.multiarray.{function.__name__}')  # NumPy 1 and 2
+        for core in ('core', '_core')
+        for function in _NUMPY
+    ],
     # OpenAI's encoder.pkl and decoder.pkl
-    *[_named(PickledModule, f'{package}.{name}') for package, names in {
-        'dall_e': ('encoder.Encoder', 'encoder.EncoderBlock', 'decoder.Decoder', 'decoder.DecoderBlock',
-                   'utils.Conv2d'),
-        'torch.nn.modules': ('container.Sequential', 'activation.ReLU', 'conv.Conv2d', 'linear.Identity',
-                             'pooling.MaxPool2d', 'upsampling.Upsample')}.items() for name in names],
+    *[
+        _named(PickledModule, f'{package}.{name}')
+        for package, names in {
+            'dall_e': (
+                'encoder.Encoder',
+                'encoder.EncoderBlock',
+                'decoder.Decoder',
+                'decoder.DecoderBlock',
+                'utils.Conv2d',
+            ),
+            'torch.nn.modules': (
+                'container.Sequential',
+                'activation.ReLU',
+                'conv.Conv2d',
+                'linear.Identity',
+                'pooling.MaxPool2d',
+                'upsampling.Upsample',
+            ),
+        }.items()
+        for name in names
+    ],
 ]
 
 
@@ -147,8 +178,10 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mmap: bool = Tr
     path = Path(path)
     kind = _file_kind(path)
     if sha256 is not None and (found := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(f'{path} has SHA-256 {found}, expected {sha256}: it is another file, or was changed on '
-                              'its way here. Fetch it again.')
+        raise CheckpointError(
+            f'{path} has SHA-256 {found}, expected {sha256}: it is another file, or was changed on '
+            'its way here. Fetch it again.'
+        )
     content = _read_safetensors(path, mmap) if kind == 'safetensors' else _read_torch(path, mmap and kind == 'zip')
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
@@ -169,13 +202,17 @@ def _read_torch(path: Path, mmap: bool) -> Any:
         else:
             reason = text.partition('WeightsUnpickler error:')[2].partition('Check the documentation')[0]
             reason = ' '.join(reason.split())[:200]
-        raise UnsafeCheckpointError(f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
-                                    'save tensors instead: torch.save(model.state_dict(), ...).') from None
+        raise UnsafeCheckpointError(
+            f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
+            'save tensors instead: torch.save(model.state_dict(), ...).'
+        ) from None
     except CheckpointError as error:
         raise CheckpointError(f'{path} {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
-        raise CheckpointError(f'{path} is damaged or cut short, or torch.save did not write it '
-                              f'({type(error).__name__}: {" ".join(str(error)[:200].split())}).') from error
+        raise CheckpointError(
+            f'{path} is damaged or cut short, or torch.save did not write it '
+            f'({type(error).__name__}: {" ".join(str(error)[:200].split())}).'
+        ) from error
     finally:  # a history that is read registers its methods for the whole process
         HistoryBuffer._statistics_methods.clear()
         HistoryBuffer._statistics_methods.update(statistics)
@@ -247,6 +284,7 @@ def _file_kind(path: Path) -> str:
 
 # --- finding --------------------------------------------------------------------------------------
 
+
 def locate_weights(source: str, advice: str) -> Path:
     """Finds a weight file, downloading it once for each node when `source` is a URL.
 
@@ -281,8 +319,10 @@ def locate_weights(source: str, advice: str) -> Path:
     for place in places:
         if place.is_file():
             return place
-    raise FileNotFoundError(f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
-                            f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}')
+    raise FileNotFoundError(
+        f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
+        f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}'
+    )
 
 
 def name_of_url(url: str) -> str:
@@ -302,12 +342,15 @@ def weights_in(path: Path) -> Path:
     if found := [path / name for name in HUB_FILES if (path / name).is_file()]:
         return found[0]
     if list(path.glob('*.index.json')):
-        raise FileNotFoundError(f'{path} has its weights in pieces; save them with transformers in one: '
-                                "model.save_pretrained(folder, max_shard_size='100GB')")
+        raise FileNotFoundError(
+            f'{path} has its weights in pieces; save them with transformers in one: '
+            "model.save_pretrained(folder, max_shard_size='100GB')"
+        )
     raise FileNotFoundError(f'{path} is a folder without {" or ".join(HUB_FILES)}')
 
 
 # --- writing --------------------------------------------------------------------------------------
+
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
@@ -386,8 +429,10 @@ def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             described = value.layout if isinstance(value, Tensor) else f'a {type(value).__name__}'
-            raise CheckpointError(f'{path} cannot be written: safetensors files hold tensors of numbers, but {name!r} '
-                                  f'is {described}; write a .pth file, or leave it out.')
+            raise CheckpointError(
+                f'{path} cannot be written: safetensors files hold tensors of numbers, but {name!r} '
+                f'is {described}; write a .pth file, or leave it out.'
+            )
     # each with memory of its own, as the format has it
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

@@ -1,4 +1,5 @@
 """How mmengine reads checkpoint files once our models are there: safely, and BEiT files of any format."""
+
 import json
 import logging
 import re
@@ -22,7 +23,8 @@ IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
 # The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do.
 RELEASED = re.compile(
-    r'beit_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>toade20k)?(?:-\w+)?\.\w+$')
+    r'beit_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>toade20k)?(?:-\w+)?\.\w+$'
+)
 
 
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
@@ -56,12 +58,16 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
             source['format'] = None
         else:
-            content = dict(state_dict=converted.state_dict,
-                           meta=dict(meta_of(content), preprocessing=source['preprocessing']))
+            content = dict(
+                state_dict=converted.state_dict, meta=dict(meta_of(content), preprocessing=source['preprocessing'])
+            )
             source['translated'] = True
             if converted.dropped_keys:
-                print_log(f'{path} ({source["format"]}) holds tensors that no model of ours has: '
-                          f'{converted.dropped_keys}', logger='current', level=logging.WARNING)
+                print_log(
+                    f'{path} ({source["format"]}) holds tensors that no model of ours has: {converted.dropped_keys}',
+                    logger='current',
+                    level=logging.WARNING,
+                )
     elif source['format'] is not None:
         content['state_dict'] = weights  # under names without wrappers
     return _with_source(content, source)
@@ -81,8 +87,9 @@ def weights_of(content: Mapping[str, Any]) -> dict[str, Tensor]:
     """The state dict in a file's content, however it and its names are wrapped."""
     while inner := next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), None):
         content = inner
-    return {unwrapped(name): value for name, value in content.items()
-            if isinstance(name, str) and isinstance(value, Tensor)}
+    return {
+        unwrapped(name): value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
+    }
 
 
 def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,8 +102,9 @@ def check_version(content: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError when a later version of this package wrote the file."""
     version = meta_of(content).get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(f'{path} has format {version}, this version of beit_mm reads up to {FORMAT_VERSION}: '
-                              'upgrade beit_mm.')
+        raise CheckpointError(
+            f'{path} has format {version}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
+        )
 
 
 def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -115,8 +123,14 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         CheckpointError: a neighbour that is no JSON.
     """
     weights = weights_of(content)
-    return dict(path=str(path), format=detect_format(weights), translated=False, names=first_names(weights),
-                preprocessing=_preprocessing(content, path), architecture=_architecture(content, path))
+    return dict(
+        path=str(path),
+        format=detect_format(weights),
+        translated=False,
+        names=first_names(weights),
+        preprocessing=_preprocessing(content, path),
+        architecture=_architecture(content, path),
+    )
 
 
 def _with_source(content: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
@@ -155,8 +169,11 @@ def _hub_preprocessing(processor: Mapping[str, Any], config: Mapping[str, Any]) 
     if isinstance(timm, dict):
         processor = dict(image_mean=timm.get('mean'), image_std=timm.get('std'))
         config = dict(image_size=(timm.get('input_size') or [None])[-2:])
-    found = {ours: [255 * value for value in processor[theirs]]
-             for ours, theirs in (('mean', 'image_mean'), ('std', 'image_std')) if _is_numbers(processor, theirs)}
+    found = {
+        ours: [255 * value for value in processor[theirs]]
+        for ours, theirs in (('mean', 'image_mean'), ('std', 'image_std'))
+        if _is_numbers(processor, theirs)
+    }
     size = config.get('image_size')
     size = [size] * 2 if isinstance(size, int) else size
     return found | (dict(size=size) if size else {})

@@ -4,6 +4,7 @@ A format is a table of (ours, theirs): how a name begins here and there, with `*
 that fits decides, in both directions, and what follows the beginning is kept. `None` stands for "has no place there".
 Our names are those of our models: the released code's below `backbone.`, mmpretrain's and mmseg's for neck and heads.
 """
+
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -22,13 +23,9 @@ TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
-OURS: Table = (('', ''), )
+OURS: Table = (('', ''),)
 # microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too
-UNILM: Table = (
-    ('head.lm_head.', 'lm_head.'),
-    ('head.fc.', 'head.'),
-    ('backbone.', ''),
-)
+UNILM: Table = (('head.lm_head.', 'lm_head.'), ('head.fc.', 'head.'), ('backbone.', ''))
 # microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
 UNILM_SEGMENTATION: Table = (
     ('neck.upsample_4x.', 'backbone.fpn1.'),
@@ -52,8 +49,10 @@ MMPRETRAIN: Table = (
     *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
 )
 # mmsegmentation's backbone ends with the last block
-MMSEG: Table = (*((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
-                *MMPRETRAIN)
+MMSEG: Table = (
+    *((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
+    *MMPRETRAIN,
+)
 # transformers, as `save_pretrained` writes them; a model's own state_dict() has other names since version 5
 HF: Table = (
     ('backbone.norm.', 'beit.layernorm.'),
@@ -83,17 +82,26 @@ HF: Table = (
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
 HF_ROOTS = ('embeddings.', 'encoder.', 'pooler.')  # modules of BeitModel, which other models have below `beit.`
 
-BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias',
-               *(f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')))
+BLOCK_PARTS = (
+    'attn.qkv.weight',
+    'attn.q_bias',
+    'attn.v_bias',
+    'attn.proj.weight',
+    'attn.proj.bias',
+    *(f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')),
+)
 # All that our backbone can have; another name in a block is a layer that BEiT has not.
-OUR_BACKBONE = re.compile(r'''backbone\.(
+OUR_BACKBONE = re.compile(
+    r"""backbone\.(
     cls_token | mask_token | pos_embed | patch_embed\.proj\.(weight|bias) | (fc_)?norm\.(weight|bias)
     | rel_pos_bias\.relative_position_bias_table
     | blocks\.\d+\.(
         norm[12]\.(weight|bias) | mlp\.fc[12]\.(weight|bias) | gamma_[12]
         | attn\.(q_bias | v_bias | qkv\.weight | proj\.(weight|bias) | relative_position_bias_table)
     )
-)''', re.VERBOSE)
+)""",
+    re.VERBOSE,
+)
 
 
 class Converted(NamedTuple):
@@ -104,13 +112,15 @@ class Converted(NamedTuple):
         dropped_keys: names that have no place there.
         source: the format that it had, one of FORMATS.
     """
+
     state_dict: Weights
     dropped_keys: list[str]
     source: str
 
 
-def convert_state_dict(state_dict: Mapping[str, Tensor], source: str | None = None, target: str = 'beit_mm',
-                       grid: Grid | None = None) -> Converted:
+def convert_state_dict(
+    state_dict: Mapping[str, Tensor], source: str | None = None, target: str = 'beit_mm', grid: Grid | None = None
+) -> Converted:
     """A state dict of a BEiT, of a whole model or a backbone, from one format into another.
 
     Into 'beit_mm', buffers that are computed are dropped, the q, k and v of transformers are fused, and the bias of a
@@ -223,8 +233,10 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
         if any('.q_proj.' in name for name in weights):
             raise CheckpointError('has the names of a model of transformers in memory: save it by its save_pretrained')
         if not any(name.startswith('beit.') for name in weights):  # BeitModel, BeitBackbone
-            weights = {f'beit.{name}' if name.startswith((*HF_ROOTS, 'layernorm.')) else name: tensor
-                       for name, tensor in weights.items()}
+            weights = {
+                f'beit.{name}' if name.startswith((*HF_ROOTS, 'layernorm.')) else name: tensor
+                for name, tensor in weights.items()
+            }
     elif source in ('mmpretrain', 'mmseg') and 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
     tables = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN)
@@ -257,7 +269,7 @@ def _rename(name: str, table: Table) -> str | None:
                 return None
             for number in match.groups():
                 target = target.replace('*', number, 1)
-            return target + name[match.end():]
+            return target + name[match.end() :]
     return None
 
 

@@ -1,4 +1,5 @@
 """Images, their transforms, masks and samplers."""
+
 from .image_folder import ImageFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
 from .samplers import RepeatedAugmentationSampler, SeededSampler
@@ -14,7 +15,18 @@ from .transforms import (
 )
 
 __all__ = [
-    'BlockwiseMask', 'ImageFolder', 'LoadImage', 'PackViews', 'RandAugment', 'RandomErasing',
-    'RandomMask', 'RepeatedAugmentationSampler', 'SeededSampler', 'TwoViewCenterCrop',
-    'TwoViewColorJitter', 'TwoViewRandomResizedCrop', 'UnlabeledImages', 'UnreadableImageError'
+    'BlockwiseMask',
+    'ImageFolder',
+    'LoadImage',
+    'PackViews',
+    'RandAugment',
+    'RandomErasing',
+    'RandomMask',
+    'RepeatedAugmentationSampler',
+    'SeededSampler',
+    'TwoViewCenterCrop',
+    'TwoViewColorJitter',
+    'TwoViewRandomResizedCrop',
+    'UnlabeledImages',
+    'UnreadableImageError',
 ]

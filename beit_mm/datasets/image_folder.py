@@ -1,4 +1,5 @@
 """Datasets of images: a folder of any shape or a list of files, without classes and with."""
+
 import logging
 import os
 import re
@@ -11,8 +12,21 @@ from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.transforms import UnreadableImageError
 from beit_mm.registry import DATASETS
 
-EXTENSIONS = ('.jpg', '.jpeg', '.jfif', '.mpo', '.png', '.apng', '.webp', '.gif', '.bmp', '.ppm',
-              '.pgm', '.tif', '.tiff')
+EXTENSIONS = (
+    '.jpg',
+    '.jpeg',
+    '.jfif',
+    '.mpo',
+    '.png',
+    '.apng',
+    '.webp',
+    '.gif',
+    '.bmp',
+    '.ppm',
+    '.pgm',
+    '.tif',
+    '.tiff',
+)
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
 
@@ -41,8 +55,9 @@ class UnlabeledImages(BaseDataset):
             either.
     """
 
-    def __init__(self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '',
-                 on_error: str = 'error', **kwargs) -> None:
+    def __init__(
+        self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'error', **kwargs
+    ) -> None:
         if on_error not in ('error', 'skip'):
             raise ValueError(f"on_error is {on_error!r}; choose 'error' or 'skip'")
         self.on_error = on_error
@@ -55,8 +70,9 @@ class UnlabeledImages(BaseDataset):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
         paths = list_images(folder) if not self.ann_file else read_list(self.ann_file)
         if not paths:
-            raise FileNotFoundError(f'no images in {self.ann_file or folder!r}; '
-                                    f'expected files ending in {" ".join(EXTENSIONS)}')
+            raise FileNotFoundError(
+                f'no images in {self.ann_file or folder!r}; expected files ending in {" ".join(EXTENSIONS)}'
+            )
         return [dict(img_path=os.path.join(folder, path)) for path in paths]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
@@ -130,8 +146,14 @@ class ImageFolder(UnlabeledImages):
     order, and may leave folders out; an empty class is an error, because labels of two splits would shift.
     """
 
-    def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, ann_file: str = '',
-                 data_prefix: str | dict = '', **kwargs) -> None:
+    def __init__(
+        self,
+        data_root: str = '',
+        classes: str | Sequence[str] | None = None,
+        ann_file: str = '',
+        data_prefix: str | dict = '',
+        **kwargs,
+    ) -> None:
         if isinstance(classes, str):
             classes = read_classes(classes)
         if classes is not None and len(set(classes)) < len(classes):
@@ -165,8 +187,12 @@ class ImageFolder(UnlabeledImages):
     def _found(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
         """All images of all classes."""
         if left_out := [name for name in folders if name not in labels]:
-            print_log(f'{folder}: {len(left_out)} folders are not in classes and left out ({", ".join(left_out[:5])}'
-                      f'{", ..." if len(left_out) > 5 else ""})', logger='current', level=logging.WARNING)
+            print_log(
+                f'{folder}: {len(left_out)} folders are not in classes and left out ({", ".join(left_out[:5])}'
+                f'{", ..." if len(left_out) > 5 else ""})',
+                logger='current',
+                level=logging.WARNING,
+            )
         samples = []
         for name, label in labels.items():
             path = os.path.join(folder, name)
@@ -197,11 +223,14 @@ class ImageFolder(UnlabeledImages):
             if label is None:
                 raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')
             if not 0 <= label < len(labels):
-                raise ValueError(f'{where} has label {label}; there are {len(labels)} classes, expected 0 to '
-                                 f'{len(labels) - 1}')
+                raise ValueError(
+                    f'{where} has label {label}; there are {len(labels)} classes, expected 0 to {len(labels) - 1}'
+                )
             if of_folder not in (None, label):
-                raise ValueError(f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
-                                 f'{of_folder}, or classes=... in the order of the labels')
+                raise ValueError(
+                    f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
+                    f'{of_folder}, or classes=... in the order of the labels'
+                )
             samples.append((path, label))
         if not samples:
             raise FileNotFoundError(f'no images in {self.ann_file!r}; expected one path a line')

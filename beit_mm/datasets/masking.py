@@ -4,6 +4,7 @@ A mask under construction is one Python integer with a bit for each patch, row b
 `or`, counting its new patches is one `bit_count`. That takes a few microseconds; an array for each block takes ten
 times as long.
 """
+
 import math
 import random
 from collections.abc import Callable
@@ -45,7 +46,9 @@ class BlockwiseMask(BaseTransform):
     Source: Algorithm 1 of the paper; microsoft/unilm `beit/masking_generator.py`.
     """
 
-    def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released') -> None:
+    def __init__(
+        self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'
+    ) -> None:
         check_grid(grid, num_masked)
         if variant not in VARIANTS:
             raise ValueError(f'variant is {variant!r}; choose one of {VARIANTS}')
@@ -61,9 +64,11 @@ class BlockwiseMask(BaseTransform):
         # blocks[h][w]: the block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
         if variant != 'paper' and not self._can_place_a_block():
-            raise ValueError(f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to '
-                             f'{1 / MIN_ASPECT:.3g} times as high as wide, is smaller than the {self.height}x'
-                             f'{self.width} grid in both directions; choose another min_block or grid')
+            raise ValueError(
+                f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to '
+                f'{1 / MIN_ASPECT:.3g} times as high as wide, is smaller than the {self.height}x'
+                f'{self.width} grid in both directions; choose another min_block or grid'
+            )
 
     def transform(self, results: dict) -> dict:
         results['mask'] = self.draw()
@@ -172,5 +177,4 @@ def check_grid(grid: tuple[int, int], num_masked: float) -> None:
         raise ValueError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
     cells = grid[0] * grid[1]
     if not 0 < num_masked <= cells:
-        raise ValueError(
-            f'num_masked is {num_masked}; a {grid[0]}x{grid[1]} grid can mask 1 to {cells} patches')
+        raise ValueError(f'num_masked is {num_masked}; a {grid[0]}x{grid[1]} grid can mask 1 to {cells} patches')

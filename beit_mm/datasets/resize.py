@@ -4,6 +4,7 @@ Both filter every row, round to whole levels, then every column, as Pillow does.
 where that is less work; single pixels of such images, beside hard edges, differ by several levels then, elsewhere by at
 most 1.
 """
+
 from functools import lru_cache
 
 import cv2

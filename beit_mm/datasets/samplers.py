@@ -3,6 +3,7 @@
 What is drawn for an image depends on its SampleKey (seed, epoch, index) and on nothing else. Workers, ranks, batch size
 and the order of loading then change nothing, and a resumed run draws what the uninterrupted one would have drawn.
 """
+
 import hashlib
 import random
 import struct
@@ -24,6 +25,7 @@ class SampleKey(NamedTuple):
         epoch: Epoch, from 0; stays 0 in validation, so that masks there are fixed.
         index: Position in the dataset.
     """
+
     seed: int
     epoch: int
     index: int

@@ -2,6 +2,7 @@
 
 What is random is drawn from `random` and `numpy.random`, which the datasets seed for each sample.
 """
+
 import io
 import math
 import random
@@ -156,7 +157,7 @@ class TwoViews(BaseTransform):
 
     def add_views(self, results: dict, box: Box, flip: bool) -> dict:
         top, left, height, width = box
-        crop = np.ascontiguousarray(results['img'][top:top + height, left:left + width])
+        crop = np.ascontiguousarray(results['img'][top : top + height, left : left + width])
         views = dict(images=resize_bicubic(crop, self.size))
         if self.second_size is not None:
             views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
@@ -189,13 +190,17 @@ class TwoViewRandomResizedCrop(TwoViews):
     can be the whole image.
     """
 
-    def __init__(self, size: Size = 224, second_size: Size | None = 112,
-                 scale: tuple[float, float] = (0.08, 1.0),
-                 ratio: tuple[float, float] = (3 / 4, 4 / 3), flip_prob: float = 0.5) -> None:
+    def __init__(
+        self,
+        size: Size = 224,
+        second_size: Size | None = 112,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip_prob: float = 0.5,
+    ) -> None:
         super().__init__(size, second_size)
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(
-                f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image')
+            raise ValueError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image')
         if not 0 < ratio[0] <= ratio[1]:
             raise ValueError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:
@@ -228,8 +233,7 @@ class TwoViewCenterCrop(TwoViews):
         return self.add_views(results, box, flip=False)
 
 
-def draw_box(height: int, width: int, scale: tuple[float, float],
-             ratio: tuple[float, float]) -> Box:
+def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
     """A random box: uniform area, log aspect and position; after 10 misfits a centred one."""
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
@@ -278,12 +282,12 @@ class TwoViewColorJitter(BaseTransform):
     before the crop, on average; with the crop's own gray in contrast it would be 2.7.
     """
 
-    def __init__(self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4,
-                 device: str = 'cpu') -> None:
+    def __init__(
+        self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, device: str = 'cpu'
+    ) -> None:
         self.strengths = (brightness, contrast, saturation)
         if not all(0 <= strength <= 1 for strength in self.strengths):
-            raise ValueError(
-                f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
+            raise ValueError(f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
         if device not in ('cpu', 'model'):
             raise ValueError(f"device is {device!r}; choose 'cpu' or 'model'")
         self.device = device
@@ -314,13 +318,12 @@ def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[
     Returns:
         Gray level, 0-255.
     """
-    rows = np.ascontiguousarray(image[::-(-len(image) // 64)])
-    rows = jitter_pixels(rows, factors, 0, order[:order.index(CONTRAST)])
+    rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])
+    rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
     return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
 
 
-def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int,
-                  order: Sequence[int]) -> np.ndarray:
+def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
     """Jitter one image as Pillow's ImageEnhance does, in a quarter of the time.
 
     Args:
@@ -448,7 +451,10 @@ class PackViews(BaseTransform):
     """
 
     def transform(self, results: dict) -> dict:
-        inputs = {key: torch.from_numpy(np.ascontiguousarray(results[key]))
-                  for key in ('images', 'tokenizer_images', 'mask', 'jitter') if key in results}
+        inputs = {
+            key: torch.from_numpy(np.ascontiguousarray(results[key]))
+            for key in ('images', 'tokenizer_images', 'mask', 'jitter')
+            if key in results
+        }
         inputs['unreadable'] = torch.tensor(results.get('unreadable', -1))
         return dict(inputs=inputs)

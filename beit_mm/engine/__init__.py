@@ -1,4 +1,5 @@
 """How a run goes: optimizer wrappers and constructors, checks, hooks, metrics, the runner of a folder."""
+
 from .checks import FitCheckHook
 from .hooks import CheckpointMetaHook, KNNHook, RankSeedHook, ThroughputHook, UnreadableImagesHook
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
@@ -6,7 +7,17 @@ from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from .runner import FolderRunner
 
 __all__ = [
-    'AutocastOptimWrapper', 'BEiTOptimWrapperConstructor', 'CheckpointMetaHook', 'FitCheckHook', 'FolderRunner',
-    'KNNHook', 'LayerAccuracy', 'MIMMetric', 'Predictions', 'RankSeedHook', 'ThroughputHook', 'TokenizerMetric',
-    'UnreadableImagesHook'
+    'AutocastOptimWrapper',
+    'BEiTOptimWrapperConstructor',
+    'CheckpointMetaHook',
+    'FitCheckHook',
+    'FolderRunner',
+    'KNNHook',
+    'LayerAccuracy',
+    'MIMMetric',
+    'Predictions',
+    'RankSeedHook',
+    'ThroughputHook',
+    'TokenizerMetric',
+    'UnreadableImagesHook',
 ]

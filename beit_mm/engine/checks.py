@@ -3,6 +3,7 @@
 What can be known when a class is built is refused there; what needs model and data together is asked here, at the start
 of a run and not at every step.
 """
+
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -112,25 +113,35 @@ def state_effective_batch(runner: Runner) -> None:
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
-        raise ValueError(f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
-                         'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself')
+        raise ValueError(
+            f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
+            'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself'
+        )
     effective = get_world_size() * batch * accumulation
-    statement = (f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} accumulated = '
-                 f'{effective}; the recipe has {expected}.')
+    statement = (
+        f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} accumulated = '
+        f'{effective}; the recipe has {expected}.'
+    )
     if expected in (None, effective) or enabled:
         print_log(statement, logger='current')
     else:
-        print_log(f'{statement} The learning rate belongs to the recipe\'s batch: change train_dataloader.batch_size or '
-                  'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the '
-                  'rate).', logger='current', level=logging.WARNING)
+        print_log(
+            f"{statement} The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
+            'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the '
+            'rate).',
+            logger='current',
+            level=logging.WARNING,
+        )
 
 
 def check_size(loader: DataLoader) -> None:
     """Raises ValueError when a loader has no batch to give."""
     if not len(loader):
-        raise ValueError(f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
-                         f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
-                         'train_dataloader.batch_size')
+        raise ValueError(
+            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
+            f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
+            'train_dataloader.batch_size'
+        )
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
@@ -143,8 +154,10 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
         check_second_view(model.target_generator, views.second_size, grid)
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
-            raise ValueError(f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
-                             f"{grid[1]} patches; set the mask transform's grid to {grid}")
+            raise ValueError(
+                f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
+                f"{grid[1]} patches; set the mask transform's grid to {grid}"
+            )
 
 
 def check_second_view(tokenizer: Tokenizer, size: tuple[int, int], grid: tuple[int, int]) -> None:
@@ -154,9 +167,11 @@ def check_second_view(tokenizer: Tokenizer, size: tuple[int, int], grid: tuple[i
     except ValueError as error:  # no whole number of tokens
         tokens = error
     if tokens != grid:
-        raise ValueError(f'a second view of {size[0]} x {size[1]} pixels does not give one visual token for each of the '
-                         f'{grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
-                         f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}')
+        raise ValueError(
+            f'a second view of {size[0]} x {size[1]} pixels does not give one visual token for each of the '
+            f'{grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
+            f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
+        )
 
 
 def classes_of(dataset: Dataset) -> Classes | None:
@@ -170,29 +185,44 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     classes = classes_of(dataset)
     if classes is None:
         return
-    built = {name: module.num_classes for name, module in model.named_modules()
-             if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)}
+    built = {
+        name: module.num_classes
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
+    }
     # A segmentor repeats the number of its decode head: what holds another holder is left out.
-    inner = [name for name in built if not any(other != name and f'{other}.'.startswith(f'{name}.' if name else '')
-                                               for other in built)]
+    inner = [
+        name
+        for name in built
+        if not any(other != name and f'{other}.'.startswith(f'{name}.' if name else '') for other in built)
+    ]
     if inner:
-        settings = ' '.join('.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
-                            + f'={len(classes)}' for name in inner)
-        raise ValueError(f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
-                         f'built for {built[inner[0]]}; set {settings}, or give the right folder')
+        settings = ' '.join(
+            '.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
+            + f'={len(classes)}'
+            for name in inner
+        )
+        raise ValueError(
+            f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+            f'built for {built[inner[0]]}; set {settings}, or give the right folder'
+        )
 
 
 def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
     """Raises ValueError when two lists of classes number them differently; names of another kind are let pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return
-    label = next(i for i in range(max(len(one), len(other))) if one[i:i + 1] != other[i:i + 1])
+    label = next(i for i in range(max(len(one), len(other))) if one[i : i + 1] != other[i : i + 1])
     found, expected = (repr(classes[label]) if label < len(classes) else 'missing' for classes in (one, other))
-    lacking = [f'; {place} lacks {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}'
-               for place, names in ((name, sorted({*other} - {*one})), (other_name, sorted({*one} - {*other})))
-               if names]
-    raise ValueError(f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {found} in '
-                     f'the first, {expected} in the second{"".join(lacking)}; give the datasets one list: classes=...')
+    lacking = [
+        f'; {place} lacks {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}'
+        for place, names in ((name, sorted({*other} - {*one})), (other_name, sorted({*one} - {*other})))
+        if names
+    ]
+    raise ValueError(
+        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {found} in '
+        f'the first, {expected} in the second{"".join(lacking)}; give the datasets one list: classes=...'
+    )
 
 
 def path_of(dataset: Dataset) -> str:
@@ -211,18 +241,27 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = ('reduce_zero_label=True has already made labels one lower' if reduced else
-                      'if 0 marks unlabelled pixels, reduce_zero_label=True')
+            advice = (
+                'reduce_zero_label=True has already made labels one lower'
+                if reduced
+                else 'if 0 marks unlabelled pixels, reduce_zero_label=True'
+            )
             raise ValueError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
-                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})')
+                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
+            )
     cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
     if ignored == pixels:
-        raise ValueError(f'every pixel of the first batch is ignored ({cause}), {sample.get("seg_map_path")} among '
-                         'them; are these annotations of another kind?')
+        raise ValueError(
+            f'every pixel of the first batch is ignored ({cause}), {sample.get("seg_map_path")} among '
+            'them; are these annotations of another kind?'
+        )
     if ignored > MAX_IGNORED * pixels:
-        print_log(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?',
-                  logger='current', level=logging.WARNING)
+        print_log(
+            f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?',
+            logger='current',
+            level=logging.WARNING,
+        )
 
 
 def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
@@ -253,9 +292,12 @@ def check_normalisation(model: nn.Module) -> None:
     for name in ('mean', 'std'):
         before = report.preprocessing.get(name)
         if before and name in now and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE):
-            print_log(f'The weights from {report.source} were trained on images with {name} {before}; this config '
-                      f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.',
-                      logger='current', level=logging.WARNING)
+            print_log(
+                f'The weights from {report.source} were trained on images with {name} {before}; this config '
+                f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.',
+                logger='current',
+                level=logging.WARNING,
+            )
 
 
 def tokenizer_provenance(model: nn.Module) -> dict | None:

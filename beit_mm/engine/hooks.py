@@ -1,4 +1,5 @@
-"""What happens around the steps of a run: seeds, throughput, unreadable images, checkpoints' meta, nearest neighbours."""
+"""What happens around the steps of a run: seeds, throughput, unreadable images, checkpoints' meta, neighbours."""
+
 import logging
 import time
 from collections import deque
@@ -111,13 +112,17 @@ class UnreadableImagesHook(Hook):
         listing = Path(runner.work_dir) / f'unreadable_images_rank{get_rank()}.txt'
         with listing.open('a') as file:
             file.write(f'{path}\n')
-        print_log(f'{path} cannot be read, another image stands in ({len(self.found)} so far).',
-                  logger='current', level=logging.WARNING)
+        print_log(
+            f'{path} cannot be read, another image stands in ({len(self.found)} so far).',
+            logger='current',
+            level=logging.WARNING,
+        )
         limit = max(self.max_rate * len(dataset), ALWAYS_TOLERATED)
         if len(self.found) > limit:
             raise RuntimeError(
                 f'{len(self.found)} of {len(dataset)} images cannot be read, at most {limit:.0f} are '
-                f'tolerated; see {listing}, or raise max_rate of UnreadableImagesHook')
+                f'tolerated; see {listing}, or raise max_rate of UnreadableImagesHook'
+            )
 
 
 VALUES = (str, int, float, bool, type(None))
@@ -149,7 +154,8 @@ class CheckpointMetaHook(Hook):
         checkpoint['message_hub'] = dict(
             log_scalars={key: _buffer_to_tensors(buffer) for key, buffer in scalars.items()},
             runtime_info=info,
-            resumed_keys={key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars})
+            resumed_keys={key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars},
+        )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Restores the history, and says so when the tokens are not those of the earlier run.
@@ -159,20 +165,24 @@ class CheckpointMetaHook(Hook):
         """
         meta = checkpoint.get('meta', {})
         if runner.cfg.get('resume') and 'epoch' not in meta:
-            raise ValueError('The checkpoint holds weights without the state of a run: there is nothing to resume. To '
-                             'start a new run from it, name it as load_from instead of --resume.')
+            raise ValueError(
+                'The checkpoint holds weights without the state of a run: there is nothing to resume. To '
+                'start a new run from it, name it as load_from instead of --resume.'
+            )
         before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
         if before and now and _without_path(before) != _without_path(now):
             print_log(
                 f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.',
                 logger='current',
-                level=logging.WARNING)
+                level=logging.WARNING,
+            )
         if 'message_hub' in checkpoint:
             scalars, info = checkpoint['message_hub']['log_scalars'], checkpoint['message_hub']['runtime_info']
             for key, history in scalars.items():
                 if isinstance(history, dict):  # ours; mmengine's own are read as they are
-                    scalars[key] = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(),
-                                                 history['max_length'])
+                    scalars[key] = HistoryBuffer(
+                        history['values'].numpy(), history['counts'].numpy(), history['max_length']
+                    )
             _forget_foreign_files(runner, info)
 
 
@@ -224,14 +234,16 @@ def _buffer_to_tensors(buffer: HistoryBuffer) -> dict:
     return dict(
         values=torch.from_numpy(np.asarray(values, dtype=np.float64)),
         counts=torch.from_numpy(np.asarray(counts, dtype=np.float64)),
-        max_length=buffer.max_length)
+        max_length=buffer.max_length,
+    )
 
 
 CHUNK = 1024  # images compared with all training images at a time
 
 
-def knn_predict(features: Tensor, known: Tensor, labels: Tensor, num_classes: int, k: int = 20,
-                temperature: float = 0.07) -> Tensor:
+def knn_predict(
+    features: Tensor, known: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
+) -> Tensor:
     """Classes by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
 
     Args:
@@ -260,8 +272,10 @@ def knn_predict(features: Tensor, known: Tensor, labels: Tensor, num_classes: in
 def index_of(sample: DataSample) -> int:
     """Position of a image in its dataset."""
     if 'sample_idx' not in sample:
-        raise ValueError("KNNHook tells images apart by 'sample_idx'; its pipelines end with PackInputs without "
-                         'meta_keys, or with sample_idx among them')
+        raise ValueError(
+            "KNNHook tells images apart by 'sample_idx'; its pipelines end with PackInputs without "
+            'meta_keys, or with sample_idx among them'
+        )
     return sample.sample_idx
 
 
@@ -282,8 +296,14 @@ class KNNHook(Hook):
         ValueError: the two datasets have different classes.
     """
 
-    def __init__(self, train_dataloader: dict, val_dataloader: dict, layer: int | None = None, k: int = 20,
-                 temperature: float = 0.07):
+    def __init__(
+        self,
+        train_dataloader: dict,
+        val_dataloader: dict,
+        layer: int | None = None,
+        k: int = 20,
+        temperature: float = 0.07,
+    ):
         self.configs = train_dataloader, val_dataloader
         self.loaders: list[DataLoader] = []
         self.layer = layer
@@ -295,8 +315,10 @@ class KNNHook(Hook):
         self.loaders = [runner.build_dataloader(config, seed=0) for config in self.configs]
         train, val = (loader.dataset.metainfo['classes'] for loader in self.loaders)
         if train != val:
-            raise ValueError(f'KNNHook: its train_dataloader has {len(train)} classes, its val_dataloader {len(val)}, '
-                             'or their names differ; give both datasets the same classes=...')
+            raise ValueError(
+                f'KNNHook: its train_dataloader has {len(train)} classes, its val_dataloader {len(val)}, '
+                'or their names differ; give both datasets the same classes=...'
+            )
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         """Classifies the images; runs before the log is written."""

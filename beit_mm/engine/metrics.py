@@ -1,4 +1,5 @@
 """Metrics of pretraining, of a tokenizer and of linear probes, and the predictions of a classifier."""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,8 +80,12 @@ class TokenizerMetric(BaseMetric):
         errors, tokens = zip(*results, strict=True)
         tokens = np.concatenate(tokens)
         mae = float(np.mean(errors))
-        return dict(recon_mae_01=mae, recon_mae_pm1=2 * mae, codes_used=len(np.unique(tokens)),
-                    perplexity=float(np.exp(entropy(tokens))))
+        return dict(
+            recon_mae_01=mae,
+            recon_mae_pm1=2 * mae,
+            codes_used=len(np.unique(tokens)),
+            perplexity=float(np.exp(entropy(tokens))),
+        )
 
 
 @METRICS.register_module()
@@ -108,8 +113,11 @@ class LayerAccuracy(BaseMetric):
         rows = [f'{layer:5} {value:9.2f}{" *" if layer == best else ""}' for layer, value in accuracy.items()]
         title = f'Linear probes on {len(results)} images (layers from 0, best *)'
         print_log('\n'.join([title, 'layer  accuracy', *rows]), logger='current')
-        return {**{f'layer_{layer}': value for layer, value in accuracy.items()}, 'best': accuracy[best],
-                'best_layer': best}
+        return {
+            **{f'layer_{layer}': value for layer, value in accuracy.items()},
+            'best': accuracy[best],
+            'best_layer': best,
+        }
 
 
 @METRICS.register_module()
@@ -152,5 +160,9 @@ def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int 
     """
     values, labels = scores.float().cpu().topk(min(top, len(scores)))
     best = int(labels[0])
-    return dict(path=path, label=best, name=classes[best],
-                scores=[list(pair) for pair in zip(labels.tolist(), values.tolist(), strict=True)])
+    return dict(
+        path=path,
+        label=best,
+        name=classes[best],
+        scores=[list(pair) for pair in zip(labels.tolist(), values.tolist(), strict=True)],
+    )

@@ -1,4 +1,5 @@
 """How a model learns: mixed precision on whatever device there is, weight decay, layer-wise learning rates."""
+
 import logging
 import math
 from collections.abc import Iterator
@@ -51,8 +52,7 @@ class AutocastOptimWrapper(OptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast around the forward pass, and no gradient exchange while accumulating."""
         enabled = self.dtype is not torch.float32
-        with super().optim_context(model), torch.autocast(
-                self.device_type, self.dtype, enabled=enabled):
+        with super().optim_context(model), torch.autocast(self.device_type, self.dtype, enabled=enabled):
             yield
 
     def backward(self, loss: Tensor, **kwargs) -> None:
@@ -82,7 +82,8 @@ class AutocastOptimWrapper(OptimWrapper):
         if self.steps_without_gradient == MAX_STEPS_WITHOUT_GRADIENT:
             raise FloatingPointError(
                 f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
-                'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32')
+                'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32'
+            )
 
     def _clip_grad(self) -> Tensor:
         """Clips the gradients where that is asked for, logs their norm and returns it."""
@@ -141,8 +142,10 @@ class BEiTOptimWrapperConstructor:
         paramwise_cfg = dict(paramwise_cfg or {})
         self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
         if paramwise_cfg:
-            raise ValueError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {sorted(paramwise_cfg)}; it takes '
-                             'layer_decay_rate only')
+            raise ValueError(
+                f'paramwise_cfg of BEiTOptimWrapperConstructor has {sorted(paramwise_cfg)}; it takes '
+                'layer_decay_rate only'
+            )
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
             raise ValueError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
@@ -150,8 +153,11 @@ class BEiTOptimWrapperConstructor:
         wrapper = dict(self.optim_wrapper_cfg)
         wrapper.setdefault('type', 'OptimWrapper')
         optimizer = dict(wrapper.pop('optimizer'))
-        groups = decay_groups(model) if self.layer_decay_rate == 1 else layer_groups(
-            model, self.layer_decay_rate, optimizer.get('lr'))
+        groups = (
+            decay_groups(model)
+            if self.layer_decay_rate == 1
+            else layer_groups(model, self.layer_decay_rate, optimizer.get('lr'))
+        )
         wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
         return OPTIM_WRAPPERS.build(wrapper)
 
@@ -176,15 +182,18 @@ def layer_groups(model: nn.Module, rate: float, lr: float | None) -> list[dict]:
         raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
     backbones = _backbones(model)
     if len(backbones) != 1:
-        raise ValueError(f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {type(model).__name__} has '
-                         f'{len(backbones)}')
+        raise ValueError(
+            f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {type(model).__name__} has '
+            f'{len(backbones)}'
+        )
     prefix, backbone = backbones[0]
     groups = {}
     for decay, whole in enumerate(decay_groups(model)):
         for name, parameter in zip(whole['names'], whole['params'], strict=True):
             layer, num_layers = backbone.get_layer_depth(name, prefix)
-            group = groups.setdefault((layer, decay), dict(
-                whole, names=[], params=[], lr=lr * rate**(num_layers - 1 - layer)))
+            group = groups.setdefault(
+                (layer, decay), dict(whole, names=[], params=[], lr=lr * rate ** (num_layers - 1 - layer))
+            )
             group['names'].append(name)
             group['params'].append(parameter)
     return [groups[key] for key in sorted(groups)]
@@ -192,5 +201,6 @@ def layer_groups(model: nn.Module, rate: float, lr: float | None) -> list[dict]:
 
 def _backbones(model: nn.Module) -> list[tuple[str, BEiTBackbone]]:
     """Every BEiTBackbone in a model, and what stands before its parameters' names."""
-    return [(f'{name}.'.lstrip('.'), module) for name, module in model.named_modules()
-            if isinstance(module, BEiTBackbone)]
+    return [
+        (f'{name}.'.lstrip('.'), module) for name, module in model.named_modules() if isinstance(module, BEiTBackbone)
+    ]

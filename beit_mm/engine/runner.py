@@ -1,4 +1,5 @@
 """One folder named once: a config whose datasets and number of classes follow from its `data_root`."""
+
 import copy
 import logging
 import os

@@ -1,4 +1,5 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
+
 from beit_mm.checkpoint.loader import install_loader
 
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
@@ -7,8 +8,16 @@ from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer
 from .vit import BEiTBackbone
 
 __all__ = [
-    'BEiTBackbone', 'BEiTMIMHead', 'BEiTPretrainer', 'ClassificationDataPreprocessor', 'DALLETokenizer', 'DiscreteVAE',
-    'LinearProbe', 'PixelRegressionHead', 'Tokenizer', 'TwoViewDataPreprocessor'
+    'BEiTBackbone',
+    'BEiTMIMHead',
+    'BEiTPretrainer',
+    'ClassificationDataPreprocessor',
+    'DALLETokenizer',
+    'DiscreteVAE',
+    'LinearProbe',
+    'PixelRegressionHead',
+    'Tokenizer',
+    'TwoViewDataPreprocessor',
 ]
 
 install_loader()

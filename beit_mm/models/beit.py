@@ -3,6 +3,7 @@
 BEiTPretrainer is the algorithm, BEiTMIMHead (the paper) and PixelRegressionHead (its ablation) give the loss,
 TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patches to predict, C channels.
 """
+
 from collections.abc import Sequence
 
 import torch
@@ -43,13 +44,15 @@ class BEiTPretrainer(BaseModel):
     Source: paper section 2.4; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
 
-    def __init__(self,
-                 backbone: dict,
-                 head: dict,
-                 target_generator: dict | None = None,
-                 data_preprocessor: dict | None = None,
-                 recover: str = 'masked',
-                 init_cfg: dict | None = None):
+    def __init__(
+        self,
+        backbone: dict,
+        head: dict,
+        target_generator: dict | None = None,
+        data_preprocessor: dict | None = None,
+        recover: str = 'masked',
+        init_cfg: dict | None = None,
+    ):
         super().__init__(data_preprocessor, init_cfg)
         if recover not in ('masked', 'all'):
             raise ValueError(f"recover is {recover!r}; choose 'masked' or 'all'")
@@ -83,9 +86,9 @@ class BEiTPretrainer(BaseModel):
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         """Loss of one batch, and `mim_acc` where tokens are predicted."""
-        positions = self._predicted_positions(inputs)    # B, K
-        targets = self._targets(inputs, positions)       # B, K tokens, or B, K, P pixels
-        hidden = self._hidden(inputs, positions)         # B, K, C
+        positions = self._predicted_positions(inputs)  # B, K
+        targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
+        hidden = self._hidden(inputs, positions)  # B, K, C
         return self.head.loss(hidden, targets, _valid(positions))
 
     @torch.no_grad()
@@ -113,8 +116,8 @@ class BEiTPretrainer(BaseModel):
         Returns:
             Two int64 tensors (B, h, w).
         """
-        tokens = self.target_generator.encode(inputs['tokenizer_images'])    # B, h, w
-        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]   # B, h*w, C
+        tokens = self.target_generator.encode(inputs['tokenizer_images'])  # B, h, w
+        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
         predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
         mask = inputs['mask']
         return tokens, predicted if mask is None else torch.where(mask, predicted, tokens)
@@ -135,7 +138,7 @@ class BEiTPretrainer(BaseModel):
         mask = inputs['mask']
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
-            masked = masked[:, :, :image.shape[2], :image.shape[3]]
+            masked = masked[:, :, : image.shape[2], : image.shape[3]]
             columns['masked'] = torch.where(masked, 0.5, image)
         if self.target_generator is not None and self.target_generator.can_decode:
             tokens, predicted = self.predict_tokens(inputs)
@@ -177,12 +180,16 @@ class BEiTPretrainer(BaseModel):
 
 def _check_vocabulary(head: nn.Module, tokenizer: nn.Module) -> None:
     if not isinstance(tokenizer, Tokenizer):
-        raise ValueError(f'target_generator is a {type(tokenizer).__name__}; expected a Tokenizer of beit_mm '
-                         '(DALLETokenizer, DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer)')
+        raise ValueError(
+            f'target_generator is a {type(tokenizer).__name__}; expected a Tokenizer of beit_mm '
+            '(DALLETokenizer, DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer)'
+        )
     predicted = head.vocab_size if isinstance(head, BEiTMIMHead) else None
     if predicted != tokenizer.vocab_size:
-        raise ValueError(f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
-                         f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}')
+        raise ValueError(
+            f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
+            f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}'
+        )
 
 
 def _valid(positions: Tensor | None) -> Tensor | None:
@@ -254,8 +261,7 @@ class BEiTMIMHead(BaseModule):
         """Sums (B,) over each image of the loss, the right predictions and the places that count."""
         losses, correct = self._compare(hidden, targets)
         valid = torch.ones_like(correct) if valid is None else valid.float()
-        return dict(
-            loss=(losses * valid).sum(1), correct=(correct * valid).sum(1), count=valid.sum(1))
+        return dict(loss=(losses * valid).sum(1), correct=(correct * valid).sum(1), count=valid.sum(1))
 
     def _compare(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and rightness (B, K) of every place; what stands at padding is for the caller to drop."""
@@ -280,10 +286,7 @@ class PixelRegressionHead(BaseModule):
     Source: paper section 3.3 (no code was released).
     """
 
-    def __init__(self,
-                 embed_dims: int,
-                 patch_size: int = 16,
-                 init_cfg: dict | None = None):
+    def __init__(self, embed_dims: int, patch_size: int = 16, init_cfg: dict | None = None):
         super().__init__(init_cfg)
         self.patch_size = patch_size
         self.pixel_head = nn.Linear(embed_dims, 3 * patch_size**2)
@@ -357,7 +360,9 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
                 images=(images - self.mean) / self.std,
                 tokenizer_images=None if tokenizer_images is None else _planar(tokenizer_images, jitter) / 255,
                 mask=inputs.get('mask'),
-                positions=inputs['positions']))
+                positions=inputs['positions'],
+            )
+        )
 
     def denormalize(self, images: Tensor) -> Tensor:
         """First-view images back to [0, 1], for drawing."""

@@ -1,4 +1,5 @@
 """Classifiers beside mmpretrain's own: the linear probe, and the preprocessor that erases as the recipe does."""
+
 from collections.abc import Sequence
 
 import torch
@@ -38,13 +39,15 @@ class LinearProbe(BaseModel):
     Differs from it in: the feature, which the released code takes as 'cls_mean'; single blocks can be chosen.
     """
 
-    def __init__(self,
-                 backbone: dict,
-                 num_classes: int,
-                 layers: int | Sequence[int] | None = None,
-                 feature: str = 'mean',
-                 data_preprocessor: dict | None = None,
-                 init_cfg: dict | None = None):
+    def __init__(
+        self,
+        backbone: dict,
+        num_classes: int,
+        layers: int | Sequence[int] | None = None,
+        feature: str = 'mean',
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+    ):
         super().__init__(data_preprocessor, init_cfg)
         if feature not in FEATURES:
             raise ValueError(f'feature is {feature!r}; choose one of {FEATURES}')
@@ -88,8 +91,11 @@ class LinearProbe(BaseModel):
         """Features (B, C) or (B, 2 C) of each probed block, without gradients."""
         tokens = self.backbone(images)
         means = [x[:, 1:].mean(dim=1) for x in tokens]
-        return means if self.feature == 'mean' else [
-            torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
+        return (
+            means
+            if self.feature == 'mean'
+            else [torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
+        )
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
         """Each image's most likely class by layer.
@@ -136,7 +142,7 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
         for image, sample in zip(inputs, samples, strict=True):
             if 'erase_box' in sample:
                 top, left, height, width = sample.erase_box
-                image[:, top:top + height, left:left + width].normal_()
+                image[:, top : top + height, left : left + width].normal_()
         if self.batch_augments is not None and 'gt_score' in samples[0]:
             scores = torch.stack([sample.gt_score for sample in samples])
             data['inputs'], scores = self.batch_augments(inputs, scores)

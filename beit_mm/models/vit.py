@@ -2,6 +2,7 @@
 
 Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, K tokens picked by index.
 """
+
 import logging
 import math
 from collections.abc import Sequence
@@ -154,8 +155,9 @@ class Attention(nn.Module):
             self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, num_heads))
             self.read = BiasReader(table_grid)
 
-    def forward(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None,
-                queries: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
+    ) -> Tensor:
         """Attends from the queries to all tokens.
 
         Args:
@@ -167,14 +169,14 @@ class Attention(nn.Module):
         Returns:
             (B, K, C), K = N without queries.
         """
-        q, k, v = self._qkv(x, queries)                               # B, heads, K, d; B, heads, N, d twice
-        bias = self._bias(grid, shared_bias, queries, q.dtype)        # 1 or B, heads, K, N
+        q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
+        bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if bias is not None and bias.requires_grad and bias.device.type == 'cpu':
             # The CPU's fused kernel gives no gradient of the bias, and what torch takes instead computes in float32.
             x = _attention_weights(q, k, bias) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.proj(x.transpose(1, 2).flatten(2))                # B, K, C
+        return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
     def attention_map(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None) -> Tensor:
         """Attention weights (B, heads, N, N) after the softmax; arguments as in forward."""
@@ -193,8 +195,9 @@ class Attention(nn.Module):
             k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
-    def _bias(self, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None,
-              dtype: torch.dtype) -> Tensor | None:
+    def _bias(
+        self, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
         """Bias (1 or B, heads, K, N) of the queries' rows."""
         bias = shared_bias
         if self.relative_position_bias_table is not None:
@@ -208,7 +211,7 @@ class Attention(nn.Module):
 
 
 def _attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    scores = q * q.shape[-1]**-0.5 @ k.transpose(-2, -1)  # B, heads, K, N
+    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)  # B, heads, K, N
     return (scores if bias is None else scores + bias).softmax(dim=-1)
 
 
@@ -237,8 +240,15 @@ class Block(nn.Module):
     Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
-    def __init__(self, dims: int, num_heads: int, hidden_dims: int, drop_path: float = 0.0,
-                 layer_scale_init: float | None = None, table_grid: Grid | None = None):
+    def __init__(
+        self,
+        dims: int,
+        num_heads: int,
+        hidden_dims: int,
+        drop_path: float = 0.0,
+        layer_scale_init: float | None = None,
+        table_grid: Grid | None = None,
+    ):
         super().__init__()
         self.norm1 = nn.LayerNorm(dims, eps=NORM_EPS)
         self.attn = Attention(dims, num_heads, table_grid)
@@ -247,11 +257,12 @@ class Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path, mode='row')
         self.gamma_1 = self.gamma_2 = None
         if layer_scale_init is not None:
-            self.gamma_1 = nn.Parameter(torch.full((dims, ), float(layer_scale_init)))
-            self.gamma_2 = nn.Parameter(torch.full((dims, ), float(layer_scale_init)))
+            self.gamma_1 = nn.Parameter(torch.full((dims,), float(layer_scale_init)))
+            self.gamma_2 = nn.Parameter(torch.full((dims,), float(layer_scale_init)))
 
-    def forward(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None,
-                queries: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
+    ) -> Tensor:
         """Tokens (B, N, C) to (B, N, C), or (B, K, C) at `queries`; see Attention.forward."""
         attended = self.attn(self.norm1(x), grid, shared_bias, queries)
         if queries is not None:
@@ -303,22 +314,24 @@ class BEiTBackbone(BaseModule):
     Source: paper section 2.3 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
 
-    def __init__(self,
-                 arch: str | dict = 'base',
-                 img_size: int | tuple[int, int] = 224,
-                 patch_size: int = 16,
-                 in_channels: int = 3,
-                 out_indices: int | Sequence[int] = -1,
-                 out_type: str = 'raw',
-                 masked_input: bool = False,
-                 abs_pos_embed: bool = True,
-                 rel_pos_bias: str | None = None,
-                 layer_scale_init: float | None = None,
-                 drop_path_rate: float = 0.0,
-                 frozen_stages: int = -1,
-                 with_cp: bool = False,
-                 interpolate_mode: str = 'bicubic',
-                 init_cfg: dict | None = None):
+    def __init__(
+        self,
+        arch: str | dict = 'base',
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        out_indices: int | Sequence[int] = -1,
+        out_type: str = 'raw',
+        masked_input: bool = False,
+        abs_pos_embed: bool = True,
+        rel_pos_bias: str | None = None,
+        layer_scale_init: float | None = None,
+        drop_path_rate: float = 0.0,
+        frozen_stages: int = -1,
+        with_cp: bool = False,
+        interpolate_mode: str = 'bicubic',
+        init_cfg: dict | None = None,
+    ):
         super().__init__(init_cfg)
         sizes = _architecture(arch)
         _check_choice('out_type', out_type, OUT_TYPES)
@@ -349,13 +362,16 @@ class BEiTBackbone(BaseModule):
             self.read_pos_embed = PositionEmbeddingReader(self.grid, interpolate_mode)
         self.rel_pos_bias = SharedRelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
         self.blocks = nn.ModuleList(
-            Block(dims,
-                  heads,
-                  sizes.get('feedforward_channels', 4 * dims),
-                  drop_path=drop_path_rate * index / max(depth - 1, 1),
-                  layer_scale_init=layer_scale_init or None,
-                  table_grid=self.grid if rel_pos_bias == 'per_layer' else None)
-            for index in range(depth))
+            Block(
+                dims,
+                heads,
+                sizes.get('feedforward_channels', 4 * dims),
+                drop_path=drop_path_rate * index / max(depth - 1, 1),
+                layer_scale_init=layer_scale_init or None,
+                table_grid=self.grid if rel_pos_bias == 'per_layer' else None,
+            )
+            for index in range(depth)
+        )
         self.norm = self.fc_norm = None
         if depth - 1 in self.out_indices:
             self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type in ('raw', 'cls_token') else None
@@ -386,10 +402,9 @@ class BEiTBackbone(BaseModule):
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 
-    def forward(self,
-                images: Tensor,
-                mask: Tensor | None = None,
-                positions: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(
+        self, images: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Features of an image batch.
 
         Args:
@@ -405,7 +420,7 @@ class BEiTBackbone(BaseModule):
         self._check_call(mask, positions)
         x, grid, shared_bias = self._embed(images, mask)  # B, N, C
         outputs = {}
-        for index, block in enumerate(self.blocks[:max(self.out_indices) + 1]):
+        for index, block in enumerate(self.blocks[: max(self.out_indices) + 1]):
             last = index == self.num_layers - 1
             # The class token stands before the patches, so padding (-1) turns into the class token.
             queries = positions + 1 if last and positions is not None else None
@@ -428,7 +443,7 @@ class BEiTBackbone(BaseModule):
             (B, heads, N, N) after the softmax, rows are queries, class token first; and the patch grid (h, w).
         """
         x, grid, shared_bias = self._embed(images, None)
-        (layer, ) = _block_indices(layer, self.num_layers)
+        (layer,) = _block_indices(layer, self.num_layers)
         for block in self.blocks[:layer]:
             x = block(x, grid, shared_bias)
         block = self.blocks[layer]
@@ -467,7 +482,7 @@ class BEiTBackbone(BaseModule):
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         """Sets the training mode; frozen blocks stay in evaluation mode (no stochastic depth)."""
         super().train(mode)
-        for block in self.blocks[:max(self.frozen_stages, 0)]:
+        for block in self.blocks[: max(self.frozen_stages, 0)]:
             block.eval()
         return self
 
@@ -499,27 +514,38 @@ class BEiTBackbone(BaseModule):
         if self.frozen_stages < 0:
             return []
         embeddings = [self.cls_token, self.mask_token, self.pos_embed]
-        modules = [self.patch_embed, *self.blocks[:self.frozen_stages]]
+        modules = [self.patch_embed, *self.blocks[: self.frozen_stages]]
         return [p for p in embeddings if p is not None] + [p for m in modules for p in m.parameters()]
 
     def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
         if mask is not None and self.mask_token is None:
             raise ValueError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
         if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise ValueError("positions need out_type='raw' and the last block as the only output, got "
-                             f'out_type={self.out_type!r}, out_indices={self.out_indices}')
+            raise ValueError(
+                "positions need out_type='raw' and the last block as the only output, got "
+                f'out_type={self.out_type!r}, out_indices={self.out_indices}'
+            )
 
 
-def _fit_weights(backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, strict: bool,
-                 missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str]) -> None:
+def _fit_weights(
+    backbone: BEiTBackbone,
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    local_metadata: dict,
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
     """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
     source = local_metadata.get(SOURCE_KEY)
     weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
     if not weights:
         hint = f' The file, {source["path"]}, holds {source["names"]}.' if source else ''
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
-    fitted, report = fit_state_dict(weights, backbone.state_dict(), backbone.grid, backbone.num_heads,
-                                    backbone.interpolate_mode, source)
+    fitted, report = fit_state_dict(
+        weights, backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode, source
+    )
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = of_every_task(report.unexpected_keys)
@@ -536,8 +562,7 @@ def _architecture(arch: str | dict) -> dict:
     if missing := needed - set(arch):
         raise ValueError(f'arch lacks {sorted(missing)}; a dict needs {sorted(needed)}')
     if arch['embed_dims'] % arch['num_heads']:
-        raise ValueError(f"embed_dims {arch['embed_dims']} is no multiple of num_heads "
-                         f"{arch['num_heads']}")
+        raise ValueError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch
 
 

@@ -1,9 +1,16 @@
 """Semantic segmentation with MMSegmentation. No other folder imports mmseg."""
+
 from .datasets import LoadAnnotation, SegmentationFolder
 from .heads import EfficientSETRUPHead, EfficientUPerHead, SyncBN
 from .segmentor import MultiScaleTTA, MultiScaleViews, SlidingSegmentor
 
 __all__ = [
-    'EfficientSETRUPHead', 'EfficientUPerHead', 'LoadAnnotation', 'MultiScaleTTA', 'MultiScaleViews',
-    'SegmentationFolder', 'SlidingSegmentor', 'SyncBN'
+    'EfficientSETRUPHead',
+    'EfficientUPerHead',
+    'LoadAnnotation',
+    'MultiScaleTTA',
+    'MultiScaleViews',
+    'SegmentationFolder',
+    'SlidingSegmentor',
+    'SyncBN',
 ]

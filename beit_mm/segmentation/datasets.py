@@ -1,4 +1,5 @@
 """Images with a label for each pixel: two folders of the same shape, as ADE20K has them, and how labels are read."""
+
 import colorsys
 import os
 from collections.abc import Sequence
@@ -41,21 +42,31 @@ class SegmentationFolder(UnlabeledImages):
         UnreadableImageError: as UnlabeledImages; annotations count as their images do.
     """
 
-    def __init__(self, data_root: str = '', classes: str | Sequence[str] = (), reduce_zero_label: bool = False,
-                 ann_file: str = '', data_prefix: str | dict = '', **kwargs) -> None:
+    def __init__(
+        self,
+        data_root: str = '',
+        classes: str | Sequence[str] = (),
+        reduce_zero_label: bool = False,
+        ann_file: str = '',
+        data_prefix: str | dict = '',
+        **kwargs,
+    ) -> None:
         if isinstance(classes, str):
             in_root = os.path.join(data_root, classes)
             names, palette = named_classes(in_root if os.path.isfile(in_root) else classes)
         else:
             names, palette = tuple(classes), None
         if not 0 < len(names) < IGNORE_INDEX:
-            raise ValueError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
-                             "or a registered dataset, for example classes='mmseg.ADE20KDataset'")
+            raise ValueError(
+                f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
+                "or a registered dataset, for example classes='mmseg.ADE20KDataset'"
+            )
         if isinstance(data_prefix, dict):  # seg_map_path=None is how a command line takes it away
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         self.reduce_zero_label = reduce_zero_label
-        metainfo = dict(classes=names, palette=palette or distinct_colours(len(names)),
-                        reduce_zero_label=reduce_zero_label)
+        metainfo = dict(
+            classes=names, palette=palette or distinct_colours(len(names)), reduce_zero_label=reduce_zero_label
+        )
         super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
@@ -67,8 +78,9 @@ class SegmentationFolder(UnlabeledImages):
         if annotations is None:
             return samples
         if not os.path.isdir(annotations):
-            raise FileNotFoundError(f'no folder {annotations!r}; expected a folder of annotations, one for each image '
-                                    f'in {images!r}')
+            raise FileNotFoundError(
+                f'no folder {annotations!r}; expected a folder of annotations, one for each image in {images!r}'
+            )
         existing = set(list_images(annotations))
         missing = []
         for sample in samples:
@@ -78,8 +90,10 @@ class SegmentationFolder(UnlabeledImages):
                 missing.append(sample)
         if missing:
             first = missing[0]
-            raise FileNotFoundError(f'no annotation {first["seg_map_path"]!r} for {first["img_path"]!r}; {len(missing)}'
-                                    f' of {len(samples)} images have none')
+            raise FileNotFoundError(
+                f'no annotation {first["seg_map_path"]!r} for {first["img_path"]!r}; {len(missing)}'
+                f' of {len(samples)} images have none'
+            )
         return samples
 
 
@@ -100,8 +114,10 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return tuple(lines), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        raise ValueError(f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with '
-                         'classes of that name')
+        raise ValueError(
+            f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with '
+            'classes of that name'
+        )
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 
@@ -165,18 +181,23 @@ def read_labels(path: str) -> np.ndarray:
         image = Image.open(path)
         image.load()
     if image.mode not in LABEL_MODES:
-        raise ValueError(f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray PNG or one with '
-                         'a palette')
+        raise ValueError(
+            f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray PNG or one with a palette'
+        )
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
 def _wrong_size(path: str, size: tuple[int, int], image_path: str, image_size: tuple[int, int]) -> str:
     with Image.open(image_path) as image:
         turned = size == tuple(image_size)[::-1] and orientation(image) in SIDEWAYS
-    advice = ("the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
-              if turned else 'expected the same size')
-    return (f'{path} is {size[1]} x {size[0]} pixels, its image {image_path} is {image_size[1]} x {image_size[0]}; '
-            f'{advice}')
+    advice = (
+        "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+        if turned
+        else 'expected the same size'
+    )
+    return (
+        f'{path} is {size[1]} x {size[0]} pixels, its image {image_path} is {image_size[1]} x {image_size[0]}; {advice}'
+    )
 
 
 def _check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
@@ -187,7 +208,12 @@ def _check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     if lowest < 0 or highest > limit:
         count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
-        zero = ', 0 for unlabelled' if reduced else (
-            '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True')
-        raise ValueError(f'{path} holds label {lowest if lowest < 0 else highest}; {count}expected {int(reduced)} to '
-                         f'{limit}, {IGNORE_INDEX} for ignored{zero}')
+        zero = (
+            ', 0 for unlabelled'
+            if reduced
+            else ('; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True')
+        )
+        raise ValueError(
+            f'{path} holds label {lowest if lowest < 0 else highest}; {count}expected {int(reduced)} to '
+            f'{limit}, {IGNORE_INDEX} for ignored{zero}'
+        )

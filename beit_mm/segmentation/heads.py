@@ -3,6 +3,7 @@
 Bilinear resizing and a convolution are both linear, so their order may be changed: mixing channels before the resizing,
 at the lower resolution, is cheaper.
 """
+
 from functools import lru_cache
 
 import torch
@@ -47,32 +48,33 @@ class EfficientUPerHead(UPerHead):
     def _fuse(self, levels: list[Tensor]) -> Tensor:
         """`fpn_bottleneck` of all levels at the finest resolution, (B, channels, h, w)."""
         bottleneck = self.fpn_bottleneck
-        weights = bottleneck.conv.weight.split(self.channels, dim=1)                 # of each level: out, in, 3, 3
+        weights = bottleneck.conv.weight.split(self.channels, dim=1)  # of each level: out, in, 3, 3
         height, width = levels[0].shape[2:]
-        fused = F.conv2d(levels[0], weights[0], bottleneck.conv.bias, padding=1)     # B, out, h, w
+        fused = F.conv2d(levels[0], weights[0], bottleneck.conv.bias, padding=1)  # B, out, h, w
         dtype = fused.dtype
         fused = fused.float()  # the levels are summed in float32
         for level, weight in zip(levels[1:], weights[1:], strict=True):
             options = self.align_corners, level.device, level.dtype
-            row_matrices = resize_and_shift(level.shape[2], height, *options)        # 3, h, h_i
-            column_matrices = resize_and_shift(level.shape[3], width, *options)      # 3, w, w_i
+            row_matrices = resize_and_shift(level.shape[2], height, *options)  # 3, h, h_i
+            column_matrices = resize_and_shift(level.shape[3], width, *options)  # 3, w, w_i
             for kernel_row, row_matrix in zip(weight.unbind(2), row_matrices, strict=True):
-                wide = sum(F.conv2d(level, kernel[:, :, None, None]) @ column_matrix.T
-                           for kernel, column_matrix in zip(kernel_row.unbind(2), column_matrices, strict=True))
-                fused += row_matrix @ wide                                           # wide: B, out, h_i, w
+                wide = sum(
+                    F.conv2d(level, kernel[:, :, None, None]) @ column_matrix.T
+                    for kernel, column_matrix in zip(kernel_row.unbind(2), column_matrices, strict=True)
+                )
+                fused += row_matrix @ wide  # wide: B, out, h_i, w
         fused = fused.to(dtype)
         fused = bottleneck.norm(fused) if bottleneck.with_norm else fused
         return bottleneck.activate(fused) if bottleneck.with_activation else fused
 
 
 @lru_cache(maxsize=32)
-def resize_and_shift(source: int, target: int, align_corners: bool, device: torch.device,
-                     dtype: torch.dtype) -> Tensor:
+def resize_and_shift(source: int, target: int, align_corners: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Matrices (3, target, source) along one axis: resize, then read the pixel before, at and after each position.
 
     Outside of the resized axis are zeros, as in the padding of a convolution.
     """
-    matrix = F.pad(bilinear_matrix(source, target, align_corners), (0, 0, 1, 1))     # target + 2, source
+    matrix = F.pad(bilinear_matrix(source, target, align_corners), (0, 0, 1, 1))  # target + 2, source
     return matrix.unfold(0, target, 1).transpose(1, 2).to(device, dtype).contiguous()
 
 
@@ -91,11 +93,11 @@ class EfficientSETRUPHead(SETRUPHead):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Logits (B, num_classes, h, w)."""
-        x = self._transform_inputs(inputs)                                           # B, C, h, w
+        x = self._transform_inputs(inputs)  # B, C, h, w
         x = self.norm(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
         *stages, last = self.up_convs
         for stage in stages:
-            x = stage(x)                                                             # each twice as large
+            x = stage(x)  # each twice as large
         return self.cls_seg(last[0](x))
 
 

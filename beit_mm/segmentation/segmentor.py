@@ -11,6 +11,7 @@ of windows that cover it, and resizes from the image that the network saw to H r
 for columns, and mirrors them back where the image was flipped. Logits as large as the window or as the scaled image are
 never made.
 """
+
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -45,6 +46,7 @@ class View(NamedTuple):
         size: (H, W) of the logits in pixels.
         flip: run the mirror image, and mirror its logits back.
     """
+
     image: Tensor
     size: tuple[int, int]
     flip: bool = False
@@ -81,9 +83,13 @@ class SlidingSegmentor(EncoderDecoder):
         when it is given an array; such images are turned to RGB here.
         """
         if self.takes_rgb:
-            data = dict(data, inputs=[
-                image.flip(0) if sample.get('img_path', '') is None else image                   # 3, h, w
-                for image, sample in zip(data['inputs'], data['data_samples'], strict=True)])
+            data = dict(
+                data,
+                inputs=[
+                    image.flip(0) if sample.get('img_path', '') is None else image  # 3, h, w
+                    for image, sample in zip(data['inputs'], data['data_samples'], strict=True)
+                ],
+            )
         return super().test_step(data)
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
@@ -104,8 +110,9 @@ class SlidingSegmentor(EncoderDecoder):
         cfg = self.test_cfg
         on_cpu = views[0].image.device.type == 'cpu'
         windows_per_batch = cfg.get('windows_per_batch', 1 if on_cpu else WINDOWS_PER_BATCH)
-        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners,
-                     self._divisor())
+        return slide(
+            self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners, self._divisor()
+        )
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') at the decode head's resolution, of images (B, 3, h, w), in `test_cfg`'s precision."""
@@ -127,8 +134,9 @@ class SlidingSegmentor(EncoderDecoder):
 def check_test_cfg(cfg: dict) -> None:
     """Raises ValueError where a segmentor's test_cfg cannot be met."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
-        raise ValueError(f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole "
-                         'image)')
+        raise ValueError(
+            f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole image)"
+        )
     if missing := {'crop_size', 'stride'} - set(cfg):
         raise ValueError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
@@ -136,8 +144,10 @@ def check_test_cfg(cfg: dict) -> None:
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise ValueError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        raise ValueError(f"test_cfg.stride {tuple(cfg['stride'])} leaves gaps between windows of "
-                         f"{tuple(cfg['crop_size'])}; it must be at least 1 and at most the window")
+        raise ValueError(
+            f'test_cfg.stride {tuple(cfg["stride"])} leaves gaps between windows of '
+            f'{tuple(cfg["crop_size"])}; it must be at least 1 and at most the window'
+        )
 
 
 # Sliding windows
@@ -145,6 +155,7 @@ def check_test_cfg(cfg: dict) -> None:
 
 class _Window(NamedTuple):
     """A crop of a view: the intervals of all windows along each axis, and the index of this one's."""
+
     image: Tensor
     view: View
     rows: tuple[tuple[int, int], ...]
@@ -153,9 +164,15 @@ class _Window(NamedTuple):
     column: int
 
 
-def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size: tuple[int, int],
-          stride: tuple[int, int], windows_per_batch: int, align_corners: bool = False,
-          divisor: int = 1) -> Iterator[Tensor]:
+def slide(
+    network: Callable[[Tensor], Tensor],
+    views: Sequence[View],
+    crop_size: tuple[int, int],
+    stride: tuple[int, int],
+    windows_per_batch: int,
+    align_corners: bool = False,
+    divisor: int = 1,
+) -> Iterator[Tensor]:
     """Logits of each view: for each pixel the mean over the windows that cover it, resized to the wanted size.
 
     Args:
@@ -174,21 +191,22 @@ def slide(network: Callable[[Tensor], Tensor], views: Sequence[View], crop_size:
     """
     # Windows of one row or column, and views of one size, share a matrix. The cache lives as long as this call.
     matrix_of = lru_cache(maxsize=None)(
-        partial(window_matrix, align_corners=align_corners, device=views[0].image.device))
+        partial(window_matrix, align_corners=align_corners, device=views[0].image.device)
+    )
     windows = (window for view in views for window in _windows(view, crop_size, stride))
     logits_image: Tensor | None = None
     for batch in _batches(windows, windows_per_batch):
-        images = torch.stack([window.image for window in batch])                     # B, 3, h, w
+        images = torch.stack([window.image for window in batch])  # B, 3, h, w
         bottom, right = (-side % divisor for side in images.shape[2:])
-        logits = network(F.pad(images, (0, right, 0, bottom))).float()               # B, C, h', w'
+        logits = network(F.pad(images, (0, right, 0, bottom))).float()  # B, C, h', w'
         for (_, view, rows, row, columns, column), logits_window in zip(batch, logits, strict=True):
             classes, height, width = logits_window.shape
             if logits_image is None:
-                logits_image = logits.new_zeros(classes, *view.size)                 # C, H, W
+                logits_image = logits.new_zeros(classes, *view.size)  # C, H, W
             y, row_matrix = matrix_of(rows, row, view.size[0], False, height, bottom)
             x, column_matrix = matrix_of(columns, column, view.size[1], view.flip, width, right)
             logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
-            if (row + 1, column + 1) == (len(rows), len(columns)):                   # the view's last window
+            if (row + 1, column + 1) == (len(rows), len(columns)):  # the view's last window
                 yield logits_image
                 logits_image = None
 
@@ -200,8 +218,16 @@ def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, in
     return tuple((max(stop - crop, 0), stop) for stop in stops)
 
 
-def window_matrix(intervals: tuple[tuple[int, int], ...], index: int, size: int, flip: bool, resolution: int,
-                  padding: int, align_corners: bool, device: torch.device) -> tuple[slice, Tensor]:
+def window_matrix(
+    intervals: tuple[tuple[int, int], ...],
+    index: int,
+    size: int,
+    flip: bool,
+    resolution: int,
+    padding: int,
+    align_corners: bool,
+    device: torch.device,
+) -> tuple[slice, Tensor]:
     """What a window adds to the wanted pixels along one axis.
 
     Args:
@@ -222,8 +248,8 @@ def window_matrix(intervals: tuple[tuple[int, int], ...], index: int, size: int,
     coverage = torch.zeros(length)
     for first, last in intervals:
         coverage[first:last] += 1
-    to_pixels = bilinear_matrix(resolution, stop - start + padding, align_corners)[:stop - start]  # window, resolution
-    to_size = bilinear_matrix(length, size, align_corners, start, stop) / coverage[start:stop]     # size, window
+    to_pixels = bilinear_matrix(resolution, stop - start + padding, align_corners)[: stop - start]  # window, resolution
+    to_size = bilinear_matrix(length, size, align_corners, start, stop) / coverage[start:stop]  # size, window
     if flip:
         to_size = to_size.flip(0)
     reached = to_size.any(dim=1).nonzero().flatten().tolist() or [0]
@@ -231,8 +257,9 @@ def window_matrix(intervals: tuple[tuple[int, int], ...], index: int, size: int,
     return reached, (to_size[reached] @ to_pixels).to(device)
 
 
-def bilinear_matrix(source: int, target: int, align_corners: bool = False, start: int = 0,
-                    stop: int | None = None) -> Tensor:
+def bilinear_matrix(
+    source: int, target: int, align_corners: bool = False, start: int = 0, stop: int | None = None
+) -> Tensor:
     """F.interpolate(mode='bilinear') along one axis as a matrix: resized = matrix @ pixels.
 
     Args:
@@ -254,7 +281,7 @@ def bilinear_matrix(source: int, target: int, align_corners: bool = False, start
 
 
 def _windows(view: View, crop_size: tuple[int, int], stride: tuple[int, int]) -> Iterator[_Window]:
-    image = view.image.flip(2) if view.flip else view.image                          # 3, h, w
+    image = view.image.flip(2) if view.flip else view.image  # 3, h, w
     rows, columns = map(window_intervals, image.shape[1:], crop_size, stride)
     for row, (top, bottom) in enumerate(rows):
         for column, (left, right) in enumerate(columns):
@@ -296,21 +323,23 @@ class MultiScaleViews:
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
         if min(short_side, *crop_size) < 1 or not ratios or min(ratios) <= 0:
-            raise ValueError(f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
-                             'must be positive, and there must be a ratio')
+            raise ValueError(
+                f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
+                'must be positive, and there must be a ratio'
+            )
         # An image may be wide or high: the window's longer side is safe for both.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()
 
     def __call__(self, results: dict) -> dict:
         """Packs one image."""
-        image = results.pop('img')                                                   # H, W, 3
+        image = results.pop('img')  # H, W, 3
         height, width = image.shape[:2]
         views = []
         for short in self.short_sides:
             long = short * max(height, width) / min(height, width)
             resize = Resize(scale=(long, short), keep_ratio=True)
-            views.append(self.pack(resize(dict(img=image)))['inputs'])               # 3, h, w
+            views.append(self.pack(resize(dict(img=image)))['inputs'])  # 3, h, w
         sample = self.pack(results)['data_samples']
         sample.set_metainfo(dict(view_weights=tuple(self.short_sides.values())))
         return dict(inputs=views, data_samples=sample)
@@ -334,12 +363,15 @@ class MultiScaleTTA(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise ValueError('this config already tests at all scales with flip; leave --tta out (in '
-                             'Python multi_scale=True), or take the config without _ms')
+            raise ValueError(
+                'this config already tests at all scales with flip; leave --tta out (in '
+                'Python multi_scale=True), or take the config without _ms'
+            )
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
-            raise ValueError('multi-scale inference needs a beit_mm.SlidingSegmentor, got '
-                             f'{type(self.module).__name__}')
+            raise ValueError(
+                f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}'
+            )
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
         """Refuses training, as the loops of mmengine begin it, before the first step."""
@@ -360,7 +392,7 @@ class MultiScaleTTA(BaseTTAModel):
         views = []
         for number, sample in enumerate(samples):
             for images in data['inputs']:
-                image = self.module.data_preprocessor(dict(inputs=[images[number]]))['inputs'][0]    # 3, h, w
+                image = self.module.data_preprocessor(dict(inputs=[images[number]]))['inputs'][0]  # 3, h, w
                 views += [View(image, tuple(sample.ori_shape[:2]), flip) for flip in FLIPS]
         weights = [sample.view_weights for sample in samples]
         for sample, mean in zip(samples, self.probabilities(views, weights), strict=True):
@@ -368,7 +400,7 @@ class MultiScaleTTA(BaseTTAModel):
                 label = (mean > self.module.decode_head.threshold).long()
             else:
                 label = mean.argmax(dim=0, keepdim=True)
-            sample.pred_sem_seg = PixelData(data=label)                              # 1, H, W
+            sample.pred_sem_seg = PixelData(data=label)  # 1, H, W
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
@@ -385,7 +417,7 @@ class MultiScaleTTA(BaseTTAModel):
         for weights_of_image in weights:
             mean = 0
             for weight in (weight for weight in weights_of_image for _ in FLIPS):
-                view = next(logits)                                                  # C, H, W
+                view = next(logits)  # C, H, W
                 view = view.sigmoid() if len(view) == 1 else view.softmax(dim=0)
                 mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean

@@ -1,4 +1,5 @@
 """Pictures that no library draws."""
+
 from .pictures import ReconstructionHook
 
 __all__ = ['ReconstructionHook']

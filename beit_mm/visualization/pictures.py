@@ -1,4 +1,5 @@
 """What no library draws: images in titled columns beside what a model makes of them, and the hook that shows them."""
+
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def titled_grid(columns: dict[str, Tensor]) -> Image.Image:
         An RGB image.
     """
     columns = {title: F.interpolate(images.float().cpu(), (SIDE, SIDE)) for title, images in columns.items()}
-    cells = torch.stack(list(columns.values()), dim=1).flatten(0, 1)                 # B * columns, 3, SIDE, SIDE
+    cells = torch.stack(list(columns.values()), dim=1).flatten(0, 1)  # B * columns, 3, SIDE, SIDE
     grid = make_grid(cells.clamp(0, 1), nrow=len(columns), padding=MARGIN, pad_value=1)
     picture = Image.new('RGB', (grid.shape[2], TITLE_HEIGHT + grid.shape[1]), 'white')
     picture.paste(to_pil_image(grid), (0, TITLE_HEIGHT))

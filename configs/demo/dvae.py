@@ -8,7 +8,7 @@ Batch:   1 process x 16 images, lr 3e-3
 Expect:  recon_mae_01 below 0.10 and well over 50 codes in use on held-out images
 Differs: from ../dvae/discrete_vae_8k_in1k.py in size, schedule and learning rate; the temperature ends at 0.25
 """
-_base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/demo_images.py', '../_base_/pretrain_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',

@@ -9,7 +9,7 @@ Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches
          more, a second view of the same size), in crops of at least 40 % of an image, and in having no
          stochastic depth
 """
-_base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
+_base_ = ['../_base_/datasets/demo_images.py', '../_base_/pretrain_runtime.py']
 
 model = dict(
     type='beit_mm.BEiTPretrainer',

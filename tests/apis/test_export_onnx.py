@@ -1,4 +1,5 @@
 """ONNX graphs hold the bias as a constant and give the model's logits."""
+
 import copy
 import json
 import runpy
@@ -40,8 +41,12 @@ def classifier_config(**backbone: object) -> dict:
                 arch=dict(embed_dims=32, num_layers=2, num_heads=4),
                 img_size=BUILT,
                 patch_size=8,
-                out_type='avg_featmap'), **backbone),
-        head=dict(type='LinearClsHead', num_classes=7, in_channels=32))
+                out_type='avg_featmap',
+            ),
+            **backbone,
+        ),
+        head=dict(type='LinearClsHead', num_classes=7, in_channels=32),
+    )
 
 
 def classifier(**backbone: object) -> nn.Module:
@@ -62,8 +67,10 @@ def constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
 
 
-@pytest.mark.parametrize(('variant', 'out_type', 'size'), [
-    ('vit', 'cls_token', (24, 44)), ('per_layer', 'avg_featmap', (40, 24)), ('shared', 'avg_featmap', BUILT)])
+@pytest.mark.parametrize(
+    ('variant', 'out_type', 'size'),
+    [('vit', 'cls_token', (24, 44)), ('per_layer', 'avg_featmap', (40, 24)), ('shared', 'avg_featmap', BUILT)],
+)
 def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, tmp_path):
     """For the size that the model is built for, others and padded rectangles; the model stays as it is."""
     model = classifier(**VARIANTS[variant], out_type=out_type)
@@ -85,7 +92,8 @@ def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, t
         logits = model(images)
     for batch in (1, 5):
         torch.testing.assert_close(
-            run(path, images[:batch]), logits[:batch], rtol=0, atol=1e-4 * logits.abs().max().item())
+            run(path, images[:batch]), logits[:batch], rtol=0, atol=1e-4 * logits.abs().max().item()
+        )
 
     check_metadata(onnx.load(path), size)
     graph = onnx.load(path).graph
@@ -99,8 +107,11 @@ def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, t
     assert not [name for name, value in held.items() if value.shape == (52, heads)]  # 7 x 7 offsets and 3
     for table in tables:
         bias = bias_from_table(table.detach(), (4, 4), grid).numpy()
-        assert [name for name, value in held.items()
-                if name in read and value.shape == (1, heads, tokens, tokens) and np.allclose(value, bias, atol=1e-6)]
+        assert [
+            name
+            for name, value in held.items()
+            if name in read and value.shape == (1, heads, tokens, tokens) and np.allclose(value, bias, atol=1e-6)
+        ]
     if variant == 'vit':
         embeddings = [value for name, value in held.items() if name in read and value.shape == (1, tokens, 32)]
         assert len(embeddings) == 1
@@ -113,13 +124,14 @@ def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
     assert (json.loads(metadata['mean']), json.loads(metadata['std'])) == (MEAN, STD)
     assert json.loads(metadata['size']) == [*size]
     assert 'before the softmax' in metadata['output']
-    shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-              for value in (model.graph.input[0], model.graph.output[0])]
+    shapes = [
+        [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (model.graph.input[0], model.graph.output[0])
+    ]
     assert shapes == [['batch', 3, *size], ['batch', 7]]
 
 
 class Noise(nn.Module):
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
 
@@ -154,8 +166,9 @@ def test_command(tmp_path, monkeypatch, capsys):
     preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
     (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'new/model.onnx',
-                                      '--size', '24', '40'])
+    monkeypatch.setattr(
+        sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'new/model.onnx', '--size', '24', '40']
+    )
     runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
     assert '24 x 40 pixels' in capsys.readouterr().out
     assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']

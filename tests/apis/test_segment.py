@@ -1,4 +1,5 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
+
 import json
 import runpy
 import sys
@@ -7,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from beit_mm.visualization.overlays import draw_overlay
 from helpers import ROOT
 from mmengine.config import Config
 from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
@@ -25,30 +25,62 @@ MODEL = dict(
     type='beit_mm.SlidingSegmentor',
     data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
     backbone=dict(
-        type='beit_mm.BEiTBackbone', arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4), img_size=CROP,
-        out_type='featmap', out_indices=[0, 1, 2, 3], abs_pos_embed=False, rel_pos_bias='per_layer',
-        layer_scale_init=0.1, init_cfg=dict(type='Pretrained', checkpoint='gone.pth')),
+        type='beit_mm.BEiTBackbone',
+        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
+        img_size=CROP,
+        out_type='featmap',
+        out_indices=[0, 1, 2, 3],
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint='gone.pth'),
+    ),
     neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
     decode_head=dict(
-        type='beit_mm.EfficientUPerHead', num_classes=len(CLASSES), norm_cfg=NORM, in_channels=[WIDTH] * 4,
-        in_index=[0, 1, 2, 3], channels=WIDTH, loss_decode=dict(type='CrossEntropyLoss')),
-    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'))
+        type='beit_mm.EfficientUPerHead',
+        num_classes=len(CLASSES),
+        norm_cfg=NORM,
+        in_channels=[WIDTH] * 4,
+        in_index=[0, 1, 2, 3],
+        channels=WIDTH,
+        loss_decode=dict(type='CrossEntropyLoss'),
+    ),
+    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'),
+)
 
 
 def config(folder: Path) -> Config:
     dataset = dict(
-        type='beit_mm.SegmentationFolder', data_root=str(folder), classes='classes.txt', reduce_zero_label=True,
-        data_prefix=dict(img_path='images', seg_map_path='annotations'), test_mode=True,
-        pipeline=[LOAD[0], dict(type='Resize', scale=(2048, CROP), keep_ratio=True), LOAD[1],
-                  dict(type='PackSegInputs')])
-    return Config(dict(
-        default_scope='mmseg', model=MODEL, test_dataloader=dict(
-            batch_size=1, num_workers=0, sampler=dict(type='beit_mm.SeededSampler', shuffle=False), dataset=dataset),
-        test_evaluator=dict(type='IoUMetric'), test_cfg=dict(type='TestLoop'),
-        default_hooks=dict(predictions=dict(type='beit_mm.SavePredictionsHook')),
-        tta_model=dict(type='beit_mm.MultiScaleTTA'),
-        tta_pipeline=[*LOAD, dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP),
-                                  ratios=(1.0, 1.25))]))
+        type='beit_mm.SegmentationFolder',
+        data_root=str(folder),
+        classes='classes.txt',
+        reduce_zero_label=True,
+        data_prefix=dict(img_path='images', seg_map_path='annotations'),
+        test_mode=True,
+        pipeline=[
+            LOAD[0],
+            dict(type='Resize', scale=(2048, CROP), keep_ratio=True),
+            LOAD[1],
+            dict(type='PackSegInputs'),
+        ],
+    )
+    return Config(
+        dict(
+            default_scope='mmseg',
+            model=MODEL,
+            test_dataloader=dict(
+                batch_size=1, num_workers=0, sampler=dict(type='beit_mm.SeededSampler', shuffle=False), dataset=dataset
+            ),
+            test_evaluator=dict(type='IoUMetric'),
+            test_cfg=dict(type='TestLoop'),
+            default_hooks=dict(),
+            tta_model=dict(type='beit_mm.MultiScaleTTA'),
+            tta_pipeline=[
+                *LOAD,
+                dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(1.0, 1.25)),
+            ],
+        )
+    )
 
 
 @pytest.fixture(scope='module')
@@ -77,9 +109,13 @@ def work(tmp_path_factory) -> Path:
     with torch.no_grad():  # every class wins somewhere
         logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
         model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(
-        config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))),
-        folder / 'model.pth')
+    torch.save(
+        dict(
+            state_dict=model.state_dict(),
+            meta=dict(config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette)),
+        ),
+        folder / 'model.pth',
+    )
     return folder
 
 
@@ -87,9 +123,23 @@ def work(tmp_path_factory) -> Path:
 def test_labels_are_those_of_the_test_tool(work, options, monkeypatch):
     name = 'all' if options else 'one'
     monkeypatch.chdir(work)
-    monkeypatch.setattr(sys, 'argv', [
-        'test.py', 'config.py', 'model.pth', '--work-dir', name, '--out', f'{name}.json', *options, '--cfg-options',
-        f'default_hooks.predictions.folder={name}/saved', f'experiment_name={name}'])
+    monkeypatch.setattr(
+        sys,
+        'argv',
+        [
+            'test.py',
+            'config.py',
+            'model.pth',
+            '--work-dir',
+            name,
+            '--out',
+            f'{name}.json',
+            *options,
+            '--cfg-options',
+            f'test_evaluator.output_dir={name}/labels',
+            f'experiment_name={name}',
+        ],
+    )
     runpy.run_path(str(ROOT / 'tools/test.py'), run_name='__main__')
     assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
     segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=bool(options))
@@ -99,13 +149,11 @@ def test_labels_are_those_of_the_test_tool(work, options, monkeypatch):
     several = set()
     for result in results:
         file = Path(result['path']).relative_to(work / 'images')
-        saved = np.asarray(Image.open((work / name / 'saved/labels' / file).with_suffix('.png')))
+        saved = np.asarray(Image.open(work / name / f'labels/{file.stem}.png'))
         annotation = np.asarray(Image.open((work / 'annotations' / file).with_suffix('.png')))
         assert result['labels'].dtype == np.uint8 and result['labels'].shape == annotation.shape
         assert (saved == result['labels'] + 1).all()  # ADE20K's numbers
         several |= set(np.unique(saved))
-        with Image.open((work / name / 'saved/overlays' / file).with_suffix('.jpg')) as picture:
-            assert picture.width >= annotation.shape[1] and picture.height > annotation.shape[0]
     assert len(several) > 1
 
 
@@ -116,15 +164,16 @@ def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
     assert of_file['path'] == str(file) and of_array['path'] is None
     assert (of_file['labels'] == of_array['labels']).all() and (of_file['labels'] == of_image['labels']).all()
     write_checkpoint(tmp_path / 'model.safetensors', torch.load(work / 'model.pth', weights_only=True))
-    published, = SegmentationInferencer(tmp_path / 'model.safetensors', device='cpu')(file)
+    (published,) = SegmentationInferencer(tmp_path / 'model.safetensors', device='cpu')(file)
     assert (of_file['labels'] == published['labels']).all()
-    tiny, = segmenter(np.zeros((1, 3, 3), np.uint8))
+    (tiny,) = segmenter(np.zeros((1, 3, 3), np.uint8))
     assert tiny['labels'].shape == (1, 3)
-    assert draw_overlay(np.asarray(Image.open(file)), of_file['labels'], segmenter.classes, segmenter.palette).width
     for images, error, message in (
-            ('gone.jpg', FileNotFoundError, 'gone.jpg'), (7, TypeError, 'type int'),
-            (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
-            (np.zeros((0, 8, 3), np.uint8), ValueError, 'not empty')):
+        ('gone.jpg', FileNotFoundError, 'gone.jpg'),
+        (7, TypeError, 'type int'),
+        (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
+        (np.zeros((0, 8, 3), np.uint8), ValueError, 'not empty'),
+    ):
         with pytest.raises(error, match=message):
             next(segmenter(images))
 
@@ -133,15 +182,18 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
     content = torch.load(work / 'model.pth', weights_only=True)
     config, path = content['meta']['config_dict'], tmp_path / 'changed.pth'
     views = config['tta_pipeline'][-1]
-    wide = dict(config['model'], backbone=dict(config['model']['backbone'], arch=dict(
-        embed_dims=2 * WIDTH, num_layers=4, num_heads=4)))
+    wide = dict(
+        config['model'],
+        backbone=dict(config['model']['backbone'], arch=dict(embed_dims=2 * WIDTH, num_layers=4, num_heads=4)),
+    )
     for changed, message in (
-            (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
-            (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
-            (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
-            (dict(config, model=wide), 'does not fit|another'),
-            (dict(a=1), 'has no model and test pipeline'),
-            ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline')):
+        (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
+        (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
+        (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
+        (dict(config, model=wide), 'does not fit|another'),
+        (dict(a=1), 'has no model and test pipeline'),
+        ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline'),
+    ):
         torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), path)
         with pytest.raises(ValueError, match=message) as error:
             SegmentationInferencer(path, device='cpu', multi_scale=True)
@@ -159,10 +211,13 @@ def test_what_makes_mmengine_import_is_taken_out_of_a_checkpoints_config(work, t
     config = content['meta']['config_dict']
     load, *rest = config['test_dataloader']['dataset']['pipeline']
     backend = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path=str(tmp_path))
-    for load in (dict(type='LoadImageFromFile', backend_args=backend), dict(type='LoadImageFromFile', _scope_='evil'),
-                 dict(type='LoadImageFromFile', file_client_args=backend)):
+    for load in (
+        dict(type='LoadImageFromFile', backend_args=backend),
+        dict(type='LoadImageFromFile', _scope_='evil'),
+        dict(type='LoadImageFromFile', file_client_args=backend),
+    ):
         changed = dict(config, test_dataloader=dict(dataset=dict(pipeline=[load, *rest])))
         torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), tmp_path / 'model.pth')
-        result, = SegmentationInferencer(tmp_path / 'model.pth', device='cpu')(work / 'images/a/small.png')
+        (result,) = SegmentationInferencer(tmp_path / 'model.pth', device='cpu')(work / 'images/a/small.png')
         assert result['labels'].shape == SIZES['a/small.png']
     assert not (tmp_path / 'ran').exists()

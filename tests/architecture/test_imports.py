@@ -2,6 +2,7 @@
 
 Read off the sources with ast, imports inside functions included.
 """
+
 import ast
 import subprocess
 import sys
@@ -16,8 +17,16 @@ MAX_LINES = 620
 MAX_FILES = 48
 
 # From the bottom to the top: a layer may import the layers below it, and itself.
-LAYERS = [{'registry', 'positions'}, {'checkpoint'}, {'datasets'}, {'models'}, {'engine'},
-          {'segmentation', 'visualization'}, {'apis'}, {'__init__', '__main__'}]
+LAYERS = [
+    {'registry', 'positions'},
+    {'checkpoint'},
+    {'datasets'},
+    {'models'},
+    {'engine'},
+    {'segmentation', 'visualization'},
+    {'apis'},
+    {'__init__', '__main__'},
+]
 MM = {'mmengine', 'mmcv', 'mmpretrain', 'mmseg'}
 # setup.py's install_requires, by import name; cv2 comes with mmcv.
 REQUIRED = set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2'.split())
@@ -44,7 +53,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str, bool]]:
             module = node.module or ''
             if node.level:
                 parents = package.split('.')
-                module = '.'.join(parents[:len(parents) - node.level + 1] + ([module] if module else []))
+                module = '.'.join(parents[: len(parents) - node.level + 1] + ([module] if module else []))
             names = [f'{module}.{alias.name}' for alias in node.names]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             if ast.unparse(node.func).split('.')[-1] in ('import_module', '__import__'):
@@ -91,8 +100,13 @@ def own_attributes() -> set[str]:
     for source in sources().values():
         for cls in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)):
             names |= {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
-            names |= {node.attr for node in ast.walk(cls) if isinstance(node, ast.Attribute)
-                      and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == 'self'}
+            names |= {
+                node.attr
+                for node in ast.walk(cls)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == 'self'
+            }
     return {name for name in names if not name.startswith('_')} - SHARED_ATTRIBUTES
 
 
@@ -103,7 +117,9 @@ def indirections(path: str, source: str, own: set[str]) -> list[str]:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
-        texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        texts = [
+            part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
         if name in ('hasattr', 'getattr') and set(texts[:1]) & own:
             wrong.append(f'{path}:{node.lineno}: {name} asks for {texts[0]!r}, use isinstance')
         if name.endswith(('.build', '.get')) and any(text.startswith('beit_mm.') for text in texts):
@@ -116,44 +132,55 @@ def test_the_package_obeys():
     own = own_attributes()
     assert 10 < len(files) <= MAX_FILES
     assert {'out_indices', 'provenance', 'encode_at', 'get_layer_depth'} <= own
-    wrong = [line for path, source in files.items()
-             for line in violations(path, source) + indirections(path, source, own)]
+    wrong = [
+        line for path, source in files.items() for line in violations(path, source) + indirections(path, source, own)
+    ]
     assert not wrong, '\n' + '\n'.join(wrong)
 
 
-@pytest.mark.parametrize('path, line', [
-    ('beit_mm/positions.py', 'from mmcv import x'),
-    ('beit_mm/positions.py', 'from beit_mm.models import y'),
-    ('beit_mm/registry.py', 'from beit_mm import models'),
-    ('beit_mm/checkpoint/x.py', 'def f():\n    from ..models import y'),
-    ('beit_mm/checkpoint/x.py', 'from beit_mm import BEiTBackbone'),
-    ('beit_mm/datasets/x.py', 'import importlib\nimportlib.import_module("mmseg.datasets")'),
-    ('beit_mm/datasets/x.py', 'from mmcv.ops import roi_align'),
-    ('beit_mm/models/deep/x.py', 'from ...engine import y'),
-    ('beit_mm/models/x.py', 'import beit_mm.engine.hooks as h'),
-    ('beit_mm/engine/x.py', 'from mmseg.structures import y'),
-    ('beit_mm/visualization/x.py', 'from beit_mm.apis import y'),
-    ('beit_mm/apis/x.py', 'from beit_mm.segmentation import y'),
-    ('beit_mm/models/x.py', 'import timm'),
-    ('beit_mm/apis/x.py', 'import onnxruntime'),
-    ('beit_mm/elsewhere/x.py', 'import os'),
-])
+@pytest.mark.parametrize(
+    'path, line',
+    [
+        ('beit_mm/positions.py', 'from mmcv import x'),
+        ('beit_mm/positions.py', 'from beit_mm.models import y'),
+        ('beit_mm/registry.py', 'from beit_mm import models'),
+        ('beit_mm/checkpoint/x.py', 'def f():\n    from ..models import y'),
+        ('beit_mm/checkpoint/x.py', 'from beit_mm import BEiTBackbone'),
+        ('beit_mm/datasets/x.py', 'import importlib\nimportlib.import_module("mmseg.datasets")'),
+        ('beit_mm/datasets/x.py', 'from mmcv.ops import roi_align'),
+        ('beit_mm/models/deep/x.py', 'from ...engine import y'),
+        ('beit_mm/models/x.py', 'import beit_mm.engine.hooks as h'),
+        ('beit_mm/engine/x.py', 'from mmseg.structures import y'),
+        ('beit_mm/visualization/x.py', 'from beit_mm.apis import y'),
+        ('beit_mm/apis/x.py', 'from beit_mm.segmentation import y'),
+        ('beit_mm/models/x.py', 'import timm'),
+        ('beit_mm/apis/x.py', 'import onnxruntime'),
+        ('beit_mm/elsewhere/x.py', 'import os'),
+    ],
+)
 def test_a_violation_is_found(path, line):
     assert len(violations(path, f'"""Text."""\n{line}\n')) == 1
 
 
-@pytest.mark.parametrize('path, line', [
-    ('beit_mm/models/deep/x.py', 'from ...positions import y\nfrom ..vit import z\nfrom mmpretrain import models'),
-    ('beit_mm/engine/x.py', 'from beit_mm.models.beit import y\nfrom beit_mm.datasets import z'),
-    ('beit_mm/segmentation/x.py', 'import mmseg\nfrom beit_mm.engine.y import z\nfrom .y import z'),
-    ('beit_mm/apis/x.py', 'from beit_mm.models import y\ndef f():\n    from beit_mm.segmentation import z\n    import onnx'),
-])
+@pytest.mark.parametrize(
+    'path, line',
+    [
+        ('beit_mm/models/deep/x.py', 'from ...positions import y\nfrom ..vit import z\nfrom mmpretrain import models'),
+        ('beit_mm/engine/x.py', 'from beit_mm.models.beit import y\nfrom beit_mm.datasets import z'),
+        ('beit_mm/segmentation/x.py', 'import mmseg\nfrom beit_mm.engine.y import z\nfrom .y import z'),
+        (
+            'beit_mm/apis/x.py',
+            'from beit_mm.models import y\ndef f():\n    from beit_mm.segmentation import z\n    import onnx',
+        ),
+    ],
+)
 def test_what_is_allowed_passes(path, line):
     assert violations(path, f'"""Text."""\n{line}\n') == []
 
 
-@pytest.mark.parametrize('line', [
-    'hasattr(x, "out_indices")', 'getattr(x, "provenance", None)', 'MODELS.build(dict(type="beit_mm.X"))'])
+@pytest.mark.parametrize(
+    'line', ['hasattr(x, "out_indices")', 'getattr(x, "provenance", None)', 'MODELS.build(dict(type="beit_mm.X"))']
+)
 def test_an_indirection_is_found(line):
     assert len(indirections('x.py', line, own_attributes())) == 1
 

@@ -1,4 +1,5 @@
 """Files from one format into another, published files, and the two tools on the command line."""
+
 import argparse
 import hashlib
 import importlib.util
@@ -31,8 +32,13 @@ from beit_mm.checkpoint.io import CheckpointError, read_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
 
 PREPROCESSING = dict(mean=[127.5, 100, 90], std=[127.5, 64, 32], size=[48, 48])
-META = dict(beit_mm_format=1, preprocessing=PREPROCESSING, architecture=dict(num_heads=HEADS),
-            dataset_meta=dict(classes=['a', 'b', 'c', 'd', 'e']), config_dict=dict(model=dict()))
+META = dict(
+    beit_mm_format=1,
+    preprocessing=PREPROCESSING,
+    architecture=dict(num_heads=HEADS),
+    dataset_meta=dict(classes=['a', 'b', 'c', 'd', 'e']),
+    config_dict=dict(model=dict()),
+)
 
 
 @pytest.fixture
@@ -43,17 +49,33 @@ def run_file(tmp_path):
     model.head.fc.weight.sum().backward()
     optimizer.step()
     path = tmp_path / 'epoch_3.pth'
-    torch.save(dict(state_dict=model.state_dict(), optimizer=optimizer.state_dict(),
-                    param_schedulers=[dict(last_step=3)], message_hub=dict(log_scalars={}),
-                    meta=dict(META, epoch=3, seed=5, experiment_name='run', time='now')), path)
+    torch.save(
+        dict(
+            state_dict=model.state_dict(),
+            optimizer=optimizer.state_dict(),
+            param_schedulers=[dict(last_step=3)],
+            message_hub=dict(log_scalars={}),
+            meta=dict(META, epoch=3, seed=5, experiment_name='run', time='now'),
+        ),
+        path,
+    )
     return path, {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
 # --- convert_checkpoint ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize(('to', 'wrapper'), [
-    ('beit_mm', {'state_dict', 'meta'}), ('unilm', {'model'}), ('timm', None), ('mmpretrain', {'state_dict', 'meta'}),
-    ('mmseg', {'state_dict', 'meta'}), ('hf', None)])
+
+@pytest.mark.parametrize(
+    ('to', 'wrapper'),
+    [
+        ('beit_mm', {'state_dict', 'meta'}),
+        ('unilm', {'model'}),
+        ('timm', None),
+        ('mmpretrain', {'state_dict', 'meta'}),
+        ('mmseg', {'state_dict', 'meta'}),
+        ('hf', None),
+    ],
+)
 def test_a_run_into_every_format(to, wrapper, run_file, tmp_path):
     """And in the container that the code base reads."""
     path, state = run_file
@@ -74,8 +96,13 @@ def test_a_run_into_every_format(to, wrapper, run_file, tmp_path):
 def test_from_every_format_with_meta(run_file, tmp_path):
     """There and back in files; preprocessing survives where the format has a place for it."""
     path, state = run_file
-    for to, name in (('hf', 'hub'), ('mmpretrain', 'mm.pth'), ('beit_mm', 'ours.safetensors'),
-                     ('timm', 'timm.safetensors'), ('unilm', 'unilm.pth')):
+    for to, name in (
+        ('hf', 'hub'),
+        ('mmpretrain', 'mm.pth'),
+        ('beit_mm', 'ours.safetensors'),
+        ('timm', 'timm.safetensors'),
+        ('unilm', 'unilm.pth'),
+    ):
         middle = tmp_path / name
         convert_checkpoint(path, middle, to)
         convert_checkpoint(middle, tmp_path / 'back.pth')
@@ -93,11 +120,15 @@ def test_the_folder_for_transformers(run_file, tmp_path):
     conversion = convert_checkpoint(run_file[0], tmp_path / 'hub', 'hf')
     assert conversion.notes == []
     assert sorted(file.name for file in (tmp_path / 'hub').iterdir()) == [
-        'config.json', 'model.safetensors', 'preprocessor_config.json']
+        'config.json',
+        'model.safetensors',
+        'preprocessor_config.json',
+    ]
     config = json.loads((tmp_path / 'hub/config.json').read_text())
     assert config['id2label'] == {'0': 'a', '1': 'b', '2': 'c', '3': 'd', '4': 'e'}
     assert config['image_size'] == 48 and config['num_attention_heads'] == HEADS
     from transformers import BeitImageProcessor
+
     processor = BeitImageProcessor.from_pretrained(tmp_path / 'hub')
     image = torch.randint(0, 256, (3, 48, 48), dtype=torch.uint8)
     found = processor(image, return_tensors='pt')['pixel_values'][0]
@@ -118,8 +149,7 @@ def test_a_released_training_checkpoint(imagenet, mean, tmp_path):
     state = ours('pretraining', 'shared').state_dict()
     args = argparse.Namespace(imagenet_default_mean_and_std=imagenet, input_size=48)
     weights = convert_state_dict(state, target='unilm').state_dict
-    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args),
-               tmp_path / 'unilm.pth')
+    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args), tmp_path / 'unilm.pth')
     conversion = convert_checkpoint(tmp_path / 'unilm.pth', tmp_path / 'ours.pth')
     assert (conversion.source, conversion.task, conversion.dropped_keys) == ('unilm', 'pretraining', [])
     content = torch.load(tmp_path / 'ours.pth', weights_only=True)
@@ -151,6 +181,7 @@ def test_a_rectangle_whose_sides_are_known(tmp_path):
 
 # --- publish_checkpoint ---------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize('suffix', ['.safetensors', '.pth'])
 def test_publish(suffix, run_file, tmp_path):
     path, state = run_file
@@ -173,10 +204,12 @@ def test_publish_gives_equal_files_equal_names(run_file, tmp_path):
 
 # --- DALL-E ---------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
 def test_pickled_dalle_networks_convert_to_state_dicts(suffix, tmp_path):
     dall_e = pytest.importorskip('dall_e')
     from beit_mm.models import DALLETokenizer
+
     options = dict(n_hid=16, vocab_size=VOCAB)
     networks = dict(encoder=dall_e.Encoder(**options), decoder=dall_e.Decoder(**options))
     files = {}
@@ -198,6 +231,7 @@ def test_pickled_dalle_networks_convert_to_state_dicts(suffix, tmp_path):
 
 # --- the tools ------------------------------------------------------------------------------------
 
+
 def run_tool(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     """The main function of a script in tools/."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f'tools/{name}.py')
@@ -213,7 +247,8 @@ def test_convert_on_the_command_line(tmp_path, monkeypatch, capsys):
     weights = read(tmp_path / 'new.pth')
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f'pretraining weights, hf: {len(weights)} tensors written',
-        'dropped, 3: backbone.mask_token, head.lm_head.bias, head.lm_head.weight']
+        'dropped, 3: backbone.mask_token, head.lm_head.bias, head.lm_head.weight',
+    ]
     PEERS['timm']('features', 'shared').load_state_dict(weights, strict=True)
 
 
@@ -253,21 +288,35 @@ def test_a_tokenizers_path_is_not_published(tmp_path):
 
 # --- what is refused: one line of the tool, and nothing is written -----------------------------------
 
+
 def resnet(path) -> None:
     import torchvision
+
     torch.save(torchvision.models.resnet18().state_dict(), path)
 
 
 def vit_of_transformers(path) -> None:
     import transformers
-    config = transformers.ViTConfig(hidden_size=DIMS, num_hidden_layers=1, num_attention_heads=HEADS,
-                                    intermediate_size=64, image_size=48, patch_size=8)
+
+    config = transformers.ViTConfig(
+        hidden_size=DIMS,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        intermediate_size=64,
+        image_size=48,
+        patch_size=8,
+    )
     torch.save(transformers.ViTForImageClassification(config).state_dict(), path)
 
 
 def rectangle(path, variant: str = 'per_layer') -> None:
-    torch.save(dict(state_dict=ours('classification', variant, size=(48, 80)).state_dict(),
-                    meta=dict(architecture=dict(num_heads=HEADS))), path)
+    torch.save(
+        dict(
+            state_dict=ours('classification', variant, size=(48, 80)).state_dict(),
+            meta=dict(architecture=dict(num_heads=HEADS)),
+        ),
+        path,
+    )
 
 
 def rectangle_of_a_vit(path) -> None:
@@ -280,8 +329,11 @@ def later_version(path) -> None:
 
 def other_head(path) -> None:
     """A head that transformers' segmentation model has not, as SETR's."""
-    state = {name: tensor for name, tensor in ours('segmentation', 'per_layer').state_dict().items()
-             if name.startswith(('backbone.', 'decode_head.conv_seg.'))}
+    state = {
+        name: tensor
+        for name, tensor in ours('segmentation', 'per_layer').state_dict().items()
+        if name.startswith(('backbone.', 'decode_head.conv_seg.'))
+    }
     torch.save(dict(state_dict=dict(state, **{'decode_head.up_convs.0.0.conv.weight': torch.ones(2, 2, 3, 3)})), path)
 
 

@@ -1,4 +1,5 @@
 """Weights made to fit another task, image size, or number of channels: what the model computes stays what it was."""
+
 import numpy as np
 import pytest
 import torch
@@ -60,15 +61,18 @@ def test_more_channels_take_the_filters_in_turn(channels):
     if channels % 3 == 0:  # an image repeated along the channels is seen as it was
         images = torch.rand(2, 3, 32, 32)
         torch.testing.assert_close(
-            target(images.repeat(1, channels // 3, 1, 1))[0], source(images)[0], atol=1e-5, rtol=1e-5)
+            target(images.repeat(1, channels // 3, 1, 1))[0], source(images)[0], atol=1e-5, rtol=1e-5
+        )
 
 
 def spline(table: torch.Tensor, source: tuple[int, int], target: tuple[int, int]) -> torch.Tensor:
     """SciPy's own spline at the geometric positions, head by head; the class token's three rows as they are."""
     axes = [geometric_offsets(s, t) if s != t else np.arange(1 - s, s) for s, t in zip(source, target, strict=True)]
     reads = [np.clip(np.arange(1 - t, t), axis[0], axis[-1]) for t, axis in zip(target, axes, strict=True)]
-    heads = [RectBivariateSpline(*axes, head.reshape(len(axes[0]), len(axes[1])))(*reads).ravel()
-             for head in table[:-3].double().numpy().T]
+    heads = [
+        RectBivariateSpline(*axes, head.reshape(len(axes[0]), len(axes[1])))(*reads).ravel()
+        for head in table[:-3].double().numpy().T
+    ]
     return torch.cat([torch.from_numpy(np.stack(heads, 1)), table[-3:].double()])
 
 
@@ -109,8 +113,7 @@ def test_a_rectangle_is_known_by_the_size_in_the_file(tmp_path):
     torch.save(dict(state_dict=source.state_dict(), meta=dict(preprocessing=dict(size=[32, 48]))), path)
     load_checkpoint(target, str(path))
     expected = spline(table, (4, 6), (6, 4))
-    torch.testing.assert_close(
-        target.blocks[0].attn.relative_position_bias_table.double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(target.blocks[0].attn.relative_position_bias_table.double(), expected, atol=1e-6, rtol=0)
 
 
 def test_a_rectangle_of_unknown_sides_is_an_error():

@@ -1,4 +1,5 @@
 """Files that hold weights are read whatever their form; what is no checkpoint is named; writing is all or nothing."""
+
 import argparse
 import contextlib
 import hashlib
@@ -30,10 +31,19 @@ from beit_mm.checkpoint.io import (
 
 BASE = torch.arange(12.0)
 WEIGHTS = {
-    'w': torch.rand(3, 5), 'scalar': torch.tensor(2.5), 'empty': torch.empty(0, 3), 'half': torch.rand(3).bfloat16(),
-    'flags': torch.tensor([True, False]), 'count': torch.tensor([2**40]), 'bytes': torch.arange(7, dtype=torch.uint8),
-    'shared': BASE, 'again': BASE, 'part': BASE[4:].view(2, 4), 'transposed': BASE.view(3, 4).t(),
-    'parameter': nn.Parameter(torch.rand(2, dtype=torch.float64))}
+    'w': torch.rand(3, 5),
+    'scalar': torch.tensor(2.5),
+    'empty': torch.empty(0, 3),
+    'half': torch.rand(3).bfloat16(),
+    'flags': torch.tensor([True, False]),
+    'count': torch.tensor([2**40]),
+    'bytes': torch.arange(7, dtype=torch.uint8),
+    'shared': BASE,
+    'again': BASE,
+    'part': BASE[4:].view(2, 4),
+    'transposed': BASE.view(3, 4).t(),
+    'parameter': nn.Parameter(torch.rand(2, dtype=torch.float64)),
+}
 META = {'epoch': 3, 'preprocessing': {'mean': [127.5], 'size': [224, 224]}, 'name': 'Öl "x"', 'none': None}
 
 
@@ -44,6 +54,7 @@ def assert_same(found, expected=WEIGHTS):
 
 
 # --- what is read ---------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('zipped', [True, False])
 def test_a_run_as_torch_and_mmengine_save_it(tmp_path, zipped):
@@ -57,9 +68,15 @@ def test_a_run_as_torch_and_mmengine_save_it(tmp_path, zipped):
     hub.update_scalar('train/loss', np.float64(0.5))
     hub.update_info('best', np.float32(0.25))
     hub.update_info('palette', np.arange(6, dtype=np.uint8).reshape(2, 3))
-    run = {'state_dict': module.state_dict(), 'optimizer': optimizer.state_dict(), 'schedule': schedule.state_dict(),
-           'rng': torch.get_rng_state(), 'message_hub': hub.state_dict(), 'args': argparse.Namespace(lr=0.1),
-           'meta': dict(folder=Path('runs'), cfg=ConfigDict(lr=0.1), dtype=torch.float16)}
+    run = {
+        'state_dict': module.state_dict(),
+        'optimizer': optimizer.state_dict(),
+        'schedule': schedule.state_dict(),
+        'rng': torch.get_rng_state(),
+        'message_hub': hub.state_dict(),
+        'args': argparse.Namespace(lr=0.1),
+        'meta': dict(folder=Path('runs'), cfg=ConfigDict(lr=0.1), dtype=torch.float16),
+    }
     torch.save(run, tmp_path / 'run.pth', _use_new_zipfile_serialization=zipped)
     found = read_checkpoint(tmp_path / 'run.pth')
     assert_same(found['state_dict'], run['state_dict'])
@@ -93,8 +110,10 @@ def test_safetensors_under_any_name(tmp_path):
         assert_same(read_checkpoint(tmp_path / 'w.pth'), weights)
 
 
-@pytest.mark.parametrize(('text', 'said'), [
-    ('{"epoch": ', 'no JSON'), ('[' * 100_000, 'no JSON'), ('[' + '9' * 10_000 + ']', 'no JSON'), ('[1]', 'no dict')])
+@pytest.mark.parametrize(
+    ('text', 'said'),
+    [('{"epoch": ', 'no JSON'), ('[' * 100_000, 'no JSON'), ('[' + '9' * 10_000 + ']', 'no JSON'), ('[1]', 'no dict')],
+)
 def test_broken_meta_in_safetensors(tmp_path, text, said):
     path = tmp_path / 'w.safetensors'
     save_file({'w': torch.ones(2)}, path, {'beit_mm': text})
@@ -128,15 +147,19 @@ def test_tensors_are_writable_and_the_file_stays(tmp_path, form):
 
 # --- what is no checkpoint ------------------------------------------------------------------------
 
-@pytest.mark.parametrize(('content', 'said'), [
-    (b'', 'is empty'),
-    (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
-    (b'--2021-06-30 10:11:12--  https://host/encoder.pkl\nResolving host...', 'a log of wget'),
-    (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
-    (b'Access denied\n', "a text file beginning with 'Access denied'"),
-    (b'cposix\nsystem\n(S"true"\ntR.', "a text file beginning with 'cposix'"),
-    (b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03', 'of an unknown kind'),
-])
+
+@pytest.mark.parametrize(
+    ('content', 'said'),
+    [
+        (b'', 'is empty'),
+        (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
+        (b'--2021-06-30 10:11:12--  https://host/encoder.pkl\nResolving host...', 'a log of wget'),
+        (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
+        (b'Access denied\n', "a text file beginning with 'Access denied'"),
+        (b'cposix\nsystem\n(S"true"\ntR.', "a text file beginning with 'cposix'"),
+        (b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03', 'of an unknown kind'),
+    ],
+)
 def test_named(tmp_path, content, said):
     path = tmp_path / 'encoder.pkl'
     path.write_bytes(content)
@@ -154,7 +177,7 @@ def test_cut_short(tmp_path, kind):
         torch.save({'w': torch.rand(1000)}, path, _use_new_zipfile_serialization=kind == 'zip')
     whole = path.read_bytes()
     for part in (0.1, 0.5, 0.99):
-        path.write_bytes(whole[:int(part * len(whole))])
+        path.write_bytes(whole[: int(part * len(whole))])
         with pytest.raises(CheckpointError, match='cut short'):
             read_checkpoint(path)
 
@@ -180,7 +203,7 @@ MODULE = b'cdall_e.encoder\nEncoder\n'
 NAMESPACE = b'cargparse\nNamespace\n'
 HISTORY = b'cmmengine.logging.history_buffer\nHistoryBuffer\n'
 GETATTR = b'cbuiltins\ngetattr\n'
-SET_X = b'}X\x01\x00\x00\x00xK\x01s'            # {'x': 1}
+SET_X = b'}X\x01\x00\x00\x00xK\x01s'  # {'x': 1}
 STORAGE = b'(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ'
 SETSTATE = b'X\x0c\x00\x00\x00__setstate__'
 
@@ -196,23 +219,27 @@ def write(path, *opcodes):
         archive.writestr('archive/version', '3\n')
 
 
-@pytest.mark.parametrize('program', [
-    [REBUILD, SET_X, b'b'],                                             # attributes of a function
-    [REBUILD, b'N', SET_X, b'\x86b'],                                   # the same, as slots
-    [MODULE, b'N', SET_X, b'\x86b'],                                    # attributes of a class
-    [MODULE, b')\x81', b'}', SETSTATE, REBUILD, b's', b'b', b')R'],     # call of a stand-in
-    [b'ccopyreg\n_reconstructor\n', b')R'],
-    [b'cdall_e.encoder\nEncoder.__init__.__globals__\n', b')R', b')R'],
-    [b'ctorch.nn.modules.container\nSequential\n', b')R', b')R'],
-    [REBUILD, b'(K\x00K\x00K\x01\x85K\x01\x85\x89NtR'],                 # a tensor of no storage
-    [REBUILD, b'(', STORAGE, b'))\x85)\x89NtR'],                        # a tensor whose offset is a tuple
-    [b'X\x05\x00\x00\x00otherQ'],                                       # a persistent object
-    [GETATTR, text('text'), text('format'), b'\x86R'],
-    [GETATTR, HISTORY, text('__init__'), b'\x86R'],
-    [GETATTR, HISTORY, text('__class__'), b'\x86R'],
-    [GETATTR, GETATTR, text('__globals__'), b'\x86R'],
-    [b'}', b'X\x01\x00\x00\x00x', b']' * 50_000 + b'a' * 49_999, b's'],  # deep
-], ids=lambda program: b''.join(program)[:40].decode(errors='replace').replace('\n', ' '))
+@pytest.mark.parametrize(
+    'program',
+    [
+        [REBUILD, SET_X, b'b'],  # attributes of a function
+        [REBUILD, b'N', SET_X, b'\x86b'],  # the same, as slots
+        [MODULE, b'N', SET_X, b'\x86b'],  # attributes of a class
+        [MODULE, b')\x81', b'}', SETSTATE, REBUILD, b's', b'b', b')R'],  # call of a stand-in
+        [b'ccopyreg\n_reconstructor\n', b')R'],
+        [b'cdall_e.encoder\nEncoder.__init__.__globals__\n', b')R', b')R'],
+        [b'ctorch.nn.modules.container\nSequential\n', b')R', b')R'],
+        [REBUILD, b'(K\x00K\x00K\x01\x85K\x01\x85\x89NtR'],  # a tensor of no storage
+        [REBUILD, b'(', STORAGE, b'))\x85)\x89NtR'],  # a tensor whose offset is a tuple
+        [b'X\x05\x00\x00\x00otherQ'],  # a persistent object
+        [GETATTR, text('text'), text('format'), b'\x86R'],
+        [GETATTR, HISTORY, text('__init__'), b'\x86R'],
+        [GETATTR, HISTORY, text('__class__'), b'\x86R'],
+        [GETATTR, GETATTR, text('__globals__'), b'\x86R'],
+        [b'}', b'X\x01\x00\x00\x00x', b']' * 50_000 + b'a' * 49_999, b's'],  # deep
+    ],
+    ids=lambda program: b''.join(program)[:40].decode(errors='replace').replace('\n', ' '),
+)
 def test_levers_of_the_pickle_machine_are_refused(tmp_path, program):
     path = tmp_path / 'weights.pkl'
     write(path, *program)
@@ -242,8 +269,16 @@ def test_a_history_changes_no_method_of_the_process(tmp_path):
 def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
     path = tmp_path / 'm.pkl'
     with zipfile.ZipFile(path, 'w') as archive:  # must not reach foreign memory
-        archive.writestr('m/data.pkl', b'\x80\x02' + REBUILD + b'(' + STORAGE + b'\x8a\x08'
-                         + (2**62).to_bytes(8, 'little') + b'K\x04\x85K\x01\x85\x89NtR.')
+        archive.writestr(
+            'm/data.pkl',
+            b'\x80\x02'
+            + REBUILD
+            + b'('
+            + STORAGE
+            + b'\x8a\x08'
+            + (2**62).to_bytes(8, 'little')
+            + b'K\x04\x85K\x01\x85\x89NtR.',
+        )
         archive.writestr('m/data/0', b'\0' * 16)
         archive.writestr('m/version', '3\n')
     with pytest.raises(CheckpointError, match=str(path)):
@@ -259,6 +294,7 @@ def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
 
 
 # --- writing --------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
 def test_read_back(tmp_path, suffix):
@@ -285,8 +321,10 @@ def test_other_libraries_read_it(tmp_path):
     found = torch.load(tmp_path / 'w.pth', weights_only=True)
     assert_same(found['state_dict'], weights)
     assert found['groups'] == [{'lr': 0.1}]
-    for content, metadata in ((WEIGHTS, {'format': 'pt'}),  # transformers reads no file without it
-                              (dict(state_dict=WEIGHTS, meta=META), {'beit_mm': json.dumps(META)})):
+    for content, metadata in (
+        (WEIGHTS, {'format': 'pt'}),  # transformers reads no file without it
+        (dict(state_dict=WEIGHTS, meta=META), {'beit_mm': json.dumps(META)}),
+    ):
         write_checkpoint(tmp_path / 'w.safetensors', content)
         assert_same(load_file(tmp_path / 'w.safetensors'))
         with safetensors.safe_open(tmp_path / 'w.safetensors', framework='pt') as file:
@@ -317,14 +355,17 @@ def test_full_disk_leaves_the_old_file(tmp_path, suffix):
     assert_same(read_checkpoint(path), dict(WEIGHTS, w=WEIGHTS['scalar'], scalar=WEIGHTS['w']))
 
 
-@pytest.mark.parametrize(('name', 'content', 'said'), [
-    ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
-    ('w', WEIGHTS, 'must end in'),
-    ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'meta is not made of plain values'),
-    ('w.safetensors', dict(state_dict=WEIGHTS, meta={}, optimizer={}), "'state_dict' is a dict; write a .pth"),
-    ('w.safetensors', dict(w=torch.ones(2), epoch=3), "'epoch' is a int; write a .pth"),
-    ('w.safetensors', dict(w=torch.eye(2).to_sparse()), 'torch.sparse_coo'),
-])
+@pytest.mark.parametrize(
+    ('name', 'content', 'said'),
+    [
+        ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
+        ('w', WEIGHTS, 'must end in'),
+        ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'meta is not made of plain values'),
+        ('w.safetensors', dict(state_dict=WEIGHTS, meta={}, optimizer={}), "'state_dict' is a dict; write a .pth"),
+        ('w.safetensors', dict(w=torch.ones(2), epoch=3), "'epoch' is a int; write a .pth"),
+        ('w.safetensors', dict(w=torch.eye(2).to_sparse()), 'torch.sparse_coo'),
+    ],
+)
 def test_what_cannot_be_written(tmp_path, name, content, said):
     with pytest.raises(CheckpointError, match=said) as caught:
         write_checkpoint(tmp_path / name, content)
@@ -334,11 +375,14 @@ def test_what_cannot_be_written(tmp_path, name, content, said):
 
 # --- finding --------------------------------------------------------------------------------------
 
+
 def test_names_of_urls():
     assert name_of_url('https://cdn.openai.com/dall-e/encoder.pkl') == 'encoder.pkl'
     assert name_of_url('https://site.org/a/beit_base.pth?raw=1#x') == 'beit_base.pth'
-    names = {name_of_url(f'https://huggingface.co/microsoft/{model}/resolve/main/model.safetensors?download=true')
-             for model in ('beit-base', 'beit-large')}
+    names = {
+        name_of_url(f'https://huggingface.co/microsoft/{model}/resolve/main/model.safetensors?download=true')
+        for model in ('beit-base', 'beit-large')
+    }
     assert len(names) == 2 and all(name.endswith('-model.safetensors') for name in names)
 
 

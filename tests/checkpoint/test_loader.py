@@ -1,4 +1,5 @@
 """Checkpoints of other code bases, through every way in which mmengine loads files."""
+
 import copy
 import logging
 
@@ -18,8 +19,14 @@ from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
 BACKBONE = dict(
-    type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32, patch_size=8,
-    abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)
+    type='beit_mm.BEiTBackbone',
+    arch=dict(embed_dims=32, num_layers=2, num_heads=4),
+    img_size=32,
+    patch_size=8,
+    abs_pos_embed=False,
+    rel_pos_bias='per_layer',
+    layer_scale_init=0.1,
+)
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -31,25 +38,60 @@ def randomise(model: nn.Module) -> nn.Module:
 
 
 def timm_model(num_classes: int = 5, **changes) -> Beit:
-    return randomise(Beit(**dict(
-        dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=num_classes,
-             use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1), **changes)))
+    return randomise(
+        Beit(
+            **dict(
+                dict(
+                    img_size=32,
+                    patch_size=8,
+                    embed_dim=32,
+                    depth=2,
+                    num_heads=4,
+                    num_classes=num_classes,
+                    use_abs_pos_emb=False,
+                    use_rel_pos_bias=True,
+                    init_values=0.1,
+                ),
+                **changes,
+            )
+        )
+    )
 
 
 def classifier(num_classes: int = 5, **changes) -> nn.Module:
-    return MODELS.build(dict(
-        dict(type='mmpretrain.ImageClassifier', backbone=dict(BACKBONE, out_type='avg_featmap'),
-             head=dict(type='mmpretrain.LinearClsHead', num_classes=num_classes, in_channels=32)), **changes))
+    return MODELS.build(
+        dict(
+            dict(
+                type='mmpretrain.ImageClassifier',
+                backbone=dict(BACKBONE, out_type='avg_featmap'),
+                head=dict(type='mmpretrain.LinearClsHead', num_classes=num_classes, in_channels=32),
+            ),
+            **changes,
+        )
+    )
 
 
 def segmentor(**changes) -> nn.Module:
     norm = dict(type='BN')
-    return MODELS.build(dict(
-        dict(type='mmseg.EncoderDecoder', backbone=dict(BACKBONE, out_type='featmap', out_indices=[0, 0, 1, 1]),
-             neck=dict(type='mmseg.Feature2Pyramid', embed_dim=32, norm_cfg=norm),
-             decode_head=dict(type='mmseg.UPerHead', in_channels=[32] * 4, in_index=[0, 1, 2, 3], channels=8,
-                              num_classes=3, norm_cfg=norm),
-             test_cfg=dict(mode='whole')), **changes))
+    return MODELS.build(
+        dict(
+            dict(
+                type='mmseg.EncoderDecoder',
+                backbone=dict(BACKBONE, out_type='featmap', out_indices=[0, 0, 1, 1]),
+                neck=dict(type='mmseg.Feature2Pyramid', embed_dim=32, norm_cfg=norm),
+                decode_head=dict(
+                    type='mmseg.UPerHead',
+                    in_channels=[32] * 4,
+                    in_index=[0, 1, 2, 3],
+                    channels=8,
+                    num_classes=3,
+                    norm_cfg=norm,
+                ),
+                test_cfg=dict(mode='whole'),
+            ),
+            **changes,
+        )
+    )
 
 
 @pytest.fixture
@@ -125,12 +167,23 @@ def test_init_cfg_of_the_model(timm_file):
 def mmpretrain_pretraining_file(path) -> dict:
     """What mmpretrain's own BEiT pretraining saves, its tokenizer included."""
     from mmpretrain.models.selfsup.beit import BEiTPretrainViT
-    backbone = randomise(BEiTPretrainViT(
-        arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128), img_size=32, patch_size=8,
-        use_shared_rel_pos_bias=True, use_abs_pos_emb=False, layer_scale_init_value=0.1))
+
+    backbone = randomise(
+        BEiTPretrainViT(
+            arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128),
+            img_size=32,
+            patch_size=8,
+            use_shared_rel_pos_bias=True,
+            use_abs_pos_emb=False,
+            layer_scale_init_value=0.1,
+        )
+    )
     state_dict = {f'backbone.{name}': tensor for name, tensor in backbone.state_dict().items()}
-    state_dict |= {'head.cls_head.weight': torch.rand(32, 32), 'head.cls_head.bias': torch.rand(32),
-                   'target_generator.encoder.blocks.input.w': torch.rand(2, 2)}
+    state_dict |= {
+        'head.cls_head.weight': torch.rand(32, 32),
+        'head.cls_head.bias': torch.rand(32),
+        'target_generator.encoder.blocks.input.w': torch.rand(2, 2),
+    }
     torch.save(dict(state_dict=state_dict, meta={}), path)
     return state_dict
 
@@ -162,6 +215,7 @@ def test_from_pretraining_to_a_classifier_the_shared_table_is_expanded(tmp_path)
 
 def resnet() -> dict:
     import torchvision
+
     return torchvision.models.resnet18().state_dict()
 
 
@@ -174,14 +228,18 @@ WRONG = {
     'no LayerScale': (lambda: timm_model(init_values=None).state_dict(), r'missing \(blocks.0.gamma_1'),
     'a table of one dimension': (
         lambda: dict(timm_model().state_dict(), **{'blocks.1.attn.relative_position_bias_table': torch.rand(52)}),
-        r'blocks.1.attn.relative_position_bias_table is \(52,\), the backbone has \(52, 4\)'),
+        r'blocks.1.attn.relative_position_bias_table is \(52,\), the backbone has \(52, 4\)',
+    ),
     'a patch of two sides': (
         lambda: dict(timm_model().state_dict(), **{'patch_embed.proj.weight': torch.rand(32, 1, 16, 8)}),
-        r'patch_embed.proj.weight is \(32, 1, 16, 8\)'),
+        r'patch_embed.proj.weight is \(32, 1, 16, 8\)',
+    ),
     'no bias tables': (lambda: timm_model(use_rel_pos_bias=False).state_dict(), 'relative_position_bias_table'),
     'only a head': (lambda: {'head.fc.weight': torch.rand(5, 32)}, r'no tensor is named backbone\.\*. .*wrong.pth'),
-    'a ResNet in a classifier': (lambda: {f'backbone.{name}': tensor for name, tensor in resnet().items()},
-                                 r'wrong.pth holds no BEiT weights: its tensors are .*conv1.weight'),
+    'a ResNet in a classifier': (
+        lambda: {f'backbone.{name}': tensor for name, tensor in resnet().items()},
+        r'wrong.pth holds no BEiT weights: its tensors are .*conv1.weight',
+    ),
 }
 
 
@@ -243,14 +301,21 @@ def test_a_model_without_positions_is_a_warning(timm_file, caplog):
     assert len(of_every_task(model.backbone.load_report.unexpected_keys)) == 2
 
 
-@pytest.mark.parametrize('changes', [dict(), dict(use_abs_pos_emb=True, use_rel_pos_bias=False)],
-                         ids=['bias table', 'position embedding'])
+@pytest.mark.parametrize(
+    'changes', [dict(), dict(use_abs_pos_emb=True, use_rel_pos_bias=False)], ids=['bias table', 'position embedding']
+)
 def test_other_mm_models_still_read_their_files(changes, tmp_path):
     """mmpretrain's own BEiT in the same process loads mmpretrain's files as before."""
     from mmpretrain.models import BEiTViT
+
     def build():
-        return BEiTViT(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128), img_size=32,
-                       patch_size=8, **changes)
+        return BEiTViT(
+            arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=128),
+            img_size=32,
+            patch_size=8,
+            **changes,
+        )
+
     source, target = randomise(build()), build()
     torch.save(dict(state_dict=source.state_dict()), tmp_path / 'own.pth')
     load_checkpoint(target, str(tmp_path / 'own.pth'), strict=True)
@@ -308,9 +373,17 @@ def test_another_number_of_heads_is_an_error(tmp_path):
 
 def test_a_folder_of_transformers(tmp_path):
     """Its JSON files say what the weights do not: that the images were rectangles, and how they were normalised."""
-    model = transformers.BeitModel(transformers.BeitConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=[32, 48],
-        patch_size=8, use_relative_position_bias=True))
+    model = transformers.BeitModel(
+        transformers.BeitConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            image_size=[32, 48],
+            patch_size=8,
+            use_relative_position_bias=True,
+        )
+    )
     model.save_pretrained(tmp_path)
     (tmp_path / 'preprocessor_config.json').write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}')
     ours = MODELS.build(dict(BACKBONE, img_size=(48, 32), out_type='avg_featmap'))
@@ -325,9 +398,17 @@ def test_a_folder_of_transformers(tmp_path):
         load_checkpoint(ours, str(tmp_path))
 
 
-@pytest.mark.parametrize('meta', [
-    dict(beit_mm_format='x'), dict(preprocessing=[1]), dict(preprocessing=dict(size='ab')), dict(architecture=[2]),
-    'text'], ids=str)
+@pytest.mark.parametrize(
+    'meta',
+    [
+        dict(beit_mm_format='x'),
+        dict(preprocessing=[1]),
+        dict(preprocessing=dict(size='ab')),
+        dict(architecture=[2]),
+        'text',
+    ],
+    ids=str,
+)
 def test_a_damaged_meta_is_named_or_ignored(meta, tmp_path):
     weights = {f'backbone.{name}': tensor for name, tensor in timm_model().state_dict().items()}
     torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'damaged.pth')

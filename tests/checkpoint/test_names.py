@@ -1,4 +1,5 @@
 """Names of every format, there and back; and the released code's files, written down from their published names."""
+
 import itertools
 
 import pytest
@@ -126,13 +127,22 @@ def released_blocks(prefix: str = '', table: bool = False, layer_scale: bool = T
     for i in range(depth):
         block = f'{prefix}blocks.{i}.'
         shapes = {
-            'norm1.weight': (DIMS, ), 'norm1.bias': (DIMS, ), 'attn.q_bias': (DIMS, ), 'attn.v_bias': (DIMS, ),
-            'attn.qkv.weight': (3 * DIMS, DIMS), 'attn.proj.weight': (DIMS, DIMS), 'attn.proj.bias': (DIMS, ),
-            'norm2.weight': (DIMS, ), 'norm2.bias': (DIMS, ),
-            'mlp.fc1.weight': (4 * DIMS, DIMS), 'mlp.fc1.bias': (4 * DIMS, ),
-            'mlp.fc2.weight': (DIMS, 4 * DIMS), 'mlp.fc2.bias': (DIMS, )}
+            'norm1.weight': (DIMS,),
+            'norm1.bias': (DIMS,),
+            'attn.q_bias': (DIMS,),
+            'attn.v_bias': (DIMS,),
+            'attn.qkv.weight': (3 * DIMS, DIMS),
+            'attn.proj.weight': (DIMS, DIMS),
+            'attn.proj.bias': (DIMS,),
+            'norm2.weight': (DIMS,),
+            'norm2.bias': (DIMS,),
+            'mlp.fc1.weight': (4 * DIMS, DIMS),
+            'mlp.fc1.bias': (4 * DIMS,),
+            'mlp.fc2.weight': (DIMS, 4 * DIMS),
+            'mlp.fc2.bias': (DIMS,),
+        }
         if layer_scale:
-            shapes |= {'gamma_1': (DIMS, ), 'gamma_2': (DIMS, )}
+            shapes |= {'gamma_1': (DIMS,), 'gamma_2': (DIMS,)}
         if table:
             shapes['attn.relative_position_bias_table'] = (ROWS, HEADS)
             weights[f'{block}attn.relative_position_index'] = torch.zeros(TOKENS, TOKENS, dtype=torch.int64)
@@ -141,14 +151,29 @@ def released_blocks(prefix: str = '', table: bool = False, layer_scale: bool = T
 
 
 def released_stem(prefix: str = '') -> dict:
-    return tensors({f'{prefix}cls_token': (1, 1, DIMS), f'{prefix}patch_embed.proj.weight': (DIMS, 3, 8, 8),
-                    f'{prefix}patch_embed.proj.bias': (DIMS, )})
+    return tensors(
+        {
+            f'{prefix}cls_token': (1, 1, DIMS),
+            f'{prefix}patch_embed.proj.weight': (DIMS, 3, 8, 8),
+            f'{prefix}patch_embed.proj.bias': (DIMS,),
+        }
+    )
 
 
 def released_pretraining(variant: str) -> dict:
-    weights = released_stem() | released_blocks(layer_scale=variant == 'shared') | tensors({
-        'mask_token': (1, 1, DIMS), 'norm.weight': (DIMS, ), 'norm.bias': (DIMS, ),
-        'lm_head.weight': (VOCAB, DIMS), 'lm_head.bias': (VOCAB, )})
+    weights = (
+        released_stem()
+        | released_blocks(layer_scale=variant == 'shared')
+        | tensors(
+            {
+                'mask_token': (1, 1, DIMS),
+                'norm.weight': (DIMS,),
+                'norm.bias': (DIMS,),
+                'lm_head.weight': (VOCAB, DIMS),
+                'lm_head.bias': (VOCAB,),
+            }
+        )
+    )
     if variant == 'shared':
         weights['rel_pos_bias.relative_position_bias_table'] = torch.randn(ROWS, HEADS)
         weights['rel_pos_bias.relative_position_index'] = torch.zeros(TOKENS, TOKENS, dtype=torch.int64)
@@ -158,14 +183,24 @@ def released_pretraining(variant: str) -> dict:
 
 
 def released_finetuning(variant: str) -> dict:
-    return dict(model=released_stem() | released_blocks(table=True) | tensors({
-        'fc_norm.weight': (DIMS, ), 'fc_norm.bias': (DIMS, ),
-        'head.weight': (CLASSES, DIMS), 'head.bias': (CLASSES, )}))
+    return dict(
+        model=released_stem()
+        | released_blocks(table=True)
+        | tensors(
+            {
+                'fc_norm.weight': (DIMS,),
+                'fc_norm.bias': (DIMS,),
+                'head.weight': (CLASSES, DIMS),
+                'head.bias': (CLASSES,),
+            }
+        )
+    )
 
 
 def norm(name: str, width: int) -> dict:
-    return tensors({f'{name}.{part}': (width, ) for part in ('weight', 'bias', 'running_mean', 'running_var')}) | {
-        f'{name}.num_batches_tracked': torch.tensor(11)}
+    return tensors({f'{name}.{part}': (width,) for part in ('weight', 'bias', 'running_mean', 'running_var')}) | {
+        f'{name}.num_batches_tracked': torch.tensor(11)
+    }
 
 
 def conv(name: str, out_width: int, in_width: int, kernel: int) -> dict:
@@ -174,9 +209,13 @@ def conv(name: str, out_width: int, in_width: int, kernel: int) -> dict:
 
 def released_ade20k(variant: str) -> dict:
     weights = released_stem('backbone.') | released_blocks('backbone.', table=True, depth=DEPTH['segmentation'])
-    weights |= tensors({
-        f'backbone.{name}.{part}': (DIMS, DIMS, 2, 2) if part == 'weight' else (DIMS, )
-        for name in ('fpn1.0', 'fpn1.3', 'fpn2.0') for part in ('weight', 'bias')}) | norm('backbone.fpn1.1', DIMS)
+    weights |= tensors(
+        {
+            f'backbone.{name}.{part}': (DIMS, DIMS, 2, 2) if part == 'weight' else (DIMS,)
+            for name in ('fpn1.0', 'fpn1.3', 'fpn2.0')
+            for part in ('weight', 'bias')
+        }
+    ) | norm('backbone.fpn1.1', DIMS)
     for i in range(4):
         weights |= conv(f'decode_head.psp_modules.{i}.1', DIMS, DIMS, 1)
     for i in range(3):
@@ -184,27 +223,45 @@ def released_ade20k(variant: str) -> dict:
         weights |= conv(f'decode_head.fpn_convs.{i}', DIMS, DIMS, 3)
     weights |= conv('decode_head.bottleneck', DIMS, 5 * DIMS, 3) | conv('decode_head.fpn_bottleneck', DIMS, 4 * DIMS, 3)
     weights |= conv('auxiliary_head.convs.0', 24, DIMS, 3)
-    weights |= tensors({
-        'decode_head.conv_seg.weight': (CLASSES, DIMS, 1, 1), 'decode_head.conv_seg.bias': (CLASSES, ),
-        'auxiliary_head.conv_seg.weight': (CLASSES, 24, 1, 1), 'auxiliary_head.conv_seg.bias': (CLASSES, )})
+    weights |= tensors(
+        {
+            'decode_head.conv_seg.weight': (CLASSES, DIMS, 1, 1),
+            'decode_head.conv_seg.bias': (CLASSES,),
+            'auxiliary_head.conv_seg.weight': (CLASSES, 24, 1, 1),
+            'auxiliary_head.conv_seg.bias': (CLASSES,),
+        }
+    )
     return dict(state_dict=weights, meta=dict(CLASSES=('wall', 'sky'), PALETTE=[[120, 120, 120]], iter=160000))
 
 
 RELEASED = [
-    ('pretraining', 'shared', released_pretraining), ('pretraining', 'vit', released_pretraining),
-    ('classification', 'per_layer', released_finetuning), ('segmentation', 'per_layer', released_ade20k)]
+    ('pretraining', 'shared', released_pretraining),
+    ('pretraining', 'vit', released_pretraining),
+    ('classification', 'per_layer', released_finetuning),
+    ('segmentation', 'per_layer', released_ade20k),
+]
 # Some tensors of each task by both names
 SAME = dict(
-    pretraining={'lm_head.bias': 'head.lm_head.bias', 'norm.weight': 'backbone.norm.weight',
-                 'mask_token': 'backbone.mask_token', 'blocks.1.attn.q_bias': 'backbone.blocks.1.attn.q_bias'},
-    classification={'head.weight': 'head.fc.weight', 'fc_norm.bias': 'backbone.fc_norm.bias',
-                    'blocks.0.gamma_2': 'backbone.blocks.0.gamma_2'},
-    segmentation={'backbone.fpn1.0.weight': 'neck.upsample_4x.0.weight',
-                  'backbone.fpn1.3.bias': 'neck.upsample_4x.3.bias',
-                  'backbone.fpn1.1.running_var': 'neck.upsample_4x.1.running_var',
-                  'backbone.fpn2.0.bias': 'neck.upsample_2x.0.bias',
-                  'decode_head.psp_modules.3.1.bn.bias': 'decode_head.psp_modules.3.1.bn.bias',
-                  'backbone.blocks.4.mlp.fc1.bias': 'backbone.blocks.4.mlp.fc1.bias'})
+    pretraining={
+        'lm_head.bias': 'head.lm_head.bias',
+        'norm.weight': 'backbone.norm.weight',
+        'mask_token': 'backbone.mask_token',
+        'blocks.1.attn.q_bias': 'backbone.blocks.1.attn.q_bias',
+    },
+    classification={
+        'head.weight': 'head.fc.weight',
+        'fc_norm.bias': 'backbone.fc_norm.bias',
+        'blocks.0.gamma_2': 'backbone.blocks.0.gamma_2',
+    },
+    segmentation={
+        'backbone.fpn1.0.weight': 'neck.upsample_4x.0.weight',
+        'backbone.fpn1.3.bias': 'neck.upsample_4x.3.bias',
+        'backbone.fpn1.1.running_var': 'neck.upsample_4x.1.running_var',
+        'backbone.fpn2.0.bias': 'neck.upsample_2x.0.bias',
+        'decode_head.psp_modules.3.1.bn.bias': 'decode_head.psp_modules.3.1.bn.bias',
+        'backbone.blocks.4.mlp.fc1.bias': 'backbone.blocks.4.mlp.fc1.bias',
+    },
+)
 
 
 @pytest.mark.parametrize(('task', 'variant', 'make'), RELEASED)
@@ -225,32 +282,48 @@ def test_a_file_of_the_released_code(task, variant, make, tmp_path):
     # the released code can read it again: index buffers included, which are computed from the table's size
     written = converted(state, 'unilm')
     assert {name: tensor.shape for name, tensor in written.items()} == {
-        name: tensor.shape for name, tensor in released.items()}
+        name: tensor.shape for name, tensor in released.items()
+    }
     assert all(torch.equal(written[name], tensor) for name, tensor in released.items() if 'index' not in name)
 
 
 # --- no BEiT --------------------------------------------------------------------------------------
 
+
 def resnet() -> dict:
     import torchvision
+
     return torchvision.models.resnet18().state_dict()
 
 
 def transformers_model(name: str) -> dict:
     import transformers
+
     model = getattr(transformers, name)
-    return model(model.config_class(hidden_size=DIMS, num_hidden_layers=1, num_attention_heads=HEADS,
-                                    intermediate_size=64, image_size=48, patch_size=8)).state_dict()
+    return model(
+        model.config_class(
+            hidden_size=DIMS,
+            num_hidden_layers=1,
+            num_attention_heads=HEADS,
+            intermediate_size=64,
+            image_size=48,
+            patch_size=8,
+        )
+    ).state_dict()
 
 
-@pytest.mark.parametrize(('make', 'message'), [
-    (lambda: {}, 'tensors are none'),
-    (resnet, r'holds no BEiT weights: its tensors are conv1.weight, .* \(122 in all\)'),
-    (lambda: {'head.fc.weight': torch.zeros(2, 2)}, 'holds no BEiT weights'),
-    (lambda: transformers_model('ViTForImageClassification'), 'holds no BEiT weights'),
-    (lambda: transformers_model('ViTModel'), 'holds no BEiT weights'),
-    (lambda: transformers_model('Dinov2Model'), 'holds no BEiT weights'),
-], ids=['empty', 'ResNet', 'a head', 'ViT of transformers', 'bare ViT of transformers', 'DINOv2 of transformers'])
+@pytest.mark.parametrize(
+    ('make', 'message'),
+    [
+        (lambda: {}, 'tensors are none'),
+        (resnet, r'holds no BEiT weights: its tensors are conv1.weight, .* \(122 in all\)'),
+        (lambda: {'head.fc.weight': torch.zeros(2, 2)}, 'holds no BEiT weights'),
+        (lambda: transformers_model('ViTForImageClassification'), 'holds no BEiT weights'),
+        (lambda: transformers_model('ViTModel'), 'holds no BEiT weights'),
+        (lambda: transformers_model('Dinov2Model'), 'holds no BEiT weights'),
+    ],
+    ids=['empty', 'ResNet', 'a head', 'ViT of transformers', 'bare ViT of transformers', 'DINOv2 of transformers'],
+)
 def test_other_models_are_refused(make, message):
     with pytest.raises(CheckpointError, match=message):
         convert_state_dict(make())
@@ -258,8 +331,9 @@ def test_other_models_are_refused(make, message):
 
 def test_blocks_of_another_kind_are_refused():
     """A plain ViT with norms of queries and keys would compute something else without them."""
-    peer = timm.models.VisionTransformer(img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS,
-                                         qk_norm=True)
+    peer = timm.models.VisionTransformer(
+        img_size=48, patch_size=8, embed_dim=DIMS, depth=1, num_heads=HEADS, qk_norm=True
+    )
     with pytest.raises(CheckpointError, match=r'is no BEiT: its blocks have backbone.blocks.0.attn.q_norm.weight'):
         convert_state_dict(peer.state_dict())
 

@@ -1,4 +1,5 @@
 """tools/test.py with a classifier: the numbers of mmpretrain's tool and the inferencer, predictions, mirror images."""
+
 import json
 import os
 import subprocess
@@ -21,8 +22,12 @@ from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
-LARGER = ['--cfg-options', 'model.backbone.img_size=48', 'test_dataloader.dataset.pipeline.1.scale=54',
-          'test_dataloader.dataset.pipeline.2.crop_size=48']
+LARGER = [
+    '--cfg-options',
+    'model.backbone.img_size=48',
+    'test_dataloader.dataset.pipeline.1.scale=54',
+    'test_dataloader.dataset.pipeline.2.crop_size=48',
+]
 
 
 @pytest.fixture(scope='module')
@@ -50,8 +55,19 @@ def evaluate(name: str, *options: str) -> dict:
 @pytest.mark.parametrize('options', [[], LARGER], ids=['as trained', 'larger'])
 def test_mmpretrains_tool_gives_the_same_accuracy_to_the_last_digit(options):
     ours = evaluate('ours', *options)
-    run_tool('test.py', 'config.py', 'epoch_2.pth', '--work-dir', 'theirs', '--out', 'theirs.json', '--out-item',
-             'metrics', *options, folder=library_tools('mmpretrain'))
+    run_tool(
+        'test.py',
+        'config.py',
+        'epoch_2.pth',
+        '--work-dir',
+        'theirs',
+        '--out',
+        'theirs.json',
+        '--out-item',
+        'metrics',
+        *options,
+        folder=library_tools('mmpretrain'),
+    )
     assert ours['accuracy/top1'] == json.loads(Path('theirs.json').read_text())['accuracy/top1']
     right = [p['path'].split('/')[-2] == p['name'] for p in ours['predictions']]
     assert len(right) == 21 and ours['accuracy/top1'] == pytest.approx(100 * sum(right) / 21)
@@ -79,9 +95,18 @@ def test_predictions_drawn_and_mirrored():
 def test_two_processes_predict_each_image_once(work):
     alone = evaluate('alone')
     command = ['bash', ROOT / 'tools/dist_test.sh', 'config.py', 'epoch_2.pth', '2', '--work-dir', 'both', '--out']
-    subprocess.run([*command, 'both.json'], check=True, env=dict(
-        os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PYTHON=sys.executable, CUDA_VISIBLE_DEVICES='',
-        PORT='29618'))
+    subprocess.run(
+        [*command, 'both.json'],
+        check=True,
+        env=dict(
+            os.environ,
+            OMP_NUM_THREADS='1',
+            PYTHONPATH=str(ROOT),
+            PYTHON=sys.executable,
+            CUDA_VISIBLE_DEVICES='',
+            PORT='29618',
+        ),
+    )
     both = json.loads(Path('both.json').read_text())
     assert both['accuracy/top1'] == alone['accuracy/top1']
     paths, labels = ([[p[key] for p in report['predictions']] for report in (both, alone)] for key in ('path', 'label'))
@@ -110,10 +135,14 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
     transforms = config['test_dataloader']['dataset']['pipeline']
     foreign = [dict(step, type='os.system') if step['type'] == 'CenterCrop' else step for step in transforms]
     for changed_config, message in (
-            (None, r'holds no config; give the one that it was trained with: ClassificationInferencer\(checkpoint, config=...\)'),
-            (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
-            (dict(config, test_dataloader=dict(dataset=dict(pipeline=foreign))), "asks for 'os.system'"),
-            (dict(a=1), 'has no model and test pipeline')):
+        (
+            None,
+            r'holds no config; give the one that it was trained with: ClassificationInferencer\(checkpoint, config=...\)',
+        ),
+        (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
+        (dict(config, test_dataloader=dict(dataset=dict(pipeline=foreign))), "asks for 'os.system'"),
+        (dict(a=1), 'has no model and test pipeline'),
+    ):
         content['meta'] = dict(content['meta'], config_dict=changed_config)
         torch.save(content, path)
         with pytest.raises(ValueError, match=message) as error:
@@ -127,8 +156,10 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
 def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work):
     preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
     probe = dict(type='beit_mm.LinearProbe', data_preprocessor=preprocessor, backbone=BACKBONE, num_classes=3)
-    (work / 'probe.py').write_text(f"_base_ = './config.py'\nmodel = dict(_delete_=True, **{probe})\n"
-                                   "test_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')\n")
+    (work / 'probe.py').write_text(
+        f"_base_ = './config.py'\nmodel = dict(_delete_=True, **{probe})\n"
+        "test_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')\n"
+    )
     init_default_scope('mmpretrain')
     torch.save(MODELS.build(probe).state_dict(), work / 'probe.pth')
     run_tool('test.py', 'probe.py', 'probe.pth', '--out', 'new/folder/probe.json')
@@ -136,15 +167,18 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     assert {f'accuracy/layer_{layer}' for layer in range(3)} < set(report) and 'predictions' not in report
 
 
-@pytest.mark.parametrize(('images', 'options', 'error', 'message'), [
-    ('gone.jpg', {}, FileNotFoundError, "no file or folder 'gone.jpg'"),
-    (np.zeros((8, 8, 3)), {}, ValueError, r'float64 .*expected uint8'),
-    (np.zeros((0, 20, 3), np.uint8), {}, ValueError, r'\(0, 20, 3\); expected .* not empty'),
-    (7, {}, TypeError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
-    ([b'image.jpg'], {}, TypeError, 'type bytes; expected a file'),
-    ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
-    ('.', dict(top=0), ValueError, 'top is 0; expected 1 or more'),
-])
+@pytest.mark.parametrize(
+    ('images', 'options', 'error', 'message'),
+    [
+        ('gone.jpg', {}, FileNotFoundError, "no file or folder 'gone.jpg'"),
+        (np.zeros((8, 8, 3)), {}, ValueError, r'float64 .*expected uint8'),
+        (np.zeros((0, 20, 3), np.uint8), {}, ValueError, r'\(0, 20, 3\); expected .* not empty'),
+        (7, {}, TypeError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
+        ([b'image.jpg'], {}, TypeError, 'type bytes; expected a file'),
+        ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
+        ('.', dict(top=0), ValueError, 'top is 0; expected 1 or more'),
+    ],
+)
 def test_what_is_no_image_is_one_line(work, images, options, error, message):
     with pytest.raises(error, match=message) as caught:
         ClassificationInferencer(work / 'epoch_2.pth', device='cpu')(images, **options)
@@ -154,16 +188,20 @@ def test_what_is_no_image_is_one_line(work, images, options, error, message):
 @pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'I;16'])
 def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
     image = Image.open(work / 'images/val/green/1.png')
-    image = Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45) if mode == 'I;16' else (
-        image.convert(mode))
+    image = (
+        Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45)
+        if mode == 'I;16'
+        else (image.convert(mode))
+    )
     assert image.mode == mode
     if mode == 'RGBA':
         image.putalpha(90)
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side
     image.save(tmp_path / 'image.png', exif=exif)
-    file, opened = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')([tmp_path / 'image.png',
-                                                                   Image.open(tmp_path / 'image.png')])
+    file, opened = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')(
+        [tmp_path / 'image.png', Image.open(tmp_path / 'image.png')]
+    )
     assert opened == dict(file, path=None)
 
 
@@ -195,9 +233,14 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
         assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(('name', 'edge', 'size'), [('beit/finetune_in1k_100e', 256, 224),
-                                                    ('beit/finetune_384_in1k_10e', 384, 384),
-                                                    ('beit_plus/finetune_large_512_in1k', 512, 512)])
+@pytest.mark.parametrize(
+    ('name', 'edge', 'size'),
+    [
+        ('beit/finetune_in1k_100e', 256, 224),
+        ('beit/finetune_384_in1k_10e', 384, 384),
+        ('beit_plus/finetune_large_512_in1k', 512, 512),
+    ],
+)
 def test_the_usual_pipeline_is_the_one_of_the_configs(name, edge, size):
     backbone = Config.fromfile(ROOT / f'configs/{name}.py').model.backbone
     backbone = BEiTBackbone('tiny', img_size=backbone.get('img_size', 224))
@@ -240,10 +283,13 @@ def test_every_classification_config_is_built_on_a_checkpoints_word():
     assert seen > 20
 
 
-@pytest.mark.parametrize(('option', 'message'), [
-    ('model.head.num_classes=5', 'images/train has 3 classes (blue to red), the model is built for 5'),
-    ('train_dataloader.dataset.data_prefix=nowhere', "images/nowhere'; expected a folder with one folder a class"),
-])
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ('model.head.num_classes=5', 'images/train has 3 classes (blue to red), the model is built for 5'),
+        ('train_dataloader.dataset.data_prefix=nowhere', "images/nowhere'; expected a folder with one folder a class"),
+    ],
+)
 def test_a_mistake_ends_with_one_line(option, message):
     with pytest.raises(SystemExit) as end:
         run_tool('train.py', 'config.py', '--work-dir', 'mistake', '--cfg-options', option)

@@ -3,6 +3,7 @@ the demo, on top of the same runs.
 
 A run takes its last two steps only, or its last epoch; model, batch and names of files are the config's.
 """
+
 import ast
 import json
 import re
@@ -107,8 +108,9 @@ def in_process(monkeypatch) -> list[list[str]]:
     def call(command: list[str]) -> int:
         words = [word.removeprefix(f'{ROOT}/') for word in command[1:]]
         commands.append(words)
-        run_command(['python', words[0], *(str(ROOT / word) if word.startswith('configs/') else word
-                                           for word in words[1:])])
+        run_command(
+            ['python', words[0], *(str(ROOT / word) if word.startswith('configs/') else word for word in words[1:])]
+        )
         return 0
 
     monkeypatch.setattr(subprocess, 'call', call)
@@ -128,14 +130,24 @@ def test_the_demo_goes_on_with_the_same_runs(runs, in_process, tmp_path, monkeyp
     trained = [['python', *words] for words in in_process if words[0] == 'tools/train.py']  # the others are finished
     assert all('--resume' in words for words in trained)
     assert [[word for word in words if word != '--resume'] for words in trained] == [
-        header('finetune_folder')[1][1], header('segment_setr_pup')[1][0]]
+        header('finetune_folder')[1][1],
+        header('segment_setr_pup')[1][0],
+    ]
     summary = json.loads((root / 'work_dirs/demo/summary.json').read_text())
     assert 0 < summary['recon_mae_01'] < 1 and summary['token_entropy'] > 0 and summary['images_per_second'] > 0
     assert {'finetune_accuracy', 'scratch_accuracy', 'segment_miou'} < set(summary)
     with Image.open(root / 'work_dirs/demo/segmentation.png') as picture:
         assert picture.width == 3 * 202 + 2 and len(picture.getcolors(1 << 20)) > 1000
-    run_tool('test.py', 'configs/demo/segment_setr_pup.py', 'work_dirs/segment_setr_pup/iter_300.pth', '--show-dir',
-             'drawn', '--cfg-options', 'test_dataloader.dataset.indices=2', *NO_WORKERS)
+    run_tool(
+        'test.py',
+        'configs/demo/segment_setr_pup.py',
+        'work_dirs/segment_setr_pup/iter_300.pth',
+        '--show-dir',
+        'drawn',
+        '--cfg-options',
+        'test_dataloader.dataset.indices=2',
+        *NO_WORKERS,
+    )
     assert len([*root.glob('drawn/**/*.png')]) == 2
     with pytest.raises(SystemExit, match='the runs in work_dirs are of other images'):
         run_tool('demo/run_demo.py', '--data', runs / 'data/demo')
@@ -157,14 +169,18 @@ def test_own_images_are_split_and_linked(runs, tmp_path, monkeypatch, classes):
     monkeypatch.setattr(subprocess, 'call', lambda command: commands.append(command) or len(commands) == 3)
     with pytest.raises(SystemExit, match='the same demo command goes on from here'):
         run_tool('demo/run_demo.py', '--data', own)
-    assert [Path(command[2]).stem for command in commands] == [
-        'dvae', 'pretrain', 'finetune_folder'] if classes else ['dvae', 'pretrain', 'dvae']
+    assert (
+        [Path(command[2]).stem for command in commands] == ['dvae', 'pretrain', 'finetune_folder']
+        if classes
+        else ['dvae', 'pretrain', 'dvae']
+    )
     assert all(command[-2:] == ['--cfg-options', 'data_root=data/own_images'] for command in commands)
     linked = {split: sorted((root / 'data/own_images' / split).rglob('*.jpg')) for split in ('train', 'val')}
     assert len(linked['val']) == 14 and len(linked['train']) == 126
     assert {path.resolve() for paths in linked.values() for path in paths} == set(own.rglob('*.jpg'))
     assert sorted(path.name for path in (root / 'data/own_images/val').iterdir() if path.is_dir()) == (
-        ['a', 'b'] if classes else [])
+        ['a', 'b'] if classes else []
+    )
 
 
 @pytest.mark.slow
@@ -179,8 +195,10 @@ def test_every_command_on_public_images(tmp_path):
     for split, drawn in (('training', 'train'), ('validation', 'val')):
         for index, path in enumerate(sorted((data / 'caltech101' / drawn).rglob('*.jpg'))[:12]):
             labels = (data / 'caltech101/annotations' / path.relative_to(data / 'caltech101')).with_suffix('.png')
-            for kind, image in (('images', Image.open(path)),
-                                ('annotations', Image.fromarray(np.asarray(Image.open(labels)) % 12))):
+            for kind, image in (
+                ('images', Image.open(path)),
+                ('annotations', Image.fromarray(np.asarray(Image.open(labels)) % 12)),
+            ):
                 (data / 'camvid' / kind / split).mkdir(parents=True, exist_ok=True)
                 image.save(data / 'camvid' / kind / split / f'{index}.{"jpg" if kind == "images" else "png"}')
     (data / 'camvid/classes.txt').write_text(''.join(['Idx\tName\n', *(f'{i}\tclass {i}\n' for i in range(1, 12))]))

@@ -1,4 +1,5 @@
 """Checkpoints of timm under the libraries' own tools, and under mim."""
+
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ from helpers import ROOT, library_tools, run_tool
 from PIL import Image
 from timm.models.beit import Beit
 
-CLASSIFICATION = '''
+CLASSIFICATION = """
 default_scope = 'mmpretrain'
 custom_hooks = [dict(type='beit_mm.FitCheckHook')]
 data_preprocessor = dict(mean=[127.5] * 3, std=[127.5] * 3, to_rgb=True, num_classes=3)
@@ -28,8 +29,8 @@ test_dataloader = dict(
         dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]))
 test_evaluator = dict(type='Accuracy', topk=(1, ))
 test_cfg = dict()
-'''
-SEGMENTATION = '''
+"""
+SEGMENTATION = """
 default_scope = 'mmseg'
 norm_cfg = dict(type='BN', requires_grad=True)
 model = dict(
@@ -50,15 +51,24 @@ test_dataloader = dict(
         dict(type='PackSegInputs')]))
 test_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
 test_cfg = dict(type='TestLoop')
-'''
+"""
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A checkpoint of timm's, twelve images of three classes and two scenes."""
     torch.manual_seed(0)
-    model = Beit(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=3, use_abs_pos_emb=False,
-                 use_rel_pos_bias=True, init_values=0.1).eval()
+    model = Beit(
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        num_classes=3,
+        use_abs_pos_emb=False,
+        use_rel_pos_bias=True,
+        init_values=0.1,
+    ).eval()
     torch.save(model.state_dict(), tmp_path / 'timm.pth')
     rng = np.random.default_rng(0)
     for name in ('images/0', 'images/1', 'images/2', 'scenes/images', 'scenes/annotations'):
@@ -81,8 +91,13 @@ def folder(tmp_path) -> Path:
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess:
     tools = Path(sys.executable).parent
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=240,
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=f'{tools}:{os.environ["PATH"]}'))
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=f'{tools}:{os.environ["PATH"]}'),
+    )
 
 
 def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
@@ -97,13 +112,25 @@ def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
         run_tool('test.py', 'classification.py', 'wrong.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
 
 
-@pytest.mark.parametrize('library', [
-    'mmsegmentation', pytest.param('mmpretrain', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('library', ['mmsegmentation', pytest.param('mmpretrain', marks=pytest.mark.slow)])
 def test_mim_tests_with_weights_of_timms(folder, library):
     """A process where nothing of ours runs but what the config names."""
     config = dict(mmsegmentation='segmentation.py', mmpretrain='classification.py')[library]
-    done = run('mim', 'test', library, config, '--checkpoint', 'timm.pth', '--gpus', '0', '--launcher', 'none',
-               '--work-dir', 'run', cwd=folder)
+    done = run(
+        'mim',
+        'test',
+        library,
+        config,
+        '--checkpoint',
+        'timm.pth',
+        '--gpus',
+        '0',
+        '--launcher',
+        'none',
+        '--work-dir',
+        'run',
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     if library == 'mmpretrain':
         assert re.search(r'accuracy/top1: ([\d.]+)', done.stdout)[1] == (folder / 'accuracy').read_text()

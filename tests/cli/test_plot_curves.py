@@ -1,4 +1,5 @@
 """tools/analysis/plot_curves.py: the numbers are the logs', and what is missing is named in one line."""
+
 import json
 import runpy
 import sys
@@ -24,8 +25,10 @@ def runs(tmp_path: Path, monkeypatch) -> Path:
     """The folder of two runs with logs as mmengine writes them; the current folder."""
     for name, accuracy in ACCURACY.items():
         rows = [{'lr': 1e-3, 'loss': loss, 'time': 0.1, 'step': step} for step, loss in LOSS[name]]
-        rows += [{'accuracy/top1': number, 'loss': 9.0, 'data_time': 0.1, 'time': 0.1, 'step': step}
-                 for step, number in accuracy]
+        rows += [
+            {'accuracy/top1': number, 'loss': 9.0, 'data_time': 0.1, 'time': 0.1, 'step': step}
+            for step, number in accuracy
+        ]
         write_log(tmp_path / name, '20261120_120000', sorted(rows, key=lambda row: row['step']))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -34,43 +37,65 @@ def runs(tmp_path: Path, monkeypatch) -> Path:
 @pytest.fixture
 def plot(monkeypatch):
     """The tool as a function of its arguments."""
+
     def run(*arguments: str) -> dict:
         monkeypatch.setattr(sys, 'argv', ['plot_curves.py', *arguments])
         return runpy.run_path(str(ROOT / 'tools/analysis/plot_curves.py'), run_name='__main__')
+
     return run
 
 
 def test_what_is_drawn_are_the_numbers_of_the_logs(runs, plot, monkeypatch):
     drawn = {}
-    monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda figure, *_, **__: drawn.update({
-        (axis.get_title(), line.get_label()): list(zip(*line.get_data(), strict=True))
-        for axis in figure.axes for line in axis.lines}))
+    monkeypatch.setattr(
+        'matplotlib.figure.Figure.savefig',
+        lambda figure, *_, **__: drawn.update(
+            {
+                (axis.get_title(), line.get_label()): list(zip(*line.get_data(), strict=True))
+                for axis in figure.axes
+                for line in axis.lines
+            }
+        ),
+    )
     plot(*ACCURACY)
-    assert drawn == {(title, name): numbers[name] for name in ACCURACY for title, numbers in (
-        ('accuracy/top1, held-out', ACCURACY), ('loss, training', LOSS))}
+    assert drawn == {
+        (title, name): numbers[name]
+        for name in ACCURACY
+        for title, numbers in (('accuracy/top1, held-out', ACCURACY), ('loss, training', LOSS))
+    }
 
 
 def test_a_picture_and_the_last_numbers(runs, plot, capsys):
     plot('fine=tuned=pre = trained', 'scratch/', '--out', 'new/curves.png')
     assert capsys.readouterr().out.splitlines() == [
-        'pre = trained: accuracy/top1 62.5 at step 20', 'scratch: accuracy/top1 21 at step 30', 'new/curves.png']
+        'pre = trained: accuracy/top1 62.5 at step 20',
+        'scratch: accuracy/top1 21 at step 30',
+        'new/curves.png',
+    ]
     with Image.open('new/curves.png') as picture:
         assert picture.size == (1000, 400)
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (['gone=pretrained'], 'gone has no logs, <time>/vis_data/scalars.json with numbers in it; name the work directory '
-     'of a training'),
-    (['scratch', '--metric', 'top1'], "scratch has no metric 'top1'; its logs have accuracy/top1, loss"),
-    (['scratch', './scratch'], 'two runs are called scratch; give scratch a name: scratch=NAME')])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (
+            ['gone=pretrained'],
+            'gone has no logs, <time>/vis_data/scalars.json with numbers in it; name the work directory of a training',
+        ),
+        (['scratch', '--metric', 'top1'], "scratch has no metric 'top1'; its logs have accuracy/top1, loss"),
+        (['scratch', './scratch'], 'two runs are called scratch; give scratch a name: scratch=NAME'),
+    ],
+)
 def test_mistakes_are_one_line(runs, plot, arguments, message):
     with pytest.raises(SystemExit) as error:
         plot(*arguments)
     assert str(error.value) == f'error: {message}' and not Path('curves.png').exists()
 
 
-@pytest.mark.parametrize('torn', ['{"accuracy/top1": 99.0, "lo', '{"lr": 1e-3, "loss": 9.0, "st\n{"lr": 0.001, "lo',
-                                  '\0\0\0', '\xe9\n7\n'])
+@pytest.mark.parametrize(
+    'torn', ['{"accuracy/top1": 99.0, "lo', '{"lr": 1e-3, "loss": 9.0, "st\n{"lr": 0.001, "lo', '\0\0\0', '\xe9\n7\n']
+)
 def test_a_torn_line_is_no_measurement(runs, plot, torn):
     log = next(Path('scratch').glob('*/vis_data/scalars.json'))
     log.write_bytes(log.read_bytes() + torn.encode('latin-1'))

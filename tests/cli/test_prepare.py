@@ -1,5 +1,6 @@
 """The preparation scripts on small archives of the official form: right folders, going on after an interruption,
 nothing outside of the target, and damage named in one line."""
+
 import hashlib
 import io
 import pickle
@@ -32,8 +33,13 @@ def tar(members: dict[str, bytes], mode: str = 'w', link: tarfile.TarInfo | None
 
 
 def classes_tar(mode: str = 'w', folder: str = '') -> bytes:
-    return tar({f'{folder}{name}.tar': tar({f'{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for i in range(3)})
-                for name in SYNSETS}, mode)
+    return tar(
+        {
+            f'{folder}{name}.tar': tar({f'{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for i in range(3)})
+            for name in SYNSETS
+        },
+        mode,
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -52,13 +58,18 @@ def imagenet(folder: Path, synsets: list[str] = SYNSETS) -> Path:
     folder.mkdir()
     (folder / 'ILSVRC2012_img_train.tar').write_bytes(classes_tar())
     (folder / 'ILSVRC2012_img_val.tar').write_bytes(
-        tar({f'ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode() for i in (4, 1, 2, 3)}))
+        tar({f'ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode() for i in (4, 1, 2, 3)})
+    )
     dtype = [('ILSVRC2012_ID', 'O'), ('WNID', 'O')]
     meta = io.BytesIO()
     savemat(meta, dict(synsets=np.array(list(enumerate(synsets, start=1)), dtype=dtype)[:, None]))
     data = 'ILSVRC2012_devkit_t12/data/'
-    (folder / 'ILSVRC2012_devkit_t12.tar.gz').write_bytes(tar({
-        f'{data}meta.mat': meta.getvalue(), f'{data}ILSVRC2012_validation_ground_truth.txt': b'3\n1\n2\n3\n'}, 'w:gz'))
+    (folder / 'ILSVRC2012_devkit_t12.tar.gz').write_bytes(
+        tar(
+            {f'{data}meta.mat': meta.getvalue(), f'{data}ILSVRC2012_validation_ground_truth.txt': b'3\n1\n2\n3\n'},
+            'w:gz',
+        )
+    )
     return folder
 
 
@@ -73,20 +84,27 @@ def test_imagenet_goes_on_where_it_was(tmp_path):
     assert tree(target / 'train') == dict(train, **{'n00000003/mine.JPEG': b'finished'})
     assert tree(target / 'val') == {
         f'{name}/ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode()
-        for i, name in enumerate(('n00000002', 'n00000003', 'n00000001', 'n00000002'), start=1)}
+        for i, name in enumerate(('n00000002', 'n00000003', 'n00000001', 'n00000002'), start=1)
+    }
 
 
 @pytest.mark.parametrize('name', ['/x', '../../x', 'n0000001'])
 def test_a_class_name_is_no_path(tmp_path, name):
-    refused(f'names the class {name!r}', 'prepare_imagenet', imagenet(tmp_path / 'downloads', [name] * 3),
-            tmp_path / 'deep/target')
+    refused(
+        f'names the class {name!r}',
+        'prepare_imagenet',
+        imagenet(tmp_path / 'downloads', [name] * 3),
+        tmp_path / 'deep/target',
+    )
     assert not (tmp_path / 'deep').exists()
 
 
 @pytest.mark.parametrize('name', ['img_train.tar', 'img_val.tar', 'devkit_t12.tar.gz'])
-@pytest.mark.parametrize('damage', [
-    lambda content: content[:min(1700, len(content) // 2)], lambda _: b'<html>sign in</html>' * 90, lambda _: b'',
-], ids=['cut', 'HTML', 'empty'])
+@pytest.mark.parametrize(
+    'damage',
+    [lambda content: content[: min(1700, len(content) // 2)], lambda _: b'<html>sign in</html>' * 90, lambda _: b''],
+    ids=['cut', 'HTML', 'empty'],
+)
 def test_damage_is_one_line(tmp_path, name, damage):
     path = imagenet(tmp_path / 'downloads') / f'ILSVRC2012_{name}'
     path.write_bytes(damage(path.read_bytes()))
@@ -103,17 +121,25 @@ def test_imagenet22k(tmp_path, form):
             archive.extractall(source, filter='data')
     else:
         source.write_bytes(classes_tar('w:gz' if form == 'tar.gz' else 'w', 'winter21_whole/'))
-    refused('holds 3 classes, expected 21,841 (fall 2011) or 19,167 (winter 2021); if it is meant, train with '
-            '--cfg-options model.data_preprocessor.num_classes=3 model.head.num_classes=3',
-            'prepare_imagenet22k', source, tmp_path / 'out')
+    refused(
+        'holds 3 classes, expected 21,841 (fall 2011) or 19,167 (winter 2021); if it is meant, train with '
+        '--cfg-options model.data_preprocessor.num_classes=3 model.head.num_classes=3',
+        'prepare_imagenet22k',
+        source,
+        tmp_path / 'out',
+    )
     assert len(tree(tmp_path / 'out')) == 9 and (tmp_path / 'out/n00000002/n00000002_2.JPEG').exists()
 
 
-@pytest.mark.parametrize(('outer', 'message'), [
-    ({'n00000001.tar': tar({'../../evil.JPEG': b''})}, 'outside the destination'),
-    ({'n00000001.tar': tar({}, link=LINK)}, 'absolute path'),
-    ({'other.tar': b''}, "holds 'other', expected n########.tar"),
-    ({}, 'holds no archive of a class')])
+@pytest.mark.parametrize(
+    ('outer', 'message'),
+    [
+        ({'n00000001.tar': tar({'../../evil.JPEG': b''})}, 'outside the destination'),
+        ({'n00000001.tar': tar({}, link=LINK)}, 'absolute path'),
+        ({'other.tar': b''}, "holds 'other', expected n########.tar"),
+        ({}, 'holds no archive of a class'),
+    ],
+)
 def test_nothing_is_written_outside_of_the_target(tmp_path, outer, message):
     (tmp_path / 'whole.tar').write_bytes(tar(outer))
     refused(message, 'prepare_imagenet22k', tmp_path / 'whole.tar', tmp_path / 'deep/target')
@@ -131,29 +157,43 @@ def test_cifar100(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     parts = dict(meta=dict(fine_label_names=['apple', 'bee']))
     for split, count in (('train', 4), ('test', 2)):
-        parts[split] = dict(data=rng.integers(0, 256, (count, 3072), dtype=np.uint8),
-                            fine_labels=[i % 2 for i in range(count)])
+        parts[split] = dict(
+            data=rng.integers(0, 256, (count, 3072), dtype=np.uint8), fine_labels=[i % 2 for i in range(count)]
+        )
     pickles = {name: pickle.dumps(part) for name, part in parts.items()}
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in pickles.items()}
     path = tmp_path / 'cifar-100-python.tar.gz'
     path.write_bytes(tar({f'cifar-100-python/{name}': content for name, content in pickles.items()}, 'w:gz'))
     refused('another file (MD5 eb9058c3', 'prepare_cifar100', path, tmp_path / 'cifar100')
     assert not (tmp_path / 'cifar100').exists()
-    for name, value in dict(tgz_md5=hashlib.md5(path.read_bytes()).hexdigest(), train_list=[['train', md5['train']]],
-                            test_list=[['test', md5['test']]], meta=dict(CIFAR100.meta, md5=md5['meta'])).items():
+    for name, value in dict(
+        tgz_md5=hashlib.md5(path.read_bytes()).hexdigest(),
+        train_list=[['train', md5['train']]],
+        test_list=[['test', md5['test']]],
+        meta=dict(CIFAR100.meta, md5=md5['meta']),
+    ).items():
         monkeypatch.setattr(CIFAR100, name, value)
     for _ in range(2):  # the second time it is there already
         run_tool('datasets/prepare_cifar100.py', path, tmp_path / 'cifar100')
     assert sorted(tree(tmp_path / 'cifar100')) == [
-        'train/apple/00000.png', 'train/apple/00002.png', 'train/bee/00001.png', 'train/bee/00003.png',
-        'val/apple/00000.png', 'val/bee/00001.png']
+        'train/apple/00000.png',
+        'train/apple/00002.png',
+        'train/bee/00001.png',
+        'train/bee/00003.png',
+        'val/apple/00000.png',
+        'val/bee/00001.png',
+    ]
     pixels = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/00003.png'))
     assert np.array_equal(pixels.transpose(2, 0, 1).ravel(), parts['train']['data'][3])
 
 
-ADE20K = {'images/training/ADE_train_00000001.jpg': b'image 1', 'images/validation/ADE_val_00000001.jpg': b'image 2',
-          'annotations/training/ADE_train_00000001.png': b'labels 1',
-          'annotations/validation/ADE_val_00000001.png': b'labels 2', 'objectInfo150.txt': b'Idx\tName\n1\twall\n'}
+ADE20K = {
+    'images/training/ADE_train_00000001.jpg': b'image 1',
+    'images/validation/ADE_val_00000001.jpg': b'image 2',
+    'annotations/training/ADE_train_00000001.png': b'labels 1',
+    'annotations/validation/ADE_val_00000001.png': b'labels 2',
+    'objectInfo150.txt': b'Idx\tName\n1\twall\n',
+}
 
 
 def test_ade20k(tmp_path):

@@ -1,4 +1,5 @@
 """tools/train.py, tools/test.py, dist_train.sh and mim as a user runs them, on a CPU."""
+
 import json
 import os
 import re
@@ -15,19 +16,38 @@ from mmengine.registry import RUNNERS
 CONFIG = ROOT / 'configs/demo/pretrain.py'
 # The demo's model on twelve images of 48 x 64 pixels: three steps.
 OPTIONS = [
-    'model.target_generator.checkpoint=None', 'train_cfg.max_iters=3', 'train_cfg.val_interval=3',
-    'default_hooks.logger.interval=1', 'default_hooks.checkpoint.interval=1', 'train_dataloader.batch_size=4'
+    'model.target_generator.checkpoint=None',
+    'train_cfg.max_iters=3',
+    'train_cfg.val_interval=3',
+    'default_hooks.logger.interval=1',
+    'default_hooks.checkpoint.interval=1',
+    'train_dataloader.batch_size=4',
 ]
-TOOLS = sorted(str(path.relative_to(ROOT / 'tools')) for path in (ROOT / 'tools').rglob('*.py')
-               if '__main__' in path.read_text() and 'benchmarks' not in path.parts)
+TOOLS = sorted(
+    str(path.relative_to(ROOT / 'tools'))
+    for path in (ROOT / 'tools').rglob('*.py')
+    if '__main__' in path.read_text() and 'benchmarks' not in path.parts
+)
 
 
 def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     programs = Path(sys.executable).parent
     return subprocess.run(
-        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=240,
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='',
-                 PATH=f'{programs}:{os.environ["PATH"]}', **environment))
+        [str(word) for word in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=dict(
+            os.environ,
+            OMP_NUM_THREADS='1',
+            PYTHON=sys.executable,
+            PYTHONPATH=str(ROOT),
+            CUDA_VISIBLE_DEVICES='',
+            PATH=f'{programs}:{os.environ["PATH"]}',
+            **environment,
+        ),
+    )
 
 
 @pytest.fixture
@@ -61,15 +81,23 @@ def test_train_resume_and_test_give_the_same_numbers(options, tmp_path):
 
     run_tool('test.py', CONFIG, work / 'iter_3.pth', '--out', 'metrics.json', *options)
     metrics = json.loads((tmp_path / 'metrics.json').read_text())
-    assert f"{metrics['mim_loss']:.4f}" == re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
+    assert f'{metrics["mim_loss"]:.4f}' == re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
     with pytest.raises(SystemExit, match='rel_pos_bias'):
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
     options += NO_WORKERS
-    done = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, '2', *options, 'train_dataloader.batch_size=2',
-               cwd=tmp_path, PORT='29617')
+    done = run(
+        'bash',
+        ROOT / 'tools/dist_train.sh',
+        CONFIG,
+        '2',
+        *options,
+        'train_dataloader.batch_size=2',
+        cwd=tmp_path,
+        PORT='29617',
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
     assert re.search(r'2 processes x 2 images x 1 accumulated = 4; the recipe has 32', done.stdout)
@@ -82,18 +110,33 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
 
 def test_mim_trains_from_the_config_alone(options, tmp_path):
     """Our tools are not in that process: everything must come from the registries."""
-    done = run('mim', 'train', 'mmpretrain', CONFIG, '--gpus', '0', '--launcher', 'none', '--work-dir', 'run', *options,
-               cwd=tmp_path)
+    done = run(
+        'mim',
+        'train',
+        'mmpretrain',
+        CONFIG,
+        '--gpus',
+        '0',
+        '--launcher',
+        'none',
+        '--work-dir',
+        'run',
+        *options,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (tmp_path / 'run/iter_3.pth').exists()
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
-    (['data_root=no_such_folder'], "no folder 'no_such_folder"),
-    (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
-    (['train_dataloader.batch_size'], "'train_dataloader.batch_size' is no KEY=VALUE"),
-])
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
+        (['data_root=no_such_folder'], "no folder 'no_such_folder"),
+        (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
+        (['train_dataloader.batch_size'], "'train_dataloader.batch_size' is no KEY=VALUE"),
+    ],
+)
 def test_a_mistake_is_one_line(options, words, message):
     with pytest.raises(SystemExit) as end:
         run_tool('train.py', CONFIG, *options, *words)
@@ -101,7 +144,7 @@ def test_a_mistake_is_one_line(options, words, message):
 
 
 def test_missing_files_are_one_line(options):
-    with pytest.raises(SystemExit, match="^error: .*gone.py"):
+    with pytest.raises(SystemExit, match='^error: .*gone.py'):
         run_tool('train.py', 'gone.py')
     with pytest.raises(SystemExit, match='^error: .*gone.pth'):
         run_tool('test.py', CONFIG, 'gone.pth', *options)
@@ -115,9 +158,15 @@ def test_a_fault_keeps_its_traceback(tmp_path):
 
 def test_missing_dalle_weights_say_where_to_get_them(options):
     with pytest.raises(SystemExit) as end:
-        run_tool('train.py', ROOT / 'configs/beit/pretrain_300e.py', *options,
-                 'model.target_generator.checkpoint=dalle_encoder.pth', 'model.backbone.arch=tiny',
-                 'model.head.embed_dims=192', 'train_dataloader.dataset.data_root=.')
+        run_tool(
+            'train.py',
+            ROOT / 'configs/beit/pretrain_300e.py',
+            *options,
+            'model.target_generator.checkpoint=dalle_encoder.pth',
+            'model.backbone.arch=tiny',
+            'model.head.embed_dims=192',
+            'train_dataloader.dataset.data_root=.',
+        )
     assert all(word in end.value.code for word in ('dalle_encoder.pth', 'random_weights=True', 'https://'))
 
 
@@ -147,8 +196,20 @@ def test_the_arguments_of_train(config_of, tmp_path):
     assert cfg.work_dir == 'work_dirs/dvae' and cfg.optim_wrapper.dtype == 'float32' and not cfg.resume
     folder = tmp_path / 'a folder, of mine'
     folder.mkdir()
-    cfg = config_of('train.py', 'demo/dvae', '--amp', '--auto-scale-lr', '--no-validate', '--resume', 'x.pth',
-                    '--cfg-options', f'data_root={folder}', 'randomness.seed=3', '--cfg-options', 'model.loss=l1')
+    cfg = config_of(
+        'train.py',
+        'demo/dvae',
+        '--amp',
+        '--auto-scale-lr',
+        '--no-validate',
+        '--resume',
+        'x.pth',
+        '--cfg-options',
+        f'data_root={folder}',
+        'randomness.seed=3',
+        '--cfg-options',
+        'model.loss=l1',
+    )
     assert cfg.optim_wrapper.dtype == 'bfloat16' and cfg.auto_scale_lr.enable and cfg.val_cfg is None
     assert (cfg.resume, cfg.load_from, cfg.data_root) == (True, 'x.pth', str(folder))
     assert (cfg.randomness.seed, cfg.model.loss) == (3, 'l1')
@@ -161,9 +222,11 @@ def test_the_arguments_of_test(config_of):
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
-    for name, words, message in ((f'{one_scale}_ms', '--tta', 'leave --tta out'),
-                                 ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
-                                 ('demo/linear_probe_folder', '--tta', 'set model.layers=...'),
-                                 ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict')):
+    for name, words, message in (
+        (f'{one_scale}_ms', '--tta', 'leave --tta out'),
+        ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
+        ('demo/linear_probe_folder', '--tta', 'set model.layers=...'),
+        ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict'),
+    ):
         with pytest.raises(SystemExit, match=message):
             run_tool('test.py', ROOT / f'configs/{name}.py', 'x.pth', words)

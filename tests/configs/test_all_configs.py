@@ -1,4 +1,5 @@
 """What holds for every config: it builds, says what it is, and stays in its own folder."""
+
 import ast
 import re
 from pathlib import Path
@@ -105,8 +106,9 @@ def test_headers_say_everything():
         assert len(header.splitlines()[0]) > 20
         for path in re.findall(r'configs/[\w./]+\.py', header):
             assert (ROOT / path).is_file(), path
-        for path in re.findall(r'(?<![\w/])((?:[a-z_.]+/)?(?:pretrain|finetune|setr|upernet(?!_beit)|discrete)\w+\.py)',
-                               header):  # upernet_beit_*.py are the released code's
+        for path in re.findall(
+            r'(?<![\w/])((?:[a-z_.]+/)?(?:pretrain|finetune|setr|upernet(?!_beit)|discrete)\w+\.py)', header
+        ):  # upernet_beit_*.py are the released code's
             beside, above = ROOT / 'configs' / Path(name).parent / path, ROOT / 'configs' / path
             assert beside.is_file() or above.is_file(), path
 
@@ -115,8 +117,12 @@ def test_headers_say_everything():
 
 def test_options_in_headers_name_what_exists():
     """A key that nobody reads is merged without a word."""
-    new = {'model.test_cfg.precision', 'model.backbone.with_cp', 'model.backbone.init_cfg.checkpoint',
-           'optim_wrapper.accumulative_counts'}
+    new = {
+        'model.test_cfg.precision',
+        'model.backbone.with_cp',
+        'model.backbone.init_cfg.checkpoint',
+        'optim_wrapper.accumulative_counts',
+    }
 
     def check(name: str) -> None:
         cfg = load_config(name)
@@ -183,10 +189,16 @@ def test_moving_average_is_two_options():
 
 def test_options_of_the_readme_are_taken():
     """Each is merged into a config that it is meant for, and what it changes is built."""
-    configs = {'train_dataloader': 'beit/pretrain_300e.py', 'custom_hooks': 'beit/pretrain_300e.py',
-               'optim_wrapper': 'beit/pretrain_300e.py', 'model.backbone': 'beit/finetune_in1k_100e.py',
-               'model.layers': 'beit/linear_probe_in1k_50e.py', 'model.feature': 'beit/linear_probe_in1k_50e.py',
-               'model.test_cfg': 'beit/setr_pup_512_ade20k_160k.py', 'default_hooks': 'beit/finetune_in1k_100e.py'}
+    configs = {
+        'train_dataloader': 'beit/pretrain_300e.py',
+        'custom_hooks': 'beit/pretrain_300e.py',
+        'optim_wrapper': 'beit/pretrain_300e.py',
+        'model.backbone': 'beit/finetune_in1k_100e.py',
+        'model.layers': 'beit/linear_probe_in1k_50e.py',
+        'model.feature': 'beit/linear_probe_in1k_50e.py',
+        'model.test_cfg': 'beit/setr_pup_512_ade20k_160k.py',
+        'default_hooks': 'beit/finetune_in1k_100e.py',
+    }
     rows = re.findall(r'^\| .* \| `(\w+\..*)`.*\|$', (ROOT / 'configs/beit/README.md').read_text(), re.M)
     assert len(rows) > 10
 

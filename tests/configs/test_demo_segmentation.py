@@ -1,4 +1,5 @@
 """The segmentation configs for one's own folders: one step and a test on a folder in CamVid's layout."""
+
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,15 @@ from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.engine.runner import set_num_classes
 
 CLASSES = ('sky', 'building', 'pole')
-IMAGES = {'plain': (40, 50), 'odd': (33, 47), 'wide': (20, 400), 'dot': (1, 1), 'gray': (50, 60), 'cmyk': (60, 50),
-          'line': (1, 300)}
+IMAGES = {
+    'plain': (40, 50),
+    'odd': (33, 47),
+    'wide': (20, 400),
+    'dot': (1, 1),
+    'gray': (50, 60),
+    'cmyk': (60, 50),
+    'line': (1, 300),
+}
 MODES = {'gray': 'L', 'cmyk': 'CMYK'}
 
 
@@ -39,12 +47,19 @@ def images(tmp_path_factory) -> Path:
 def short_run(name: str, images: Path, work_dir: Path) -> Config:
     """One step on these images."""
     cfg = Config.fromfile(ROOT / f'configs/demo/{name}.py')
-    options = {'model.backbone.init_cfg': None, 'train_cfg.max_iters': 1,
-               'train_cfg.val_interval': 1, 'default_hooks.checkpoint.interval': 1,
-               'train_dataloader.batch_size': len(IMAGES)}
+    options = {
+        'model.backbone.init_cfg': None,
+        'train_cfg.max_iters': 1,
+        'train_cfg.val_interval': 1,
+        'default_hooks.checkpoint.interval': 1,
+        'train_dataloader.batch_size': len(IMAGES),
+    }
     for loader in ('train', 'val', 'test'):
-        options |= {f'{loader}_dataloader.num_workers': 0, f'{loader}_dataloader.persistent_workers': False,
-                    f'{loader}_dataloader.dataset.data_root': str(images)}
+        options |= {
+            f'{loader}_dataloader.num_workers': 0,
+            f'{loader}_dataloader.persistent_workers': False,
+            f'{loader}_dataloader.dataset.data_root': str(images),
+        }
     cfg.merge_from_dict(options)
     set_num_classes(cfg.model, len(CLASSES))
     cfg.work_dir, cfg.launcher, cfg.experiment_name = str(work_dir), 'none', f'{name}_{work_dir.name}'
@@ -62,17 +77,23 @@ def test_one_step_on_own_classes(name, images, tmp_path):
     segmenter = SegmentationInferencer(tmp_path / 'iter_1.pth', device='cpu')
     assert segmenter.classes == CLASSES and len(segmenter.palette) == len(CLASSES)
     for image, size in IMAGES.items():
-        result, = segmenter(images / f'images/validation/{image}.jpg')
+        (result,) = segmenter(images / f'images/validation/{image}.jpg')
         assert result['labels'].shape == size and result['labels'].max() < len(CLASSES)
     cfg = short_run(name, images, tmp_path / 'test')  # as mmseg's test.py goes about it
     cfg.load_from = str(tmp_path / 'iter_1.pth')
     assert Runner.from_cfg(cfg).test()['mIoU'] == runner.message_hub.get_scalar('val/mIoU').current()
 
 
-@pytest.mark.parametrize(('label', 'message'), [
-    (None, "no annotation '.*odd.png' for '.*odd.jpg'; 1 of 7 images have none"),
-    (np.zeros((47, 33), np.uint8), r'odd.png is 33 x 47 pixels, its image.* .*odd.jpg is 47 x 33; expected the same'),
-])
+@pytest.mark.parametrize(
+    ('label', 'message'),
+    [
+        (None, "no annotation '.*odd.png' for '.*odd.jpg'; 1 of 7 images have none"),
+        (
+            np.zeros((47, 33), np.uint8),
+            r'odd.png is 33 x 47 pixels, its image.* .*odd.jpg is 47 x 33; expected the same',
+        ),
+    ],
+)
 def test_an_annotation_that_is_missing_or_of_another_size_stops_the_run(label, message, images, tmp_path):
     path = images / 'annotations/training/odd.png'
     kept = path.read_bytes()

@@ -1,4 +1,5 @@
 """Every classification config holds the numbers of the paper's appendix tables, or of the released commands."""
+
 import copy
 import math
 from pathlib import Path
@@ -12,12 +13,13 @@ from mmengine.registry import PARAM_SCHEDULERS
 from beit_mm.registry import MODELS
 
 IN1K, IN22K, CIFAR = 1_281_167, 14_197_122, 50_000
-IMAGENET_STATISTICS, HALF = (123.675, 116.28, 103.53), (127.5, ) * 3
+IMAGENET_STATISTICS, HALF = (123.675, 116.28, 103.53), (127.5,) * 3
 SWEEP = (2e-3, 3e-3, 4e-3, 5e-3)  # the paper takes the best of these
 
 
 class Recipe(NamedTuple):
     """One row of the paper's table of fine-tuning settings, or one released command."""
+
     parameters: int
     start: str | None  # config whose last checkpoint it starts from
     rates: tuple[float, ...] = SWEEP  # peak
@@ -41,53 +43,71 @@ class Recipe(NamedTuple):
 # The paper, table of fine-tuning settings
 BASE = Recipe(86_558_440, 'beit/pretrain_800e.py')
 LARGE = Recipe(304_302_056, 'beit/pretrain_large_800e.py', epochs=50, warmup=5, layer_decay=0.75, repeated=False)
-CIFAR100 = BASE._replace(parameters=86_558_440 - 900 * 769, epochs=150, batch=512, weight_decay=0.3, erasing=0,
-                         images=CIFAR, classes=100)
+CIFAR100 = BASE._replace(
+    parameters=86_558_440 - 900 * 769, epochs=150, batch=512, weight_decay=0.3, erasing=0, images=CIFAR, classes=100
+)
 # DeiT's command for higher resolutions, for ten epochs: its rate has no other minimum, and is the same for all layers
-HIGHER = dict(rates=(5e-6, ), min_rate=5e-6, epochs=10, batch=512, warmup=5, layer_decay=1.0, weight_decay=1e-8,
-              size=384)
+HIGHER = dict(
+    rates=(5e-6,), min_rate=5e-6, epochs=10, batch=512, warmup=5, layer_decay=1.0, weight_decay=1e-8, size=384
+)
 # The released commands
 PLUS = dict(mean=HALF, repeated=False)
-PT22K_BASE = BASE._replace(parameters=86_530_984, start='beit_plus/pretrain_in22k_150e.py', rates=(4e-3, ),
-                           layer_scale=0.1, **PLUS)
-PT22K_LARGE = LARGE._replace(parameters=304_430_568, start='beit_plus/pretrain_large_in22k_150e.py', rates=(1e-3, ),
-                             drop_path=0.2, layer_scale=1e-5, **PLUS)
-AFTER22K = dict(rates=(2e-5, ), epochs=30, batch=512, warmup=5, weight_decay=1e-8, mix=False)
+PT22K_BASE = BASE._replace(
+    parameters=86_530_984, start='beit_plus/pretrain_in22k_150e.py', rates=(4e-3,), layer_scale=0.1, **PLUS
+)
+PT22K_LARGE = LARGE._replace(
+    parameters=304_430_568,
+    start='beit_plus/pretrain_large_in22k_150e.py',
+    rates=(1e-3,),
+    drop_path=0.2,
+    layer_scale=1e-5,
+    **PLUS,
+)
+AFTER22K = dict(rates=(2e-5,), epochs=30, batch=512, warmup=5, weight_decay=1e-8, mix=False)
 FT22K_BASE = PT22K_BASE._replace(start='beit_plus/intermediate_in22k_90e.py', layer_decay=0.85, **AFTER22K)
-FT22K_LARGE = PT22K_LARGE._replace(start='beit_plus/intermediate_large_in22k_90e.py', layer_decay=0.9, drop_path=0.4,
-                                   **AFTER22K)
+FT22K_LARGE = PT22K_LARGE._replace(
+    start='beit_plus/intermediate_large_in22k_90e.py', layer_decay=0.9, drop_path=0.4, **AFTER22K
+)
 INTERMEDIATE = dict(epochs=90, warmup=5, drop_path=0.2, mix=False, images=IN22K, classes=21841)
 
 RECIPES = {
     'beit/finetune_in1k_100e.py': BASE,
     'beit/finetune_large_in1k_50e.py': LARGE,
     'beit/finetune_384_in1k_10e.py': BASE._replace(parameters=86_850_280, start='beit/finetune_in1k_100e.py', **HIGHER),
-    'beit/finetune_large_384_in1k_10e.py':
-        LARGE._replace(parameters=304_691_176, start='beit/finetune_large_in1k_50e.py', **HIGHER),
+    'beit/finetune_large_384_in1k_10e.py': LARGE._replace(
+        parameters=304_691_176, start='beit/finetune_large_in1k_50e.py', **HIGHER
+    ),
     'beit/finetune_cifar100_150e.py': CIFAR100,
     'beit/finetune_cifar100_150e_after_in1k.py': CIFAR100._replace(start='beit/finetune_in1k_100e.py'),
     'beit_plus/finetune_pt22k_in1k_100e.py': PT22K_BASE,
     'beit_plus/finetune_large_pt22k_in1k_50e.py': PT22K_LARGE,
-    'beit_plus/intermediate_in22k_90e.py':
-        PT22K_BASE._replace(parameters=102_557_713, rates=(3e-3, ), batch=4096, **INTERMEDIATE),
-    'beit_plus/intermediate_large_in22k_90e.py':
-        PT22K_LARGE._replace(parameters=325_792_593, rates=(2e-3, ), batch=2048, **INTERMEDIATE),
+    'beit_plus/intermediate_in22k_90e.py': PT22K_BASE._replace(
+        parameters=102_557_713, rates=(3e-3,), batch=4096, **INTERMEDIATE
+    ),
+    'beit_plus/intermediate_large_in22k_90e.py': PT22K_LARGE._replace(
+        parameters=325_792_593, rates=(2e-3,), batch=2048, **INTERMEDIATE
+    ),
     'beit_plus/finetune_224_in1k.py': FT22K_BASE,
     'beit_plus/finetune_384_in1k.py': FT22K_BASE._replace(parameters=86_744_104, size=384),
     'beit_plus/finetune_large_224_in1k.py': FT22K_LARGE,
     'beit_plus/finetune_large_384_in1k.py': FT22K_LARGE._replace(parameters=304_998_888, size=384),
     'beit_plus/finetune_large_512_in1k.py': FT22K_LARGE._replace(parameters=305_674_728, size=512),
     'ablation/finetune_baseline_in1k_100e.py': BASE._replace(start='beit/pretrain_300e.py'),
-    **{f'ablation/finetune_{row}_in1k_100e.py': BASE._replace(start=f'ablation/pretrain_{row}_300e.py')
-       for row in ('random_mask', 'pixels', 'pixels_random_mask', 'recover_all', 'no_mask_recover_all', 'own_dvae')},
+    **{
+        f'ablation/finetune_{row}_in1k_100e.py': BASE._replace(start=f'ablation/pretrain_{row}_300e.py')
+        for row in ('random_mask', 'pixels', 'pixels_random_mask', 'recover_all', 'no_mask_recover_all', 'own_dvae')
+    },
     # 12 blocks x 2 vectors of 768
     'ablation/finetune_layer_scale_in1k_100e.py': BASE._replace(
-        parameters=86_558_440 + 12 * 2 * 768, start='ablation/pretrain_layer_scale_300e.py', layer_scale=0.1),
+        parameters=86_558_440 + 12 * 2 * 768, start='ablation/pretrain_layer_scale_300e.py', layer_scale=0.1
+    ),
     'ablation/finetune_layer_scale_rel_pos_in1k_100e.py': BASE._replace(
-        parameters=86_530_984, start='beit_plus/pretrain_300e.py', layer_scale=0.1),
+        parameters=86_530_984, start='beit_plus/pretrain_300e.py', layer_scale=0.1
+    ),
     # DeiT's defaults
     'ablation/scratch_in1k_300e.py': BASE._replace(
-        start=None, rates=(1e-3, ), min_rate=1e-5, epochs=300, warmup=5, layer_decay=1.0),
+        start=None, rates=(1e-3,), min_rate=1e-5, epochs=300, warmup=5, layer_decay=1.0
+    ),
 }
 # config -> probed block from 1, pretraining, parameters: embeddings, blocks, no last norm, and the classifier
 PROBES = {
@@ -111,7 +131,11 @@ def test_optimizers_are_the_published_ones():
         wrapper, optimizer = cfg.optim_wrapper, cfg.optim_wrapper.optimizer
         assert optimizer.lr in recipe.rates
         assert (optimizer.type, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
-            'AdamW', (0.9, 0.999), 1e-8, recipe.weight_decay)
+            'AdamW',
+            (0.9, 0.999),
+            1e-8,
+            recipe.weight_decay,
+        )
         assert wrapper.constructor == 'beit_mm.BEiTOptimWrapperConstructor'
         assert wrapper.paramwise_cfg == dict(layer_decay_rate=recipe.layer_decay)
         assert 'clip_grad' not in wrapper and wrapper.dtype == 'bfloat16'
@@ -150,10 +174,17 @@ def test_data_are_the_published_ones():
 def check_data(name: str) -> None:
     recipe, cfg = RECIPES[name], load_config(name)
     train = steps_of(cfg.train_dataloader.dataset.pipeline)
-    assert list(train) == ['LoadImage', 'RandomResizedCrop', 'RandomFlip', 'RandAugment',
-                           *(['RandomErasing'] if recipe.erasing else []), 'PackInputs']
+    assert list(train) == [
+        'LoadImage',
+        'RandomResizedCrop',
+        'RandomFlip',
+        'RandAugment',
+        *(['RandomErasing'] if recipe.erasing else []),
+        'PackInputs',
+    ]
     assert train['RandomResizedCrop'] == dict(  # 8 to 100 % of the image and 3/4 to 4/3 are the defaults
-        type='RandomResizedCrop', scale=recipe.size, backend='pillow', interpolation='bicubic')
+        type='RandomResizedCrop', scale=recipe.size, backend='pillow', interpolation='bicubic'
+    )
     assert train['RandomFlip'].prob == 0.5
     augment = train['RandAugment']
     assert (augment.policies, augment.num_policies) == ('timm_increasing', 2)
@@ -163,8 +194,11 @@ def check_data(name: str) -> None:
         assert train['RandomErasing'].prob == recipe.erasing
         assert 'erase_box' in train['PackInputs'].meta_keys
     sampler = cfg.train_dataloader.sampler
-    assert sampler == (dict(type='beit_mm.RepeatedAugmentationSampler', num_repeats=3) if recipe.repeated else
-                       dict(type='beit_mm.SeededSampler', shuffle=True))
+    assert sampler == (
+        dict(type='beit_mm.RepeatedAugmentationSampler', num_repeats=3)
+        if recipe.repeated
+        else dict(type='beit_mm.SeededSampler', shuffle=True)
+    )
     assert cfg.train_dataloader.drop_last
     folder = {IN1K: 'imagenet', IN22K: 'imagenet22k', CIFAR: 'cifar100'}[recipe.images]
     assert cfg.train_dataloader.dataset.data_root == f'data/{folder}/train'
@@ -176,7 +210,8 @@ def check_data(name: str) -> None:
     assert list(val) == ['LoadImage', 'ResizeEdge', 'CenterCrop', 'PackInputs']
     edge = 256 if recipe.size == 224 else recipe.size  # crop ratio 0.875, and 1 from 384 on
     assert val['ResizeEdge'] == dict(
-        type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic')
+        type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'
+    )
     assert val['CenterCrop'].crop_size == recipe.size
     assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
 
@@ -203,9 +238,12 @@ def check_schedule(recipe: Recipe, param_scheduler: list[dict], peak: float) -> 
     warmup, total = 3 * recipe.warmup, 3 * recipe.epochs
     first = 1e-6 if recipe.min_rate == peak else 0  # DeiT's warm-up
     for step in range(total):
-        expected = (first + (peak - first) * step / (warmup - 1) if step < warmup else
-                    recipe.min_rate + (peak - recipe.min_rate) / 2 *
-                    (1 + math.cos(math.pi * (step - warmup) / (total - warmup))))
+        expected = (
+            first + (peak - first) * step / (warmup - 1)
+            if step < warmup
+            else recipe.min_rate
+            + (peak - recipe.min_rate) / 2 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+        )
         for group, scale in zip(optimizer.param_groups, (1, 0.001), strict=True):
             assert group['lr'] == pytest.approx(expected * scale, rel=1e-5, abs=2e-9 * peak * scale), step
         optimizer.step()
@@ -241,7 +279,11 @@ def test_linear_probe_is_the_published_one(name):
     assert cfg.model.layers == block - 1 and cfg.model.feature == 'mean'
     assert cfg.param_scheduler == [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50)]
     assert list(steps_of(cfg.train_dataloader.dataset.pipeline)) == [
-        'LoadImage', 'RandomResizedCrop', 'RandomFlip', 'PackInputs']
+        'LoadImage',
+        'RandomResizedCrop',
+        'RandomFlip',
+        'PackInputs',
+    ]
     val = steps_of(cfg.val_dataloader.dataset.pipeline)
     assert (val['ResizeEdge'].scale, val['CenterCrop'].crop_size) == (256, 224)
     assert tuple(cfg.model.data_preprocessor.mean) == IMAGENET_STATISTICS

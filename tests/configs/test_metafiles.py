@@ -1,12 +1,16 @@
 """The model index has every config with the published numbers of its row, and claims no result as ours."""
+
 import re
 
 import pytest
 import yaml
 from helpers import ROOT, list_configs
 
-ENTRIES = {entry['Config'].removeprefix('configs/'): entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
-           for entry in yaml.load(path.read_text(), yaml.BaseLoader)['Models']}
+ENTRIES = {
+    entry['Config'].removeprefix('configs/'): entry
+    for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
+    for entry in yaml.load(path.read_text(), yaml.BaseLoader)['Models']
+}
 
 # The paper's tables; ImageNet-1K top-1, then ADE20K mIoU
 ABLATION = {  # with SETR-PUP
@@ -91,8 +95,9 @@ def test_what_others_measured_is_marked_as_theirs():
         rows = entry['Published Results']
         for row in rows:
             assert list(row) == ['Task', 'Value', 'Source'], config
-            assert row['Source'].startswith(('paper, ', 'microsoft/unilm', 'mmpretrain', 'mmsegmentation',
-                                             'log of a user')), config
+            assert row['Source'].startswith(
+                ('paper, ', 'microsoft/unilm', 'mmpretrain', 'mmsegmentation', 'log of a user')
+            ), config
         assert len({tuple(row.values()) for row in rows}) == len(rows), config
 
 
@@ -103,11 +108,18 @@ def test_released_weights_stand_once():
     assert len({w['URL'] for w in weights}) == len(weights)
     names = {w['URL'].rsplit('/', 1)[1] for w in weights if w['Source'] == 'microsoft/unilm'}
     assert names == {
-        'beit_base_patch16_224_pt1k_800ep.pth', 'beit_base_patch16_384_pt22k_ft22kto1k.pth',
-        'beit_large_patch16_384_pt22k_ft22kto1k.pth', 'beit_large_patch16_512_pt22k_ft22kto1k.pth',
-        'beit_base_patch16_640_pt22k_ft22ktoade20k.pth', 'beit_large_patch16_640_pt22k_ft22ktoade20k.pth',
-        *(f'beit_{size}_patch16_224_pt22k{step}.pth' for size in ('base', 'large')
-          for step in ('', '_ft22k', '_ft1k', '_ft22kto1k'))}
+        'beit_base_patch16_224_pt1k_800ep.pth',
+        'beit_base_patch16_384_pt22k_ft22kto1k.pth',
+        'beit_large_patch16_384_pt22k_ft22kto1k.pth',
+        'beit_large_patch16_512_pt22k_ft22kto1k.pth',
+        'beit_base_patch16_640_pt22k_ft22ktoade20k.pth',
+        'beit_large_patch16_640_pt22k_ft22ktoade20k.pth',
+        *(
+            f'beit_{size}_patch16_224_pt22k{step}.pth'
+            for size in ('base', 'large')
+            for step in ('', '_ft22k', '_ft1k', '_ft22kto1k')
+        ),
+    }
 
 
 def test_model_index_is_read_without_an_error():
@@ -125,5 +137,7 @@ def test_mim_makes_its_table_of_it():
     table = search.convert2df(load(str(ROOT / 'model-index.yml')))
     assert table.loc['beit_pretrain_800e', 'parameters'] == 92_089_856
     assert list(search.filter_by_conditions(table, 'epochs>500').index) == [
-        'beit_pretrain_800e', 'beit_pretrain_large_800e']
+        'beit_pretrain_800e',
+        'beit_pretrain_large_800e',
+    ]
     assert not [column for column in table.columns if '/' in column]  # where mim shows measured results

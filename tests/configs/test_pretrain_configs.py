@@ -1,4 +1,5 @@
 """Every pretraining and tokenizer config holds the numbers of the papers' tables."""
+
 import math
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ STEPS_1K, STEPS_22K = 1_281_167 // 2048, 14_197_122 // 2048  # an epoch
 
 class Recipe(NamedTuple):
     """One row of the paper's table of pretraining settings, or one released command."""
+
     parameters: int
     epochs: int = 300
     steps: int = 187_500
@@ -56,7 +58,12 @@ def test_recipes_are_the_published_ones():
         recipe, cfg = RECIPES[name], load_config(name)
         wrapper, optimizer, backbone = cfg.optim_wrapper, cfg.optim_wrapper.optimizer, cfg.model.backbone
         assert (optimizer.type, optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
-            'AdamW', 1.5e-3, (0.9, 0.999), 1e-8, 0.05)
+            'AdamW',
+            1.5e-3,
+            (0.9, 0.999),
+            1e-8,
+            0.05,
+        )
         assert (wrapper.clip_grad.max_norm, wrapper.dtype) == (recipe.clip, 'bfloat16')
         assert cfg.train_cfg.max_epochs == recipe.epochs
         assert recipe.epochs * (STEPS_22K if 'in22k' in name else STEPS_1K) == recipe.steps
@@ -76,8 +83,10 @@ def test_data_are_the_published_ones():
         recipe, cfg = RECIPES[name], load_config(name)
         folder = 'imagenet22k' if 'in22k' in name else 'imagenet'
         assert cfg.train_dataloader.dataset.data_root == f'data/{folder}/train'
-        for loader, views in ((cfg.train_dataloader, ['TwoViewRandomResizedCrop', 'TwoViewColorJitter']),
-                              (cfg.val_dataloader, ['TwoViewCenterCrop'])):
+        for loader, views in (
+            (cfg.train_dataloader, ['TwoViewRandomResizedCrop', 'TwoViewColorJitter']),
+            (cfg.val_dataloader, ['TwoViewCenterCrop']),
+        ):
             steps = {t.type.removeprefix('beit_mm.'): t for t in loader.dataset.pipeline}
             masks = [recipe.mask] if recipe.mask else []
             assert list(steps) == ['LoadImage', *views, *masks, 'PackViews']
@@ -109,8 +118,11 @@ def test_learning_rate_follows_the_released_formula(name):
                 scheduler[key] //= 1000
             schedulers.append(kind(optimizer, **scheduler))
     for step in range(total):
-        expected = (1.5e-3 * step / (warmup - 1) if step < warmup else 1e-5 + (1.5e-3 - 1e-5) / 2 *
-                    (1 + math.cos(math.pi * (step - warmup) / (total - warmup))))
+        expected = (
+            1.5e-3 * step / (warmup - 1)
+            if step < warmup
+            else 1e-5 + (1.5e-3 - 1e-5) / 2 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+        )
         assert optimizer.param_groups[0]['lr'] == pytest.approx(expected, rel=1e-5, abs=1e-11), step
         optimizer.step()
         for scheduler in schedulers:
@@ -121,8 +133,13 @@ def test_schedules_are_those_of_one_of_the_three():
     """The formula is followed there; here all others have the same schedule."""
 
     def check(name: str) -> None:
-        like = ('beit_plus/pretrain_in22k_150e.py' if 'in22k' in name else
-                'beit/pretrain_800e.py' if '800e' in name else 'beit/pretrain_300e.py')
+        like = (
+            'beit_plus/pretrain_in22k_150e.py'
+            if 'in22k' in name
+            else 'beit/pretrain_800e.py'
+            if '800e' in name
+            else 'beit/pretrain_300e.py'
+        )
         assert load_config(name).param_scheduler == load_config(like).param_scheduler
 
     check_all(RECIPES, check)
@@ -136,9 +153,17 @@ def test_dalle_tokenizer_recipe_is_the_published_one():
     assert (model.vocab_size, tuple(model.temperature), model.temperature_steps) == (8192, (1, 1 / 16), 150_000)
     assert (model.kl_weight, model.kl_steps, model.loss) == (6.6, 5000, 'laplace')
     assert (optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
-        1e-4, (0.9, 0.999), 1e-8, 1e-4)
+        1e-4,
+        (0.9, 0.999),
+        1e-8,
+        1e-4,
+    )
     assert (cosine.type, cosine.get('begin', 0), cosine.end, cosine.eta_min) == (
-        'CosineAnnealingLR', 0, 1_200_000, 1.25e-6)
+        'CosineAnnealingLR',
+        0,
+        1_200_000,
+        1.25e-6,
+    )
     assert cfg.train_cfg.max_iters == 3_000_000 and cfg.auto_scale_lr.base_batch_size == 512
     assert {'type': 'EMAHook', 'momentum': 0.001} in cfg.custom_hooks
 

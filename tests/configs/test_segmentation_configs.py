@@ -1,4 +1,5 @@
 """Every segmentation config holds the numbers of the paper's appendix table, or of the released configs."""
+
 import copy
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ LEAVES = list_configs('setr', 'upernet')
 
 class Recipe(NamedTuple):
     """The paper's table of ADE20K settings, or one released config."""
+
     parameters: int
     start: str  # config whose last checkpoint it starts from
     rate: float
@@ -37,23 +39,42 @@ SETR = Recipe(VIT_512 + 3_581_078 + 4 * 1_810_070, 'beit/pretrain_800e.py', 1e-3
 PYRAMID = 7_081_728 + 67_963_542 + 1_808_534
 UPERNET = Recipe(VIT_512 + PYRAMID, 'beit/pretrain_300e.py', 7e-4)
 PT = UPERNET._replace(parameters=163_080_812, start='beit_plus/pretrain_in22k_150e.py', layer_scale=0.1, table=True)
-BASE_640 = PT._replace(parameters=163_407_980, start='beit_plus/intermediate_in22k_90e.py', rate=3e-5, layer_decay=0.9,
-                       size=640, stride=426)
+BASE_640 = PT._replace(
+    parameters=163_407_980,
+    start='beit_plus/intermediate_in22k_90e.py',
+    rate=3e-5,
+    layer_decay=0.9,
+    size=640,
+    stride=426,
+)
 LARGE_640 = BASE_640._replace(
-    parameters=441_271_084, start='beit_plus/intermediate_large_in22k_90e.py', rate=2e-5, layer_decay=0.95,
-    drop_path=0.2, layer_scale=1e-6, blocks=(7, 11, 15, 23), batches=320_000, accumulated=2, width=1024)
+    parameters=441_271_084,
+    start='beit_plus/intermediate_large_in22k_90e.py',
+    rate=2e-5,
+    layer_decay=0.95,
+    drop_path=0.2,
+    layer_scale=1e-6,
+    blocks=(7, 11, 15, 23),
+    batches=320_000,
+    accumulated=2,
+    width=1024,
+)
 RECIPES = {
     'beit/setr_pup_512_ade20k_160k.py': SETR,
     # one head less; the others have a second convolution of 256 channels with its norm
     'beit/setr_pup_512_three_aux_ade20k_160k.py': SETR._replace(
-        parameters=SETR.parameters - 1_810_070 + 3 * (256 * 256 * 9 + 2 * 256)),
+        parameters=SETR.parameters - 1_810_070 + 3 * (256 * 256 * 9 + 2 * 256)
+    ),
     'beit/setr_pup_512_ade20k_160k_after_in1k.py': SETR._replace(start='beit/finetune_in1k_100e.py'),
-    **{f'ablation/setr_pup_{row}_512_ade20k_160k.py': SETR._replace(start=f'ablation/pretrain_{row}_300e.py')
-       for row in ('random_mask', 'pixels', 'pixels_random_mask', 'recover_all', 'no_mask_recover_all')},
+    **{
+        f'ablation/setr_pup_{row}_512_ade20k_160k.py': SETR._replace(start=f'ablation/pretrain_{row}_300e.py')
+        for row in ('random_mask', 'pixels', 'pixels_random_mask', 'recover_all', 'no_mask_recover_all')
+    },
     'ablation/setr_pup_baseline_512_ade20k_160k.py': SETR._replace(start='beit/pretrain_300e.py'),
     'beit/upernet_512_ade20k_160k.py': UPERNET,
     'ablation/upernet_layer_scale_512_ade20k_160k.py': UPERNET._replace(
-        parameters=UPERNET.parameters + 12 * 2 * 768, start='ablation/pretrain_layer_scale_300e.py', layer_scale=0.1),
+        parameters=UPERNET.parameters + 12 * 2 * 768, start='ablation/pretrain_layer_scale_300e.py', layer_scale=0.1
+    ),
     'ablation/upernet_layer_scale_rel_pos_512_ade20k_160k.py': PT._replace(start='beit_plus/pretrain_300e.py'),
     'beit_plus/upernet_512_ade20k_160k.py': PT,
     'beit_plus/upernet_640_ade20k_160k.py': BASE_640,
@@ -71,7 +92,8 @@ def test_no_row_is_left_out():
     assert sorted([*RECIPES, *MULTI_SCALE]) == LEAVES
     plain = {leaf.removesuffix('_ms.py') + '.py' for leaf in MULTI_SCALE}
     assert plain == {leaf for leaf in RECIPES if 'setr_pup' not in leaf or leaf.startswith('beit/')} - {
-        'beit/setr_pup_512_three_aux_ade20k_160k.py'}
+        'beit/setr_pup_512_three_aux_ade20k_160k.py'
+    }
 
 
 def test_models_are_the_published_ones():
@@ -82,15 +104,25 @@ def test_models_are_the_published_ones():
         assert count_parameters(leaf) == recipe.parameters
         assert (backbone.drop_path_rate, backbone.get('layer_scale_init')) == (recipe.drop_path, recipe.layer_scale)
         assert (backbone.get('abs_pos_embed', True), backbone.get('rel_pos_bias')) == (
-            (False, 'per_layer') if recipe.table else (True, None))
+            (False, 'per_layer') if recipe.table else (True, None)
+        )
         assert (backbone.out_type, tuple(backbone.out_indices), backbone.img_size) == (
-            'featmap', recipe.blocks, recipe.size)
+            'featmap',
+            recipe.blocks,
+            recipe.size,
+        )
         preprocessor = model.data_preprocessor
         assert (preprocessor.mean, preprocessor.std) == STATISTICS and not preprocessor.get('bgr_to_rgb')
         assert (tuple(preprocessor.size), preprocessor.pad_val, preprocessor.seg_pad_val) == (
-            (recipe.size, ) * 2, 0, 255)
+            (recipe.size,) * 2,
+            0,
+            255,
+        )
         assert (model.test_cfg.mode, tuple(model.test_cfg.crop_size), tuple(model.test_cfg.stride)) == (
-            'slide', (recipe.size, ) * 2, (recipe.stride, ) * 2)
+            'slide',
+            (recipe.size,) * 2,
+            (recipe.stride,) * 2,
+        )
         heads = [head, *(model.auxiliary_head if isinstance(model.auxiliary_head, list) else [model.auxiliary_head])]
         assert [h.loss_decode.loss_weight for h in heads] == [1.0] + [0.4] * (len(heads) - 1)
         assert all((h.num_classes, h.align_corners, h.norm_cfg.type) == (150, False, 'beit_mm.SyncBN') for h in heads)
@@ -98,18 +130,37 @@ def test_models_are_the_published_ones():
             three = 'three_aux' in leaf
             assert backbone.interpolate_mode == 'bilinear'
             assert [(h.type.removeprefix('beit_mm.Efficient'), h.in_index, h.num_convs, h.up_scale) for h in heads] == [
-                ('SETRUPHead', 3, 4, 2), *(('SETRUPHead', i, 2 if three else 1, 4) for i in range(3 if three else 4))]
+                ('SETRUPHead', 3, 4, 2),
+                *(('SETRUPHead', i, 2 if three else 1, 4) for i in range(3 if three else 4)),
+            ]
             assert all(
-                (h.channels, h.dropout_ratio, h.kernel_size, h.norm_layer.eps) == (256, 0, 3, 1e-6) for h in heads)
+                (h.channels, h.dropout_ratio, h.kernel_size, h.norm_layer.eps) == (256, 0, 3, 1e-6) for h in heads
+            )
         else:
             auxiliary = heads[1]
             assert backbone.get('interpolate_mode', 'bicubic') == 'bicubic' and len(heads) == 2
-            assert model.neck == dict(type='Feature2Pyramid', embed_dim=recipe.width, rescales=[4, 2, 1, 0.5],
-                                      norm_cfg=dict(type='beit_mm.SyncBN'))
+            assert model.neck == dict(
+                type='Feature2Pyramid',
+                embed_dim=recipe.width,
+                rescales=[4, 2, 1, 0.5],
+                norm_cfg=dict(type='beit_mm.SyncBN'),
+            )
             assert (head.type, head.channels, tuple(head.pool_scales), head.dropout_ratio, head.in_channels) == (
-                'beit_mm.EfficientUPerHead', recipe.width, (1, 2, 3, 6), 0.1, [recipe.width] * 4)
-            assert (auxiliary.type, auxiliary.in_index, auxiliary.channels, auxiliary.num_convs, auxiliary.concat_input,
-                    auxiliary.dropout_ratio, auxiliary.in_channels) == ('FCNHead', 2, 256, 1, False, 0.1, recipe.width)
+                'beit_mm.EfficientUPerHead',
+                recipe.width,
+                (1, 2, 3, 6),
+                0.1,
+                [recipe.width] * 4,
+            )
+            assert (
+                auxiliary.type,
+                auxiliary.in_index,
+                auxiliary.channels,
+                auxiliary.num_convs,
+                auxiliary.concat_input,
+                auxiliary.dropout_ratio,
+                auxiliary.in_channels,
+            ) == ('FCNHead', 2, 256, 1, False, 0.1, recipe.width)
 
     check_all(RECIPES, check)
 
@@ -125,9 +176,17 @@ def test_optimizers_are_the_published_ones():
         recipe, cfg = RECIPES[leaf], load_config(leaf)
         wrapper, optimizer = cfg.optim_wrapper, cfg.optim_wrapper.optimizer
         assert (optimizer.type, optimizer.lr, tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay) == (
-            'AdamW', recipe.rate, (0.9, 0.999), 1e-8, 0.05)
+            'AdamW',
+            recipe.rate,
+            (0.9, 0.999),
+            1e-8,
+            0.05,
+        )
         assert (wrapper.type, wrapper.dtype, wrapper.constructor) == (
-            'beit_mm.AutocastOptimWrapper', 'bfloat16', 'beit_mm.BEiTOptimWrapperConstructor')
+            'beit_mm.AutocastOptimWrapper',
+            'bfloat16',
+            'beit_mm.BEiTOptimWrapperConstructor',
+        )
         assert wrapper.paramwise_cfg == dict(layer_decay_rate=recipe.layer_decay) and 'clip_grad' not in wrapper
         assert cfg.auto_scale_lr.base_batch_size == 16
         assert wrapper.get('accumulative_counts', 1) == recipe.accumulated
@@ -140,8 +199,14 @@ def test_optimizers_are_the_published_ones():
     check_all(RECIPES, check)
 
 
-@pytest.mark.parametrize('leaf', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_640_ade20k_160k.py',
-                                  'beit_plus/upernet_large_640_ade20k_160k.py'])
+@pytest.mark.parametrize(
+    'leaf',
+    [
+        'beit/setr_pup_512_ade20k_160k.py',
+        'beit_plus/upernet_640_ade20k_160k.py',
+        'beit_plus/upernet_large_640_ade20k_160k.py',
+    ],
+)
 def test_every_layer_learns_at_its_rate_and_positions_do_not_decay(leaf):
     """The released formula for every parameter, necks and heads at the full rate; no decay for vectors,
     `cls_token` and `pos_embed` (which the released segmentation decays by mistake)."""
@@ -158,7 +223,7 @@ def test_every_layer_learns_at_its_rate_and_positions_do_not_decay(leaf):
                 layer = int(name.split('.')[2]) + 1
             else:
                 layer = 0 if name.startswith('backbone.') else depth + 1
-            assert group['lr'] == pytest.approx(recipe.rate * recipe.layer_decay**(depth + 1 - layer)), name
+            assert group['lr'] == pytest.approx(recipe.rate * recipe.layer_decay ** (depth + 1 - layer)), name
             exempt = parameter.dim() <= 1 or name in ('backbone.cls_token', 'backbone.pos_embed')
             assert group['weight_decay'] == (0 if exempt else 0.05), name
     assert seen.keys() == dict(model.named_parameters()).keys()
@@ -171,7 +236,8 @@ def test_schedules_end_where_training_ends():
         recipe, cfg = RECIPES[leaf], load_config(leaf)
         assert cfg.param_scheduler == [
             dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500 * recipe.accumulated + 1),
-            dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=recipe.batches + 1)]
+            dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=recipe.batches + 1),
+        ]
 
     check_all(RECIPES, check)
 
@@ -201,10 +267,18 @@ def test_data_are_the_published_ones():
         recipe, cfg = RECIPES[leaf], load_config(leaf)
         size = recipe.size
         train = steps_of(cfg.train_dataloader.dataset.pipeline)
-        assert list(train) == ['LoadImage', 'LoadAnnotation', 'RandomResize', 'RandomCrop', 'RandomFlip',
-                               'PhotoMetricDistortion', 'PackSegInputs']
+        assert list(train) == [
+            'LoadImage',
+            'LoadAnnotation',
+            'RandomResize',
+            'RandomCrop',
+            'RandomFlip',
+            'PhotoMetricDistortion',
+            'PackSegInputs',
+        ]
         assert train['RandomResize'] == dict(
-            type='RandomResize', scale=(4 * size, size), ratio_range=(0.5, 2.0), keep_ratio=True)
+            type='RandomResize', scale=(4 * size, size), ratio_range=(0.5, 2.0), keep_ratio=True
+        )
         assert train['RandomCrop'] == dict(type='RandomCrop', crop_size=(size, size), cat_max_ratio=0.75)
         assert train['RandomFlip'].prob == 0.5 and 'unreadable' in train['PackSegInputs'].meta_keys
         assert cfg.train_dataloader.drop_last
@@ -212,7 +286,10 @@ def test_data_are_the_published_ones():
             dataset = loader.dataset
             assert dataset.data_prefix == dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}')
             assert (dataset.data_root, dataset.classes, dataset.reduce_zero_label) == (
-                'data/ade20k', 'mmseg.ADE20KDataset', True)
+                'data/ade20k',
+                'mmseg.ADE20KDataset',
+                True,
+            )
         test = steps_of(cfg.test_dataloader.dataset.pipeline)
         assert list(test) == ['LoadImage', 'Resize', 'LoadAnnotation', 'PackSegInputs']
         assert test['Resize'] == dict(type='Resize', scale=(4 * size, size), keep_ratio=True)

@@ -1,4 +1,5 @@
 """tools/update_configs.py: what the repository holds is up to date, and what is not is named and rewritten."""
+
 import importlib.util
 import shutil
 from types import ModuleType
@@ -48,8 +49,10 @@ def test_a_changed_config_changes_its_header(tool, monkeypatch, tmp_path):
     monkeypatch.setattr(tool, 'ROOT', tmp_path)
     config = 'configs/beit/pretrain_300e.py'
     text = (tmp_path / config).read_text()
-    (tmp_path / config).write_text(text + 'train_cfg = dict(max_epochs=40)\ntrain_dataloader = dict(batch_size=64)\n'
-                                   'optim_wrapper = dict(accumulative_counts=2, optimizer=dict(lr=2e-3))\n')
+    (tmp_path / config).write_text(
+        text + 'train_cfg = dict(max_epochs=40)\ntrain_dataloader = dict(batch_size=64)\n'
+        'optim_wrapper = dict(accumulative_counts=2, optimizer=dict(lr=2e-3))\n'
+    )
     for cache in (tool.load, tool.entries, tool.metafile_entries):
         cache.cache_clear()
     header = tool.update_header(config).split('"""')[1]

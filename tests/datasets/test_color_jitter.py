@@ -1,4 +1,5 @@
 """Jitter of both views after the crop: Pillow's arithmetic, and how far from jitter before it."""
+
 import random
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_contrast_level_is_the_gray_mean_that_pillow_would_use(originals):
     random.seed(0)
     for original in originals * 3:
         factors, order = draw_params()
-        before = pillow_jitter(Image.fromarray(original), factors, order[:order.index(1)])
+        before = pillow_jitter(Image.fromarray(original), factors, order[: order.index(1)])
         expected = np.asarray(before.convert('L')).mean()
         assert abs(contrast_level(original, factors, order) - expected) < 1.5
 
@@ -60,7 +61,7 @@ def test_distance_to_the_released_order(originals):
     for original in originals * 3:
         factors, order = draw_params()
         top, left, height, width = draw_box(*original.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
-        box = np.s_[top:top + height, left:left + width]
+        box = np.s_[top : top + height, left : left + width]
         before = np.asarray(pillow_jitter(Image.fromarray(original), factors, order))[box]
         before = resize_bicubic(np.ascontiguousarray(before), (224, 224)).astype(int)
         after = resize_bicubic(np.ascontiguousarray(original[box]), (224, 224))

@@ -1,4 +1,5 @@
 """The drawn images: layout, label maps, the same pictures every time."""
+
 from pathlib import Path
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Jitter of a batch with given parameters, beside Pillow's ImageEnhance."""
+
 import itertools
 
 import numpy as np

@@ -1,4 +1,5 @@
 """Odd images, made here, are read right or refused with their path."""
+
 import io
 
 import mmcv
@@ -31,10 +32,16 @@ def test_plain_jpeg_has_pillows_pixels(tmp_path, scene):
 @pytest.mark.parametrize('tag', range(1, 9))
 def test_exif_orientation(tmp_path, scene, tag):
     # the camera stores the pixels turned; a viewer must see the scene
-    turned = {1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
-              4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
-              6: Image.Transpose.ROTATE_90, 7: Image.Transpose.TRANSVERSE,
-              8: Image.Transpose.ROTATE_270}[tag]
+    turned = {
+        1: None,
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }[tag]
     stored = scene if turned is None else scene.transpose(turned)
     exif = Image.Exif()
     exif[0x0112] = tag
@@ -114,16 +121,20 @@ def test_first_frame_of_an_animation(tmp_path):
 
 
 def test_one_pixel(tmp_path):
-    assert read_image(save(tmp_path / 'a.png', Image.new('RGB', (1, 1), 'lime'))).tolist() == [
-        [[0, 255, 0]]]
+    assert read_image(save(tmp_path / 'a.png', Image.new('RGB', (1, 1), 'lime'))).tolist() == [[[0, 255, 0]]]
 
 
 def broken(kind, scene):
     data = io.BytesIO()
     scene.resize((200, 200)).save(data, 'PNG' if kind == 'cut.png' else 'JPEG')
     data = data.getvalue()
-    return {'cut.jpg': data[:len(data) // 2], 'cut.png': data[:len(data) // 2], 'empty.jpg': b'',
-            'page.jpg': b'<html>not found</html>', 'head.jpg': data[:3]}[kind]
+    return {
+        'cut.jpg': data[: len(data) // 2],
+        'cut.png': data[: len(data) // 2],
+        'empty.jpg': b'',
+        'page.jpg': b'<html>not found</html>',
+        'head.jpg': data[:3],
+    }[kind]
 
 
 @pytest.mark.parametrize('kind', ['cut.jpg', 'cut.png', 'empty.jpg', 'page.jpg', 'head.jpg'])
@@ -139,8 +150,10 @@ def test_whatever_a_decoder_raises_is_the_files_doing(tmp_path, monkeypatch, sce
     path = save(tmp_path / 'a.png', scene)
     for error in (TypeError, AttributeError, SyntaxError, KeyError, AssertionError, MemoryError):
         with monkeypatch.context() as patch, pytest.raises(UnreadableImageError, match='a.png'):
+
             def load(image, error=error):
                 raise error('odd tag')
+
             patch.setattr('PIL.PngImagePlugin.PngImageFile.load', load)
             read_image(path)
 
@@ -148,6 +161,7 @@ def test_whatever_a_decoder_raises_is_the_files_doing(tmp_path, monkeypatch, sce
 def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
     def convert(image, mode):
         raise ValueError(f'conversion from {image.mode} to {mode} not supported')
+
     path = save(tmp_path / 'a.png', scene)
     monkeypatch.setattr('PIL.Image.Image.convert', convert)
     with pytest.raises(UnreadableImageError, match='a.png.*conversion from RGB'):
@@ -158,6 +172,7 @@ def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):
 def test_mistakes_of_ours_are_not_taken_for_broken_files(tmp_path, monkeypatch, scene, mistake):
     def to_rgb(image):
         raise mistake
+
     monkeypatch.setattr('beit_mm.datasets.transforms.to_rgb', to_rgb)
     with pytest.raises(mistake):
         read_image(save(tmp_path / 'a.png', scene))

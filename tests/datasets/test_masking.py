@@ -1,4 +1,5 @@
 """Blockwise masks: the law of the released generator, the variants, settings that cannot be met."""
+
 import math
 import random
 
@@ -93,16 +94,19 @@ def test_random_mask_is_uniform():
     assert np.abs(masks.mean(0) - 15 / 40).max() < 0.03
 
 
-@pytest.mark.parametrize(('settings', 'named'), [
-    (dict(grid=(14, 14), num_masked=197), '197'),
-    (dict(grid=(14, 14), num_masked=0), '0'),
-    (dict(grid=(14, 14), num_masked=74.5), '74.5'),
-    (dict(grid=(14, 14), num_masked=75, min_block=0), '0'),
-    (dict(grid=(14, 14), num_masked=75, variant='unilm'), 'unilm'),
-    (dict(grid=(0, 14), num_masked=5), '(0, 14)'),
-    (dict(grid=(14, 14), num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
-    (dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
-])
+@pytest.mark.parametrize(
+    ('settings', 'named'),
+    [
+        (dict(grid=(14, 14), num_masked=197), '197'),
+        (dict(grid=(14, 14), num_masked=0), '0'),
+        (dict(grid=(14, 14), num_masked=74.5), '74.5'),
+        (dict(grid=(14, 14), num_masked=75, min_block=0), '0'),
+        (dict(grid=(14, 14), num_masked=75, variant='unilm'), 'unilm'),
+        (dict(grid=(0, 14), num_masked=5), '(0, 14)'),
+        (dict(grid=(14, 14), num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
+        (dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
+    ],
+)
 def test_impossible_settings_are_refused(settings, named):
     with pytest.raises(ValueError) as error:
         BlockwiseMask(**settings)
@@ -111,13 +115,16 @@ def test_impossible_settings_are_refused(settings, named):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('variant', ['released', 'exact', 'paper'])
-@pytest.mark.parametrize('settings', [
-    dict(grid=(14, 14), num_masked=196),
-    dict(grid=(14, 14), num_masked=196, min_block=150),
-    dict(grid=(2, 2), num_masked=4, min_block=1),
-    dict(grid=(4, 4), num_masked=8, min_block=16),
-    dict(grid=(14, 14), num_masked=1, min_block=1),
-])
+@pytest.mark.parametrize(
+    'settings',
+    [
+        dict(grid=(14, 14), num_masked=196),
+        dict(grid=(14, 14), num_masked=196, min_block=150),
+        dict(grid=(2, 2), num_masked=4, min_block=1),
+        dict(grid=(4, 4), num_masked=8, min_block=16),
+        dict(grid=(14, 14), num_masked=1, min_block=1),
+    ],
+)
 def test_every_accepted_setting_ends(settings, variant):
     counts = draw(50, variant=variant, **settings).sum((1, 2))
     if variant == 'exact':

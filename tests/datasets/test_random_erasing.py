@@ -1,4 +1,5 @@
 """Boxes of random erasing against timm's own."""
+
 import random
 
 import numpy as np
@@ -26,10 +27,13 @@ def timm_box(erase: TimmRandomErasing) -> tuple | None:
     return top, left, rows.max().item() - top + 1, columns.max().item() - left + 1
 
 
-@pytest.mark.parametrize('settings, timm_settings', [
-    (dict(), dict(probability=0.25)),
-    (dict(prob=1.0, area=(0.1, 0.9)),
-     dict(probability=1.0, min_area=0.1, max_area=0.9))])
+@pytest.mark.parametrize(
+    'settings, timm_settings',
+    [
+        (dict(), dict(probability=0.25)),
+        (dict(prob=1.0, area=(0.1, 0.9)), dict(probability=1.0, min_area=0.1, max_area=0.9)),
+    ],
+)
 def test_boxes_are_timms(settings, timm_settings):
     ours, theirs = RandomErasing(**settings), TimmRandomErasing(mode='pixel', device='cpu', **timm_settings)
     found = 0

@@ -1,4 +1,5 @@
 """Repeated augmentation against DeiT's sampler, at any number of ranks."""
+
 import random
 from collections import Counter
 
@@ -53,8 +54,8 @@ def test_an_epoch_is_the_same_at_any_world_size(deal, repeats):
         assert len(set(dealt)) == 768 and set(dealt) == set(alone)
         per_rank = 32 // world
         for step in range(768 // 32):  # every step of all ranks together, too
-            together = [key for keys in ranks for key in keys[step * per_rank:(step + 1) * per_rank]]
-            assert set(together) == set(alone[step * 32:(step + 1) * 32])
+            together = [key for keys in ranks for key in keys[step * per_rank : (step + 1) * per_rank]]
+            assert set(together) == set(alone[step * 32 : (step + 1) * 32])
 
 
 @pytest.mark.parametrize('world', [4, 8, 16])
@@ -81,9 +82,17 @@ def test_other_epochs_and_seeds_show_other_images(deal):
 
 
 def test_copies_of_a_image_differ_in_pixels(images):
-    dataset = DATASETS.build(dict(type='beit_mm.UnlabeledImages', data_root=str(images), pipeline=[
-        dict(type='beit_mm.LoadImage'), dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
-        dict(type='beit_mm.PackViews')]))
+    dataset = DATASETS.build(
+        dict(
+            type='beit_mm.UnlabeledImages',
+            data_root=str(images),
+            pipeline=[
+                dict(type='beit_mm.LoadImage'),
+                dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
+                dict(type='beit_mm.PackViews'),
+            ],
+        )
+    )
     sampler = DATA_SAMPLERS.build(dict(type='beit_mm.RepeatedAugmentationSampler', dataset=dataset, seed=0))
     keys = list(sampler)
     assert len(keys) == 12  # all, where there are fewer than 256

@@ -1,4 +1,5 @@
 """Seeds per sample."""
+
 import random
 
 import numpy as np

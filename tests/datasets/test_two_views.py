@@ -1,4 +1,5 @@
 """Two views: the crop's law, what both share, and Pillow's pixels."""
+
 import random
 
 import numpy as np
@@ -23,6 +24,7 @@ def pillow(image, size, resample):
 
 def exact(image, size, lobes, kernel):
     """Rows, rounded, then columns, rounded, in double precision with full matrices."""
+
     def matrix(length, new):
         scale = length / new
         stretch = max(scale, 1)
@@ -56,13 +58,16 @@ def lanczos(x):
 
 
 @pytest.mark.parametrize('box', [(240, 300), (60, 50), (200, 90), (230, 200), (1, 1), (3, 200)])
-@pytest.mark.parametrize(('resize', 'resample', 'size', 'lobes', 'kernel'), [
-    (resize_bicubic, Image.Resampling.BICUBIC, (224, 224), 2, cubic),
-    (resize_lanczos, Image.Resampling.LANCZOS, (112, 112), 3, lanczos),
-    (resize_lanczos, Image.Resampling.LANCZOS, (40, 72), 3, lanczos),
-])
+@pytest.mark.parametrize(
+    ('resize', 'resample', 'size', 'lobes', 'kernel'),
+    [
+        (resize_bicubic, Image.Resampling.BICUBIC, (224, 224), 2, cubic),
+        (resize_lanczos, Image.Resampling.LANCZOS, (112, 112), 3, lanczos),
+        (resize_lanczos, Image.Resampling.LANCZOS, (40, 72), 3, lanczos),
+    ],
+)
 def test_resizing_is_pillows(image, box, resize, resample, size, lobes, kernel):
-    crop = np.ascontiguousarray(image[:box[0], :box[1]])
+    crop = np.ascontiguousarray(image[: box[0], : box[1]])
     mine = resize(crop, size).astype(int)
     assert mine.shape == (*size, 3)
     difference = np.abs(mine - exact(crop, size, lobes, kernel))
@@ -126,9 +131,18 @@ def test_center_crop():
     assert wide['images'][..., 1].min() > 45  # top quarter left out
 
 
-@pytest.mark.parametrize('wrong', [
-    dict(size=0), dict(second_size=(8, 0)), dict(scale=(0, 1)), dict(scale=(0.5, 1.5)),
-    dict(scale=(0.9, 0.1)), dict(ratio=(0, 1)), dict(flip_prob=1.1)])
+@pytest.mark.parametrize(
+    'wrong',
+    [
+        dict(size=0),
+        dict(second_size=(8, 0)),
+        dict(scale=(0, 1)),
+        dict(scale=(0.5, 1.5)),
+        dict(scale=(0.9, 0.1)),
+        dict(ratio=(0, 1)),
+        dict(flip_prob=1.1),
+    ],
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)).replace('second_', '')):
         TwoViewRandomResizedCrop(**wrong)

@@ -1,4 +1,5 @@
 """The dataset: finding images, broken ones, and samples that depend on their key only."""
+
 import os
 
 import numpy as np
@@ -25,8 +26,7 @@ def build(folder, **kwargs):
 
 
 def names(dataset, folder):
-    return [os.path.relpath(dataset.get_data_info(i)['img_path'], folder)
-            for i in range(len(dataset))]
+    return [os.path.relpath(dataset.get_data_info(i)['img_path'], folder) for i in range(len(dataset))]
 
 
 @pytest.fixture
@@ -75,14 +75,19 @@ def test_empty_folder_says_which_files_it_looked_for(images):
 def test_a_sample_is_what_the_contract_says(images):
     batch = default_collate([build(images, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
     shapes = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items()}
-    assert shapes == dict(images=(torch.uint8, (4, 32, 32, 3)), tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
-                          mask=(torch.bool, (4, 14, 14)), unreadable=(torch.int64, (4,)))
+    assert shapes == dict(
+        images=(torch.uint8, (4, 32, 32, 3)),
+        tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
+        mask=(torch.bool, (4, 14, 14)),
+        unreadable=(torch.int64, (4,)),
+    )
     assert batch['unreadable'].tolist() == [-1] * 4
 
 
 def samples(dataset, sampler, workers):
-    loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler,
-                                         num_workers=workers, collate_fn=default_collate)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=2, sampler=sampler, num_workers=workers, collate_fn=default_collate
+    )
     batches = [batch['inputs'] for batch in loader]
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
@@ -103,8 +108,7 @@ def test_workers_and_ranks_change_nothing(images, monkeypatch):
         for rank in range(2):
             assert torch.equal(value[rank::2], parts[rank][key])
     sampler.set_epoch(2)
-    assert not torch.equal(samples(dataset, sampler, 0)['mask'].float().sum(0),
-                           alone['mask'].float().sum(0))
+    assert not torch.equal(samples(dataset, sampler, 0)['mask'].float().sum(0), alone['mask'].float().sum(0))
 
 
 def test_sampler_yields_keys(images):
@@ -115,8 +119,7 @@ def test_sampler_yields_keys(images):
 
 def test_plain_index_is_the_first_epoch_of_seed_zero(images):
     dataset = build(images, pipeline=PIPELINE)
-    assert torch.equal(dataset[3]['inputs']['images'],
-                       dataset[SampleKey(0, 0, 3)]['inputs']['images'])
+    assert torch.equal(dataset[3]['inputs']['images'], dataset[SampleKey(0, 0, 3)]['inputs']['images'])
 
 
 def test_unreadable_images_by_policy(images):
@@ -129,8 +132,7 @@ def test_unreadable_images_by_policy(images):
     first, again = dataset[1]['inputs'], dataset[1]['inputs']
     assert first['unreadable'] == 1
     assert all(torch.equal(first[key], again[key]) for key in first)
-    substitutes = {dataset[SampleKey(0, epoch, 1)]['inputs']['images'].float().mean().item()
-                   for epoch in range(8)}
+    substitutes = {dataset[SampleKey(0, epoch, 1)]['inputs']['images'].float().mean().item() for epoch in range(8)}
     assert len(substitutes) > 1  # not one image shown ever more often
 
 

@@ -1,4 +1,5 @@
 """Model, data sets and checkpoint that disagree about the classes are stopped before the first step."""
+
 import shutil
 from pathlib import Path
 
@@ -25,15 +26,21 @@ def refused(cfg, message, loop='train'):
 
 def test_number_of_classes(cfg):
     cfg.model.head.num_classes = cfg.model.data_preprocessor.num_classes = 4
-    refused(cfg, r'images/train has 3 classes \(blue to red\), the model is built for 4; set '
-            r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder')
+    refused(
+        cfg,
+        r'images/train has 3 classes \(blue to red\), the model is built for 4; set '
+        r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder',
+    )
     refused(cfg, 'images/val has 3 classes', loop='test')
 
 
 def test_a_class_that_one_split_lacks(cfg, tmp_path):
     shutil.rmtree(tmp_path / 'images/val/green')
-    refused(cfg, "images/val has 2 classes, .*images/train has 3, and class 1 is 'red' in the first, 'green' in the "
-            'second; .*images/val lacks green; give the datasets one list')
+    refused(
+        cfg,
+        "images/val has 2 classes, .*images/train has 3, and class 1 is 'red' in the first, 'green' in the "
+        'second; .*images/val lacks green; give the datasets one list',
+    )
     cfg.train_dataloader.dataset.classes = cfg.val_dataloader.dataset.classes = ['blue', 'green', 'red']
     make_runner(cfg).train()  # an explicit list may have classes of which there is nothing to test
 

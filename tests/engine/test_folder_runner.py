@@ -1,4 +1,5 @@
 """One data_root on the command line is enough for a config with FolderRunner."""
+
 import shutil
 from pathlib import Path
 
@@ -23,11 +24,21 @@ def tree(images: Path, tmp_path: Path) -> Path:
 
 def demo(root: Path, work_dir: Path, **options: object) -> Config:
     cfg = Config.fromfile(ROOT / 'configs/demo/finetune_folder.py')
-    cfg.merge_from_dict({
-        'data_root': str(root), 'model.backbone.init_cfg': None, 'train_dataloader.batch_size': 3,
-        'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
-        'val_dataloader.num_workers': 0, 'val_dataloader.persistent_workers': False,
-        'train_cfg.max_epochs': 1, 'train_cfg.val_interval': 1, 'default_hooks.checkpoint.interval': 1, **options})
+    cfg.merge_from_dict(
+        {
+            'data_root': str(root),
+            'model.backbone.init_cfg': None,
+            'train_dataloader.batch_size': 3,
+            'train_dataloader.num_workers': 0,
+            'train_dataloader.persistent_workers': False,
+            'val_dataloader.num_workers': 0,
+            'val_dataloader.persistent_workers': False,
+            'train_cfg.max_epochs': 1,
+            'train_cfg.val_interval': 1,
+            'default_hooks.checkpoint.interval': 1,
+            **options,
+        }
+    )
     cfg.work_dir, cfg.launcher = str(work_dir), 'none'
     return cfg
 
@@ -49,7 +60,7 @@ def test_without_held_out_images_there_is_no_validation(tree, tmp_path):
     runner = RUNNERS.build(demo(tree, tmp_path / 'work'))
     runner.train()
     assert runner.val_loop is None and (tmp_path / 'work/epoch_1.pth').exists()
-    log, = (tmp_path / 'work').glob('*/*.log')
+    (log,) = (tmp_path / 'work').glob('*/*.log')
     assert f"No folder '{tree}/val': training without validation." in log.read_text()
 
 
@@ -57,8 +68,14 @@ def test_a_config_without_classes(images, tmp_path):
     (tmp_path / 'images').mkdir()
     (tmp_path / 'images/train').symlink_to(images)
     cfg = Config.fromfile(ROOT / 'configs/demo/dvae.py')
-    cfg.merge_from_dict({'data_root': str(tmp_path / 'images'), 'train_dataloader.num_workers': 0,
-                         'train_dataloader.persistent_workers': False, 'train_dataloader.batch_size': 4})
+    cfg.merge_from_dict(
+        {
+            'data_root': str(tmp_path / 'images'),
+            'train_dataloader.num_workers': 0,
+            'train_dataloader.persistent_workers': False,
+            'train_dataloader.batch_size': 4,
+        }
+    )
     cfg.work_dir, cfg.launcher = str(tmp_path / 'work'), 'none'
     runner = RUNNERS.build(cfg)
     assert len(runner.build_dataloader(runner.cfg.train_dataloader).dataset) == 12

@@ -1,4 +1,5 @@
 """The hooks of a pretraining run, in a run."""
+
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,8 @@ def test_unreadable_images_are_listed_and_too_many_stop_the_run(pretrain_config,
 def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
     pretrain_config.param_scheduler = [
         dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=2),
-        dict(type='CosineAnnealingLR', by_epoch=False, begin=2, end=6, T_max=4, eta_min=1e-5)]
+        dict(type='CosineAnnealingLR', by_epoch=False, begin=2, end=6, T_max=4, eta_min=1e-5),
+    ]
     pretrain_config.default_hooks.checkpoint.max_keep_ckpts = 3
     whole = make_runner(pretrain_config)
     whole.train()

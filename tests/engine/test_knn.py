@@ -1,4 +1,5 @@
 """k-NN accuracy of frozen features: against a plain loop, and in a pretraining run."""
+
 import json
 import math
 from pathlib import Path
@@ -28,7 +29,7 @@ def plain_loop(features, known, labels, num_classes, k, temperature):
 
 def test_votes_as_a_plain_loop_does():
     known, features = torch.randn(60, 8), torch.randn(40, 8)
-    labels = torch.randint(0, 5, (60, ))
+    labels = torch.randint(0, 5, (60,))
     for k, temperature in ((1, 0.07), (7, 0.07), (20, 1.0)):
         found = knn_predict(features, known, labels, 5, k, temperature)
         assert found.tolist() == plain_loop(features, known, labels, 5, k, temperature)
@@ -48,9 +49,11 @@ def test_a_pretraining_logs_it_after_each_validation(pretrain_config, tmp_path):
     train = loader(images, 'train')
     train['drop_last'] = True  # 18 images, 4 a batch: two are left out
     pretrain_config.custom_hooks.append(
-        dict(type='beit_mm.KNNHook', train_dataloader=train, val_dataloader=loader(images, 'val'), k=3))
+        dict(type='beit_mm.KNNHook', train_dataloader=train, val_dataloader=loader(images, 'val'), k=3)
+    )
     pretrain_config.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, save_best='knn_accuracy', rule='greater')
+        type='CheckpointHook', interval=1, save_best='knn_accuracy', rule='greater'
+    )
     runner = make_runner(pretrain_config)
     runner.train()
     rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
@@ -62,8 +65,12 @@ def test_a_pretraining_logs_it_after_each_validation(pretrain_config, tmp_path):
 
 def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, tmp_path):
     images = make_images(tmp_path / 'labelled', per_class=1)
-    pretrain_config.custom_hooks.append(dict(
-        type='beit_mm.KNNHook', train_dataloader=loader(images, 'train'),
-        val_dataloader=loader(images, 'val', classes=['red', 'blue'])))
+    pretrain_config.custom_hooks.append(
+        dict(
+            type='beit_mm.KNNHook',
+            train_dataloader=loader(images, 'train'),
+            val_dataloader=loader(images, 'val', classes=['red', 'blue']),
+        )
+    )
     with pytest.raises(ValueError, match='has 3 classes, its val_dataloader 2'):
         make_runner(pretrain_config).train()

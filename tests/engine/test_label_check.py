@@ -1,4 +1,5 @@
 """The first batch's labels against the model, and batch norm on CPUs."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -24,13 +25,20 @@ def test_labels_that_fit():
     check_labels([sample([0, 1, 254])], 3, 254)
 
 
-@pytest.mark.parametrize('reduced, advice', [(False, 'if 0 marks unlabelled pixels, reduce_zero_label=True'),
-                                             (True, 'reduce_zero_label=True has already made labels one lower')])
+@pytest.mark.parametrize(
+    'reduced, advice',
+    [
+        (False, 'if 0 marks unlabelled pixels, reduce_zero_label=True'),
+        (True, 'reduce_zero_label=True has already made labels one lower'),
+    ],
+)
 def test_a_label_without_a_class_is_named_with_its_file(reduced, advice):
     with pytest.raises(ValueError) as error:
         check_labels([sample([0, 1]), sample([0, 3, 5, 255], reduced)], 3, 255)
-    assert str(error.value) == (f'data/x.png gives label 3, the model has num_classes=3 (0 to 2); set num_classes of '
-                                f'every head to that of the data ({advice})')
+    assert str(error.value) == (
+        f'data/x.png gives label 3, the model has num_classes=3 (0 to 2); set num_classes of '
+        f'every head to that of the data ({advice})'
+    )
 
 
 def test_ignored_pixels(monkeypatch):
@@ -39,8 +47,10 @@ def test_ignored_pixels(monkeypatch):
     check_labels([sample([0, 1, 255, 255])], 3, 255)
     assert not said
     check_labels([sample([0, 255, 255, 255], reduced=True)], 3, 255)
-    assert said == ['75% of the pixels of the first batch are ignored (label 255, and label 0 with reduce_zero_label='
-                    'True). Is it meant?']
+    assert said == [
+        '75% of the pixels of the first batch are ignored (label 255, and label 0 with reduce_zero_label='
+        'True). Is it meant?'
+    ]
     with pytest.raises(ValueError, match='every pixel of the first batch is ignored'):
         check_labels([sample([255, 255])], 3, 255)
 

@@ -1,4 +1,5 @@
 """Learning rates of the layers, their schedule, and what gradient accumulation makes of it, against the formulas."""
+
 import math
 import warnings
 
@@ -12,17 +13,23 @@ from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 
 LOWEST = 1e-6
-VARIANTS = [dict(), dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
-            dict(abs_pos_embed=False, rel_pos_bias='shared', masked_input=True, out_type='cls_token')]
+VARIANTS = [
+    dict(),
+    dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+    dict(abs_pos_embed=False, rel_pos_bias='shared', masked_input=True, out_type='cls_token'),
+]
 
 
 def classifier(**backbone) -> nn.Module:
     """A classifier without numbers, so that large ones take no memory."""
     with torch.device('meta'):
-        return MODELS.build(dict(
-            type='mmpretrain.ImageClassifier',
-            backbone=dict(dict(type='beit_mm.BEiTBackbone', out_type='avg_featmap'), **backbone),
-            head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=768)))
+        return MODELS.build(
+            dict(
+                type='mmpretrain.ImageClassifier',
+                backbone=dict(dict(type='beit_mm.BEiTBackbone', out_type='avg_featmap'), **backbone),
+                head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=768),
+            )
+        )
 
 
 def wrap(model: nn.Module, rate: float | None, **optimizer):
@@ -53,12 +60,19 @@ def schedulers(wrapper, peak: float, warmup_epochs: int, epochs: int, epoch_leng
     """As the fine-tuning configs have them."""
     cfgs = [
         dict(type='LinearLR', start_factor=1e-9, begin=0, end=warmup_epochs, convert_to_iter_based=True),
-        dict(type='CosineAnnealingLR', eta_min_ratio=LOWEST / peak, begin=warmup_epochs, end=epochs,
-             convert_to_iter_based=True)]
+        dict(
+            type='CosineAnnealingLR',
+            eta_min_ratio=LOWEST / peak,
+            begin=warmup_epochs,
+            end=epochs,
+            convert_to_iter_based=True,
+        ),
+    ]
     if not warmup_epochs:
         cfgs = cfgs[1:]
-    return [PARAM_SCHEDULERS.build(cfg, default_args=dict(optimizer=wrapper, epoch_length=epoch_length))
-            for cfg in cfgs]
+    return [
+        PARAM_SCHEDULERS.build(cfg, default_args=dict(optimizer=wrapper, epoch_length=epoch_length)) for cfg in cfgs
+    ]
 
 
 def advance(schedules: list) -> None:
@@ -78,14 +92,26 @@ def test_groups_are_the_released_ones(variant):
         for name in group['names']:
             found[name.removeprefix('backbone.')] = (group['lr'], group['weight_decay'])
     assert found == {
-        name: (pytest.approx(4e-3 * 0.65**(13 - released_layer(name, 12))), 0.05 * released_decays(name, parameter))
-        for name, parameter in parameters.items()}
+        name: (pytest.approx(4e-3 * 0.65 ** (13 - released_layer(name, 12))), 0.05 * released_decays(name, parameter))
+        for name, parameter in parameters.items()
+    }
 
 
-@pytest.mark.parametrize('arch, rate, examples', [
-    ('base', 0.65, {'patch_embed.proj.bias': 3.70e-3, 'blocks.0.norm1.weight': 5.69e-3, 'blocks.11.norm1.bias': 0.65}),
-    ('large', 0.75, {'cls_token': 7.53e-4}), ('base', 0.85, {'pos_embed': 0.121}),
-    ('large', 0.9, {'cls_token': 0.0718}), ('base', 0.9, {'cls_token': 0.254}), ('large', 0.95, {'cls_token': 0.277})])
+@pytest.mark.parametrize(
+    'arch, rate, examples',
+    [
+        (
+            'base',
+            0.65,
+            {'patch_embed.proj.bias': 3.70e-3, 'blocks.0.norm1.weight': 5.69e-3, 'blocks.11.norm1.bias': 0.65},
+        ),
+        ('large', 0.75, {'cls_token': 7.53e-4}),
+        ('base', 0.85, {'pos_embed': 0.121}),
+        ('large', 0.9, {'cls_token': 0.0718}),
+        ('base', 0.9, {'cls_token': 0.254}),
+        ('large', 0.95, {'cls_token': 0.277}),
+    ],
+)
 def test_examples_of_the_recipe(arch, rate, examples):
     groups = wrap(classifier(arch=arch), rate, lr=1.0).optimizer.param_groups
     rates = {name: group['lr'] for group in groups for name in group['names']}
@@ -93,14 +119,18 @@ def test_examples_of_the_recipe(arch, rate, examples):
     assert rates['head.fc.weight'] == rates['backbone.fc_norm.weight'] == 1
 
 
-@pytest.mark.parametrize('arch, depth, peak, rate, warmup, epochs', [
-    ('base', 12, 4e-3, 0.65, 20, 100), ('large', 24, 1e-3, 0.75, 5, 50), ('large', 24, 2e-5, 0.9, 5, 30)])
+@pytest.mark.parametrize(
+    'arch, depth, peak, rate, warmup, epochs',
+    [('base', 12, 4e-3, 0.65, 20, 100), ('large', 24, 1e-3, 0.75, 5, 50), ('large', 24, 2e-5, 0.9, 5, 30)],
+)
 def test_rates_of_all_layers_at_start_middle_and_end(arch, depth, peak, rate, warmup, epochs):
     length = 7
     warmup_steps, steps = warmup * length, epochs * length
     wrapper = wrap(classifier(arch=arch), rate, lr=peak)
-    groups = [(released_layer(group['names'][0].removeprefix('backbone.'), depth), group)
-              for group in wrapper.optimizer.param_groups]
+    groups = [
+        (released_layer(group['names'][0].removeprefix('backbone.'), depth), group)
+        for group in wrapper.optimizer.param_groups
+    ]
     assert {layer for layer, _ in groups} == set(range(depth + 2))
     schedules = schedulers(wrapper, peak, warmup, epochs, length)
     checked = {0, 1, warmup_steps - 1, warmup_steps, warmup_steps + 1, steps // 2, steps - 1}
@@ -109,7 +139,8 @@ def test_rates_of_all_layers_at_start_middle_and_end(arch, depth, peak, rate, wa
             expected = schedule(step, peak, warmup_steps, steps)
             for layer, group in groups:  # 1e-9: where the warm-up starts in place of 0
                 assert group['lr'] == pytest.approx(
-                    expected * rate**(depth + 1 - layer), rel=1e-9, abs=1.01e-9 * peak), (step, layer)
+                    expected * rate ** (depth + 1 - layer), rel=1e-9, abs=1.01e-9 * peak
+                ), (step, layer)
         advance(schedules)
 
 
@@ -147,7 +178,8 @@ class Segmentor(nn.Module):
         super().__init__()
         self.net = nn.Module()
         self.net.backbone = BEiTBackbone(
-            dict(embed_dims=8, num_layers=2, num_heads=2), img_size=32, out_type='featmap', frozen_stages=1)
+            dict(embed_dims=8, num_layers=2, num_heads=2), img_size=32, out_type='featmap', frozen_stages=1
+        )
         self.blocks = nn.ModuleList([nn.Linear(8, 8)])
 
 

@@ -1,4 +1,5 @@
 """The pretraining metric, against sums and entropies written out."""
+
 import math
 
 import numpy as np

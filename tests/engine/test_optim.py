@@ -1,4 +1,5 @@
 """Parameter groups against the released rule, and precision on a CPU."""
+
 import pytest
 import torch
 from helpers import narrow_model
@@ -21,9 +22,10 @@ def released_rule(name: str, parameter: torch.Tensor) -> bool:
     return not (parameter.dim() == 1 or name.endswith('.bias') or name in ('pos_embed', 'cls_token'))
 
 
-@pytest.mark.parametrize('variant', [
-    dict(), dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
-    dict(rel_pos_bias='per_layer')])
+@pytest.mark.parametrize(
+    'variant',
+    [dict(), dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1), dict(rel_pos_bias='per_layer')],
+)
 def test_groups_follow_the_released_rule(variant):
     backbone = dict(narrow_model()['backbone'], **variant)
     model = MODELS.build(narrow_model(backbone=backbone))

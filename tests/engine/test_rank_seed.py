@@ -1,4 +1,5 @@
 """Processes draw different noise; the first draws what a single process draws."""
+
 import random
 from types import SimpleNamespace
 

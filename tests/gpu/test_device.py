@@ -1,7 +1,8 @@
 """What only a CUDA device can show: half precision, fused attention, memory formats, compilation, several devices.
 
-    python -m pytest -m gpu
+python -m pytest -m gpu
 """
+
 import copy
 import os
 import socket
@@ -27,9 +28,12 @@ FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.
 def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
     random = torch.Generator().manual_seed(seed)
     mask = torch.rand(4, 4, 4, generator=random) < 0.4
-    inputs = dict(images=torch.randn(4, 3, 32, 32, generator=random),
-                  tokenizer_images=torch.rand(4, 3, 32, 32, generator=random), mask=mask,
-                  positions=masked_positions(mask))
+    inputs = dict(
+        images=torch.randn(4, 3, 32, 32, generator=random),
+        tokenizer_images=torch.rand(4, 3, 32, 32, generator=random),
+        mask=mask,
+        positions=masked_positions(mask),
+    )
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
@@ -72,8 +76,16 @@ def test_a_tokenizer_in_half_precision_gives_the_same_tokens_but_for_a_few(preci
 @pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
 @pytest.mark.parametrize('img_size', [224, 384])
 def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
-    model = BEiTBackbone(dict(embed_dims=128, num_layers=2, num_heads=2), img_size=img_size,
-                         abs_pos_embed=rel_pos_bias is None, rel_pos_bias=rel_pos_bias).to(DEVICE).train()
+    model = (
+        BEiTBackbone(
+            dict(embed_dims=128, num_layers=2, num_heads=2),
+            img_size=img_size,
+            abs_pos_embed=rel_pos_bias is None,
+            rel_pos_bias=rel_pos_bias,
+        )
+        .to(DEVICE)
+        .train()
+    )
     images = torch.randn(2, 3, img_size, img_size, device=DEVICE)
     positions = torch.arange(75, device=DEVICE).expand(2, -1)
     with sdpa_kernel(FUSED), torch.autocast('cuda', torch.bfloat16):  # raises where none of these fits
@@ -87,8 +99,13 @@ def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
 
 
 def test_fused_attention_with_bias_is_the_formula():
-    model = BEiTBackbone(dict(embed_dims=128, num_layers=2, num_heads=2), img_size=224, abs_pos_embed=False,
-                         rel_pos_bias='shared').to(DEVICE).eval()
+    model = (
+        BEiTBackbone(
+            dict(embed_dims=128, num_layers=2, num_heads=2), img_size=224, abs_pos_embed=False, rel_pos_bias='shared'
+        )
+        .to(DEVICE)
+        .eval()
+    )
     torch.nn.init.normal_(model.rel_pos_bias.relative_position_bias_table)
     images = torch.randn(2, 3, 224, 224, device=DEVICE)
     expected = copy.deepcopy(model).cpu()(images.cpu())[0]
@@ -101,7 +118,8 @@ def test_channels_last_images_give_the_same_features():
     images = torch.randn(2, 3, 224, 224, device=DEVICE)
     with torch.no_grad():
         torch.testing.assert_close(
-            model(images.contiguous(memory_format=torch.channels_last))[0], model(images)[0], atol=1e-2, rtol=1e-2)
+            model(images.contiguous(memory_format=torch.channels_last))[0], model(images)[0], atol=1e-2, rtol=1e-2
+        )
 
 
 def test_the_compiled_loss_is_the_loss():

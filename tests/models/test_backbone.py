@@ -1,4 +1,5 @@
 """The backbone: sizes to the last digit, any image, what it computes and what it leaves out."""
+
 import copy
 
 import pytest
@@ -16,25 +17,32 @@ def count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize(('options', 'head', 'total'), [
-    (dict(arch='base'), 0, 85_789_440),
-    (dict(arch='base', masked_input=True), 8192 * 769, 92_089_856),
-    (dict(arch='base', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 769, 91_965_776),
-    (dict(arch='base', out_type='avg_featmap'), 769_000, 86_558_440),
-    (dict(arch='base', out_type='avg_featmap', img_size=384), 769_000, 86_850_280),
-    (dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', **PLUS), 769_000, 86_530_984),
-    (dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=384, **PLUS),
-     769_000, 86_744_104),
-    (dict(arch='base', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS),
-     0, 86_554_176),
-    (dict(arch='large'), 0, 303_277_056),
-    (dict(arch='large', masked_input=True), 8192 * 1025, 311_674_880),
-    (dict(arch='large', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 1025, 311_534_016),
-    (dict(arch='large', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=512, **PLUS),
-     1_025_000, 305_674_728),
-    (dict(arch='large', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS),
-     0, 305_520_128),
-])
+@pytest.mark.parametrize(
+    ('options', 'head', 'total'),
+    [
+        (dict(arch='base'), 0, 85_789_440),
+        (dict(arch='base', masked_input=True), 8192 * 769, 92_089_856),
+        (dict(arch='base', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 769, 91_965_776),
+        (dict(arch='base', out_type='avg_featmap'), 769_000, 86_558_440),
+        (dict(arch='base', out_type='avg_featmap', img_size=384), 769_000, 86_850_280),
+        (dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', **PLUS), 769_000, 86_530_984),
+        (
+            dict(arch='base', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=384, **PLUS),
+            769_000,
+            86_744_104,
+        ),
+        (dict(arch='base', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS), 0, 86_554_176),
+        (dict(arch='large'), 0, 303_277_056),
+        (dict(arch='large', masked_input=True), 8192 * 1025, 311_674_880),
+        (dict(arch='large', masked_input=True, rel_pos_bias='shared', **PLUS), 8192 * 1025, 311_534_016),
+        (
+            dict(arch='large', out_type='avg_featmap', rel_pos_bias='per_layer', img_size=512, **PLUS),
+            1_025_000,
+            305_674_728,
+        ),
+        (dict(arch='large', out_type='featmap', rel_pos_bias='per_layer', img_size=640, **PLUS), 0, 305_520_128),
+    ],
+)
 def test_parameter_counts_are_the_published_ones(options, head, total):
     with torch.device('meta'):
         assert count(BEiTBackbone(**options)) + head == total
@@ -126,8 +134,11 @@ def test_frozen_stages_stand_still_and_stay_in_evaluation_mode():
     assert model.train() is model and model.eval() is model.train(False)
     model.train()
     assert not model.blocks[1].training and model.blocks[2].training
-    trained = {name.split('.')[0] + '.' + name.split('.')[1] if name.startswith('blocks') else name
-               for name, p in model.named_parameters() if p.requires_grad}
+    trained = {
+        name.split('.')[0] + '.' + name.split('.')[1] if name.startswith('blocks') else name
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
     assert trained == {'blocks.2', 'norm.weight', 'norm.bias'}
 
 
@@ -167,7 +178,7 @@ def test_initialisation_follows_the_released_rule():
     assert model.blocks[0].attn.qkv.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
     for depth, block in enumerate(model.blocks, start=1):
         for linear in (block.attn.proj, block.mlp.fc2):
-            expected = 0.02 * 0.5396 / (2 * depth)**0.5
+            expected = 0.02 * 0.5396 / (2 * depth) ** 0.5
             assert linear.weight.std().item() == pytest.approx(expected, rel=0.03)
         assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
 
@@ -178,16 +189,19 @@ def test_stochastic_depth_rises_linearly():
     assert rates == pytest.approx([0.01 * i for i in range(12)])
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(arch='huge'), "arch is 'huge'"),
-    (dict(arch=dict(embed_dims=32, num_heads=4)), 'num_layers'),
-    (dict(arch=dict(embed_dims=30, num_layers=1, num_heads=4)), 'no multiple'),
-    (dict(out_type='pooled'), 'out_type'),
-    (dict(rel_pos_bias=True), 'rel_pos_bias'),
-    (dict(out_indices=12), 'block 12 does not exist'),
-    (dict(img_size=8), 'smaller than a patch'),
-    (dict(frozen_stages=13), 'the model has 12 blocks'),
-])
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(arch='huge'), "arch is 'huge'"),
+        (dict(arch=dict(embed_dims=32, num_heads=4)), 'num_layers'),
+        (dict(arch=dict(embed_dims=30, num_layers=1, num_heads=4)), 'no multiple'),
+        (dict(out_type='pooled'), 'out_type'),
+        (dict(rel_pos_bias=True), 'rel_pos_bias'),
+        (dict(out_indices=12), 'block 12 does not exist'),
+        (dict(img_size=8), 'smaller than a patch'),
+        (dict(frozen_stages=13), 'the model has 12 blocks'),
+    ],
+)
 def test_wrong_settings_are_refused_when_built(options, message):
     with pytest.raises(ValueError, match=message):
         BEiTBackbone(**dict(dict(arch='tiny'), **options))

@@ -1,4 +1,5 @@
 """Normalise, erase, mix: in this order, and only in training."""
+
 import numpy as np
 import pytest
 import torch
@@ -17,10 +18,18 @@ INSIDE = (slice(None), slice(TOP, TOP + HEIGHT), slice(LEFT, LEFT + WIDTH))
 def batch(collate=default_collate, boxes=(BOX, None, None, None)) -> dict:
     pack = TRANSFORMS.build(dict(type='mmpretrain.PackInputs', meta_keys=('erase_box',)))
     rng = np.random.default_rng(0)
-    return collate([
-        pack(dict(img=rng.integers(0, 256, (64, 64, 3), dtype=np.uint8), gt_label=label,
-                  **({} if box is None else dict(erase_box=box))))
-        for label, box in enumerate(boxes)])
+    return collate(
+        [
+            pack(
+                dict(
+                    img=rng.integers(0, 256, (64, 64, 3), dtype=np.uint8),
+                    gt_label=label,
+                    **({} if box is None else dict(erase_box=box)),
+                )
+            )
+            for label, box in enumerate(boxes)
+        ]
+    )
 
 
 def build(**kwargs):

@@ -1,4 +1,5 @@
 """DALL-E's networks: sizes, and the two ways into the decoder; the small networks' sizes."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,25 +9,31 @@ from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, logit_laplace_nll
 
 
-@pytest.mark.parametrize(('network', 'kwargs', 'published'), [
-    (DALLEEncoder, {}, 53_786_240),
-    (DALLEDecoder, {}, 43_829_766),
-    (ConvEncoder, {}, 7_953_408),
-    (ConvDecoder, {}, 12_128_003),
-    (ConvEncoder, dict(bottleneck_blocks=2), 6_707_456),
-    (ConvDecoder, dict(bottleneck_blocks=2), 9_964_803),
-])
+@pytest.mark.parametrize(
+    ('network', 'kwargs', 'published'),
+    [
+        (DALLEEncoder, {}, 53_786_240),
+        (DALLEDecoder, {}, 43_829_766),
+        (ConvEncoder, {}, 7_953_408),
+        (ConvDecoder, {}, 12_128_003),
+        (ConvEncoder, dict(bottleneck_blocks=2), 6_707_456),
+        (ConvDecoder, dict(bottleneck_blocks=2), 9_964_803),
+    ],
+)
 def test_parameter_count(network, kwargs, published):
     with torch.device('meta'):
         model = network(**kwargs)
     assert sum(p.numel() for p in model.parameters()) == published
 
 
-@pytest.mark.parametrize(('encoder', 'decoder'), [
-    (DALLEEncoder(8, 20), DALLEDecoder(8, 20, 16)),
-    (ConvEncoder(8, 20), ConvDecoder(8, 20, 16)),
-    (ConvEncoder(8, 20, bottleneck_blocks=1), ConvDecoder(8, 20, 16, bottleneck_blocks=1)),
-])
+@pytest.mark.parametrize(
+    ('encoder', 'decoder'),
+    [
+        (DALLEEncoder(8, 20), DALLEDecoder(8, 20, 16)),
+        (ConvEncoder(8, 20), ConvDecoder(8, 20, 16)),
+        (ConvEncoder(8, 20, bottleneck_blocks=1), ConvDecoder(8, 20, 16, bottleneck_blocks=1)),
+    ],
+)
 def test_shapes_and_lookup_equals_one_hot(encoder, decoder):
     images = torch.rand(2, 3, 24, 32)
     logits = encoder(images)

@@ -1,4 +1,5 @@
 """From uint8 batches to the pretrainer's inputs."""
+
 import torch
 
 from beit_mm.models import TwoViewDataPreprocessor
@@ -10,7 +11,8 @@ def make_batch() -> dict:
     return dict(
         images=torch.randint(0, 256, (2, 16, 24, 3), dtype=torch.uint8),
         tokenizer_images=torch.randint(0, 256, (2, 8, 12, 3), dtype=torch.uint8),
-        mask=torch.tensor([[[True, False, True]], [[False, False, True]]]))
+        mask=torch.tensor([[[True, False, True]], [[False, False, True]]]),
+    )
 
 
 def test_each_view_is_scaled_for_its_network():
@@ -19,7 +21,9 @@ def test_each_view_is_scaled_for_its_network():
     for channel in range(3):
         pixels = batch['images'][..., channel].float()
         torch.testing.assert_close(inputs['images'][:, channel], (pixels - MEAN[channel]) / STD[channel])
-        torch.testing.assert_close(inputs['tokenizer_images'][:, channel], batch['tokenizer_images'][..., channel] / 255)
+        torch.testing.assert_close(
+            inputs['tokenizer_images'][:, channel], batch['tokenizer_images'][..., channel] / 255
+        )
     assert torch.equal(inputs['mask'], batch['mask'])
     assert inputs['positions'].tolist() == [[0, 2], [2, -1]]
 

@@ -1,4 +1,5 @@
 """Linear probes: frozen features, gradients in the classifiers only, and the table."""
+
 import pytest
 import torch
 from helpers import make_runner
@@ -79,14 +80,22 @@ def test_table_layer_by_layer():
     for label, found in ((0, {4: 0, 5: 0, 6: 1}), (1, {4: 0, 5: 1, 6: 1}), (2, {4: 0, 5: 2, 6: 0})):
         metric.process(None, [dict(gt_label=torch.tensor([label]), layer_labels=found)])
     metrics = metric.evaluate(3)
-    assert metrics == pytest.approx({'accuracy/layer_4': 100 / 3, 'accuracy/layer_5': 100, 'accuracy/layer_6': 100 / 3,
-                                     'accuracy/best': 100, 'accuracy/best_layer': 5})
+    assert metrics == pytest.approx(
+        {
+            'accuracy/layer_4': 100 / 3,
+            'accuracy/layer_5': 100,
+            'accuracy/layer_6': 100 / 3,
+            'accuracy/best': 100,
+            'accuracy/best_layer': 5,
+        }
+    )
 
 
 def test_a_run_probes_all_layers(tmp_path):
     cfg = classifier_config(make_images(tmp_path / 'images'), tmp_path / 'work')
-    cfg.model = dict(type='beit_mm.LinearProbe', num_classes=3, backbone=BACKBONE,
-                     data_preprocessor=cfg.model.data_preprocessor)
+    cfg.model = dict(
+        type='beit_mm.LinearProbe', num_classes=3, backbone=BACKBONE, data_preprocessor=cfg.model.data_preprocessor
+    )
     cfg.val_evaluator = cfg.test_evaluator = dict(type='beit_mm.LayerAccuracy')
     cfg.optim_wrapper.optimizer.lr = 0.05
     cfg.train_cfg.update(max_epochs=8, val_interval=8)
@@ -99,5 +108,5 @@ def test_a_run_probes_all_layers(tmp_path):
     metrics = runner.val_loop.run()
     assert {'accuracy/layer_0', 'accuracy/layer_1', 'accuracy/layer_2', 'accuracy/best_layer'} <= set(metrics)
     assert metrics['accuracy/best'] == 100  # three colours
-    (log, ) = (tmp_path / 'work').glob('*/*.log')
+    (log,) = (tmp_path / 'work').glob('*/*.log')
     assert 'layer  accuracy\n    0 ' in log.read_text()

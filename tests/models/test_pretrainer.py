@@ -1,4 +1,5 @@
 """The pretrainer: its loss against the plain formula, its ablations, and what it keeps out of the way."""
+
 import math
 
 import pytest
@@ -23,8 +24,11 @@ def make_inputs(batch: int = 3, mask: torch.Tensor | None = None) -> dict:
             mask[row, torch.randperm(16)[:count]] = True
         mask = mask.view(batch, 4, 4)
     return dict(
-        images=torch.randn(batch, 3, 32, 32), tokenizer_images=torch.rand(batch, 3, 32, 32), mask=mask,
-        positions=masked_positions(mask))
+        images=torch.randn(batch, 3, 32, 32),
+        tokenizer_images=torch.rand(batch, 3, 32, 32),
+        mask=mask,
+        positions=masked_positions(mask),
+    )
 
 
 def plain_loss(model, inputs: dict) -> torch.Tensor:
@@ -62,10 +66,15 @@ def test_first_loss_is_the_logarithm_of_the_vocabulary():
     cfg = narrow_model(
         backbone=dict(type='beit_mm.BEiTBackbone', arch='tiny', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=192),
-        target_generator=dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=16))
+        target_generator=dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=16),
+    )
     mask = torch.rand(2, 14, 14) < 0.4
-    inputs = dict(images=torch.randn(2, 3, 224, 224), tokenizer_images=torch.rand(2, 3, 112, 112), mask=mask,
-                  positions=masked_positions(mask))
+    inputs = dict(
+        images=torch.randn(2, 3, 224, 224),
+        tokenizer_images=torch.rand(2, 3, 112, 112),
+        mask=mask,
+        positions=masked_positions(mask),
+    )
     loss = MODELS.build(cfg)(inputs, mode='loss')['loss'].item()
     assert 9.0 <= loss <= 9.15
     assert math.log(8192) == pytest.approx(9.0109, abs=1e-4)
@@ -104,7 +113,7 @@ def test_pixel_regression():
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     errors = []
     for image, row, column in inputs['mask'].nonzero().tolist():
-        patch = inputs['images'][image, :, 8 * row:8 * row + 8, 8 * column:8 * column + 8]
+        patch = inputs['images'][image, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
         predicted = model.head(hidden[image, 4 * row + column]).view(3, 8, 8)
         errors.append((predicted - patch).square().mean())
     losses = model(inputs, mode='loss')
@@ -117,6 +126,7 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
     @MODELS.register_module(name='PlainTokenizer', force=True)
     class PlainTokenizer(Tokenizer, torch.nn.Module):
         """The least that the interface of tokenizers asks for."""
+
         vocab_size = 32
         stride = 8
 
@@ -193,8 +203,11 @@ def test_pictures_show_what_was_hidden():
 
 def test_wrong_combinations_are_refused():
     with pytest.raises(ValueError, match='BEiTMIMHead predicts 32 visual tokens, the tokenizer has 64'):
-        MODELS.build(narrow_model(target_generator=dict(
-            type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)))
+        MODELS.build(
+            narrow_model(
+                target_generator=dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)
+            )
+        )
     with pytest.raises(ValueError, match="recover is 'some'"):
         MODELS.build(narrow_model(recover='some'))
     with pytest.raises(ValueError, match='PixelRegressionHead predicts None visual tokens'):

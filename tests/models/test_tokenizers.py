@@ -1,4 +1,5 @@
 """Tokenizers: images and tokens, DALL-E's weights and errors, the dVAE's training."""
+
 import math
 
 import pytest
@@ -16,12 +17,15 @@ SMALL_VAE = dict(hidden=8, vocab_size=32, embed_dims=16)
 
 def tokenizers():
     torch.manual_seed(0)
-    return [DALLETokenizer(random_weights=True, **SMALL_DALLE),
-            DiscreteVAE('conv', **SMALL_VAE).eval(),
-            DiscreteVAE('dalle', loss='laplace', **SMALL_VAE).eval()]
+    return [
+        DALLETokenizer(random_weights=True, **SMALL_DALLE),
+        DiscreteVAE('conv', **SMALL_VAE).eval(),
+        DiscreteVAE('dalle', loss='laplace', **SMALL_VAE).eval(),
+    ]
 
 
 # --- the contract --------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('tokenizer', tokenizers(), ids=['dalle', 'conv', 'dvae-dalle'])
 def test_contract(tokenizer):
@@ -45,6 +49,7 @@ def test_contract(tokenizer):
 
 
 # --- DALL-E --------------------------------------------------------------------------------------
+
 
 def test_random_weights_do_not_depend_on_the_seed_nor_change_it():
     torch.manual_seed(1)
@@ -91,8 +96,7 @@ def test_url_is_looked_up_in_the_folder_and_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(folder))
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))
     url = 'http://127.0.0.1:1/dalle_encoder.pth'  # nobody listens there
-    with (pytest.warns(UserWarning, match='download of'),
-          pytest.raises(FileNotFoundError) as caught):
+    with pytest.warns(UserWarning, match='download of'), pytest.raises(FileNotFoundError) as caught:
         DALLETokenizer(url)
     for place in (folder, cache / 'checkpoints', url):
         assert str(place) in str(caught.value)
@@ -136,12 +140,12 @@ def test_precision():
 
 # --- the discrete VAE ----------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize('loss', ['laplace', 'mse', 'smooth_l1'])
 @pytest.mark.parametrize('arch', ['dalle', 'conv'])
 def test_losses_reach_every_parameter(arch, loss):
     torch.manual_seed(0)
-    model = MODELS.build(dict(
-        type='beit_mm.DiscreteVAE', arch=arch, loss=loss, kl_steps=1, **SMALL_VAE)).train()
+    model = MODELS.build(dict(type='beit_mm.DiscreteVAE', arch=arch, loss=loss, kl_steps=1, **SMALL_VAE)).train()
     model.steps += 1
     losses = model(dict(images=torch.rand(2, 3, 16, 16)), mode='loss')
     assert set(losses) == {'loss_recon', 'loss_kl', 'temperature', 'codes_used', 'perplexity'}
@@ -178,8 +182,7 @@ def test_schedules_follow_the_saved_step():
 def test_trains_becomes_a_tokenizer_and_is_measured(tmp_path):
     """Eight flat colours: different colours get different codes, and codes their colours."""
     torch.manual_seed(0)
-    model = DiscreteVAE('conv', temperature=(1.0, 0.1), temperature_steps=300, kl_weight=0.5,
-                        kl_steps=40, **SMALL_VAE)
+    model = DiscreteVAE('conv', temperature=(1.0, 0.1), temperature_steps=300, kl_weight=0.5, kl_steps=40, **SMALL_VAE)
     images = torch.rand(8, 3, 1, 1).expand(8, 3, 16, 16)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(300):
@@ -205,19 +208,24 @@ def test_trains_becomes_a_tokenizer_and_is_measured(tmp_path):
 def test_metric_counts_over_the_whole_set():
     metric = TokenizerMetric()
     grids = [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
-    metric.process({}, [dict(recon_mae_01=torch.tensor(0.1 * i), tokens=torch.tensor(grid))
-                        for i, grid in enumerate(grids, start=1)])
+    metric.process(
+        {},
+        [dict(recon_mae_01=torch.tensor(0.1 * i), tokens=torch.tensor(grid)) for i, grid in enumerate(grids, start=1)],
+    )
     result = metric.evaluate(size=2)
     assert result['tokenizer/recon_mae_01'] == pytest.approx(0.15)
     assert result['tokenizer/codes_used'] == 4
     assert result['tokenizer/perplexity'] == pytest.approx(4)
 
 
-@pytest.mark.parametrize(('kwargs', 'said'), [
-    (dict(arch='vit'), "'dalle' or 'conv', got 'vit'"),
-    (dict(loss='l1'), "got 'l1'"),
-    (dict(arch='dalle', num_levels=4), 'num_levels=4'),
-])
+@pytest.mark.parametrize(
+    ('kwargs', 'said'),
+    [
+        (dict(arch='vit'), "'dalle' or 'conv', got 'vit'"),
+        (dict(loss='l1'), "got 'l1'"),
+        (dict(arch='dalle', num_levels=4), 'num_levels=4'),
+    ],
+)
 def test_impossible_settings(kwargs, said):
     with pytest.raises(ValueError, match=said):
         DiscreteVAE(**{**SMALL_VAE, **kwargs})

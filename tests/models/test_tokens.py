@@ -1,4 +1,5 @@
 """Picking tokens and patches, against loops."""
+
 import torch
 
 from beit_mm.models.beit import masked_positions, patchify

@@ -1,4 +1,5 @@
 """The backbone gives what timm's and transformers' BEiT give with the same random weights."""
+
 import pytest
 import torch
 from timm.models.beit import Beit
@@ -30,21 +31,38 @@ def timm_peer(variant: str, img_size: int) -> Beit:
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
     return Beit(
-        img_size=img_size, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=0,
-        global_pool='', use_abs_pos_emb=options['abs_pos_embed'], use_rel_pos_bias=kind == 'per_layer',
-        use_shared_rel_pos_bias=kind == 'shared', init_values=options.get('layer_scale_init')).eval()
+        img_size=img_size,
+        patch_size=8,
+        embed_dim=48,
+        depth=3,
+        num_heads=4,
+        num_classes=0,
+        global_pool='',
+        use_abs_pos_emb=options['abs_pos_embed'],
+        use_rel_pos_bias=kind == 'per_layer',
+        use_shared_rel_pos_bias=kind == 'shared',
+        init_values=options.get('layer_scale_init'),
+    ).eval()
 
 
 def transformers_peer(variant: str) -> BeitModel:
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
     config = BeitConfig(
-        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=192, image_size=64,
-        patch_size=8, use_mask_token=True, layer_norm_eps=1e-6, use_mean_pooling=False,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=192,
+        image_size=64,
+        patch_size=8,
+        use_mask_token=True,
+        layer_norm_eps=1e-6,
+        use_mean_pooling=False,
         use_absolute_position_embeddings=options['abs_pos_embed'],
         use_relative_position_bias=kind == 'per_layer',
         use_shared_relative_position_bias=kind == 'shared',
-        layer_scale_init_value=options.get('layer_scale_init') or 0.0)
+        layer_scale_init_value=options.get('layer_scale_init') or 0.0,
+    )
     return BeitModel(config, add_pooling_layer=False).eval()
 
 
@@ -58,14 +76,20 @@ def to_transformers(weights: dict) -> dict:
                 renamed[f'{stem}.{part}_proj.weight'] = rows
             continue
         for ours, theirs in [
-                ('blocks.', 'layers.'), ('attn.q_bias', 'attention.q_proj.bias'),
-                ('attn.v_bias', 'attention.v_proj.bias'), ('attn.proj', 'attention.o_proj'),
-                ('attn.relative', 'relative_position_bias.relative'), ('gamma_', 'lambda_'),
-                ('norm1', 'layernorm_before'), ('norm2', 'layernorm_after'),
-                ('patch_embed.proj', 'embeddings.patch_embeddings.projection'),
-                ('pos_embed', 'embeddings.position_embeddings'), ('cls_token', 'embeddings.cls_token'),
-                ('mask_token', 'embeddings.mask_token'),
-                ('rel_pos_bias.', 'shared_position_bias.')]:
+            ('blocks.', 'layers.'),
+            ('attn.q_bias', 'attention.q_proj.bias'),
+            ('attn.v_bias', 'attention.v_proj.bias'),
+            ('attn.proj', 'attention.o_proj'),
+            ('attn.relative', 'relative_position_bias.relative'),
+            ('gamma_', 'lambda_'),
+            ('norm1', 'layernorm_before'),
+            ('norm2', 'layernorm_after'),
+            ('patch_embed.proj', 'embeddings.patch_embeddings.projection'),
+            ('pos_embed', 'embeddings.position_embeddings'),
+            ('cls_token', 'embeddings.cls_token'),
+            ('mask_token', 'embeddings.mask_token'),
+            ('rel_pos_bias.', 'shared_position_bias.'),
+        ]:
             name = name.replace(ours, theirs)
         renamed['layernorm' + name[4:] if name.startswith('norm.') else name] = value
     return renamed
@@ -108,8 +132,7 @@ def test_timm_built_at_another_size_with_our_resized_parameters(variant):
     peer.load_state_dict(weights, strict=True)
     images = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
-        torch.testing.assert_close(
-            ours(images)[0], peer.forward_features(images), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours(images)[0], peer.forward_features(images), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize('variant', VARIANTS)
@@ -121,8 +144,7 @@ def test_transformers_with_a_mask(variant):
     other = peer(images, bool_masked_pos=mask.flatten(1)).last_hidden_state
     torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
     expected = gradients(other, peer)
-    assert_gradients_equal(
-        {k: v for k, v in to_transformers(gradients(mine, ours)).items()}, expected)
+    assert_gradients_equal({k: v for k, v in to_transformers(gradients(mine, ours)).items()}, expected)
 
 
 def test_transformers_attention_map():

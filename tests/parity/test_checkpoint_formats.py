@@ -1,4 +1,5 @@
 """Weights of timm, transformers, mmpretrain and mmseg compute the same in our models, and ours in theirs."""
+
 import peers
 import pytest
 import timm
@@ -71,7 +72,8 @@ def through_hub_folder(model, task: str, tmp_path):
     # A model of features has no pooler, and its class no config for that.
     options = dict(add_pooling_layer=False) if task == 'features' else {}
     peer, info = peers.HF_CLASSES[task].from_pretrained(
-        tmp_path / 'hub', output_loading_info=True, local_files_only=True, **options)
+        tmp_path / 'hub', output_loading_info=True, local_files_only=True, **options
+    )
     assert not any(info.values()), info
     return peer.eval()
 
@@ -103,6 +105,7 @@ def test_classification_by_the_class_token(library, variant, tmp_path):
 
 # --- at a larger size -----------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize('target', ['timm', 'hf'])
 @pytest.mark.parametrize('source', ['timm', 'hf'])
 @pytest.mark.parametrize('variant', ['per_layer', 'vit'])
@@ -131,12 +134,18 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
 
 # --- from one task to the next --------------------------------------------------------------------
 
+
 def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
     """mmseg itself cannot read these weights: it has a table in every block, and no final norm."""
     pretrained = ours('pretraining', 'shared')
     weights, dropped, _ = convert_state_dict(pretrained.state_dict(), target='mmseg')
     assert sorted(dropped) == [
-        'backbone.mask_token', 'backbone.norm.bias', 'backbone.norm.weight', 'head.lm_head.bias', 'head.lm_head.weight']
+        'backbone.mask_token',
+        'backbone.norm.bias',
+        'backbone.norm.weight',
+        'head.lm_head.bias',
+        'head.lm_head.weight',
+    ]
     peer = peers.mmseg_peer('segmentation', 'per_layer', num_layers=2, out_indices=[0, 1]).backbone
     peer.load_state_dict({name.removeprefix('backbone.'): tensor for name, tensor in weights.items()})
     maps = ours('features', 'shared', out_type='featmap', out_indices=[0, 1]).backbone
@@ -169,10 +178,18 @@ def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
 @pytest.mark.parametrize('variant', ['vit', 'vit_layer_scale'])
 def test_a_plain_vit_of_timm(variant):
     """One bias for q, k and v; that of k cancels in the softmax. LayerScale has another name there, as in DeiT-3."""
-    peer = peers.randomise(timm.models.VisionTransformer(
-        img_size=peers.SIZE, patch_size=peers.PATCH, embed_dim=peers.DIMS, depth=2, num_heads=peers.HEADS,
-        num_classes=peers.CLASSES, init_values=VARIANTS[variant].get('layer_scale_init')))
-    assert peer.state_dict()['blocks.0.attn.qkv.bias'][peers.DIMS:2 * peers.DIMS].std() > 0.1
+    peer = peers.randomise(
+        timm.models.VisionTransformer(
+            img_size=peers.SIZE,
+            patch_size=peers.PATCH,
+            embed_dim=peers.DIMS,
+            depth=2,
+            num_heads=peers.HEADS,
+            num_classes=peers.CLASSES,
+            init_values=VARIANTS[variant].get('layer_scale_init'),
+        )
+    )
+    assert peer.state_dict()['blocks.0.attn.qkv.bias'][peers.DIMS : 2 * peers.DIMS].std() > 0.1
     model = ours('classification', variant, out_type='cls_token')
     load_all(model, peer.state_dict())
     images, _ = images_and_mask()

@@ -1,4 +1,5 @@
 """Our DALL-E networks beside those of the `DALL-E` package, with the same random weights."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,7 @@ from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
 dall_e = pytest.importorskip('dall_e')
 
 
-@pytest.mark.parametrize(('hidden', 'vocab_size', 'size'), [
-    (64, 512, (24, 32)), (256, 8192, (56, 56))])
+@pytest.mark.parametrize(('hidden', 'vocab_size', 'size'), [(64, 512, (24, 32)), (256, 8192, (56, 56))])
 @torch.no_grad()
 def test_encoder(hidden, vocab_size, size):
     torch.manual_seed(0)

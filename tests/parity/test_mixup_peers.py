@@ -1,4 +1,5 @@
 """mmpretrain's mixup, cutmix and label smoothing are timm's, which the released fine-tuning uses."""
+
 import numpy as np
 import pytest
 import torch
@@ -49,15 +50,16 @@ def test_corrected_lambda_is_the_share_of_pixels_kept():
         (top, bottom, left, right), ours = cutmix.cutmix_bbox_and_lam(size, lam)
         assert ours == pytest.approx(1 - (bottom - top) * (right - left) / (24 * 40))
         np.random.seed(seed)
-        (*theirs, ), _ = cutmix_bbox_and_lam(size, lam)
+        (*theirs,), _ = cutmix_bbox_and_lam(size, lam)
         # an odd side is rounded up by timm today and was rounded down when the released models were trained
         assert np.abs(np.subtract(theirs, (top, bottom, left, right))).max() <= 1
 
 
 def test_smoothing_without_mixing_is_timms():
     labels, logits = torch.tensor([0, 3, 3, 6]), torch.randn(BATCH, CLASSES)
-    torch.testing.assert_close(LabelSmoothLoss(0.1, CLASSES, mode='original')(logits, labels),
-                               LabelSmoothingCrossEntropy(0.1)(logits, labels))
+    torch.testing.assert_close(
+        LabelSmoothLoss(0.1, CLASSES, mode='original')(logits, labels), LabelSmoothingCrossEntropy(0.1)(logits, labels)
+    )
 
 
 def test_one_of_both_is_picked_each_time_evenly():

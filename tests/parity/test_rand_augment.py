@@ -1,4 +1,5 @@
 """RandAugment's operations against timm's, on an RGB image of strong colours."""
+
 import random
 
 import numpy as np
@@ -47,8 +48,12 @@ def test_operation_is_timms(image, name):
     if magnitude_range:
         policy['magnitude_range'] = magnitude_range
     ours = RandAugment([policy], 1, 9, hparams=dict(pad_val=list(FILL), interpolation='bicubic'))
-    theirs = auto_augment.AugmentOp(name, prob=1.0, magnitude=9, hparams=dict(
-        translate_pct=0.45, img_mean=FILL, interpolation=Image.Resampling.BICUBIC, magnitude_std=0))
+    theirs = auto_augment.AugmentOp(
+        name,
+        prob=1.0,
+        magnitude=9,
+        hparams=dict(translate_pct=0.45, img_mean=FILL, interpolation=Image.Resampling.BICUBIC, magnitude_std=0),
+    )
     random.seed(0)
     expected = [np.asarray(theirs(Image.fromarray(image))).astype(int) for _ in range(12)]
     np.random.seed(0)

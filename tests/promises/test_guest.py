@@ -1,4 +1,5 @@
 """Other models in the same process find everything as it was: looking our types up changes only how files are read."""
+
 import json
 import subprocess
 import sys
@@ -143,8 +144,9 @@ print(json.dumps(found))
 
 def test_a_process_is_left_as_it_was_found(tmp_path):
     (tmp_path / 'checkpoints').mkdir()
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', GUEST, str(tmp_path)], cwd=ROOT, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', GUEST, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     # the exception: who reads local paths and addresses
     assert sorted(json.loads(done.stdout.splitlines()[-1])) == ['schemes: ', 'schemes: http://', 'schemes: https://']

@@ -2,6 +2,7 @@
 
 Recorded with torch 2.11 on a CPU in float32, five steps from seed 0. Run this file as a script to print today's.
 """
+
 import pytest
 import torch
 from mmengine.registry import DefaultScope
@@ -17,17 +18,22 @@ PREPROCESSOR = dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, st
 
 def pretrainer(head: dict, tokenizer: dict | None, **backbone) -> dict:
     return dict(
-        type='beit_mm.BEiTPretrainer', data_preprocessor=PREPROCESSOR, target_generator=tokenizer,
+        type='beit_mm.BEiTPretrainer',
+        data_preprocessor=PREPROCESSOR,
+        target_generator=tokenizer,
         backbone=dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=8, masked_input=True, **backbone),
-        head=dict(embed_dims=32, **head))
+        head=dict(embed_dims=32, **head),
+    )
 
 
 def classifier(**backbone) -> dict:
     return dict(
         type='ImageClassifier',
-        backbone=dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=8, out_type='avg_featmap',
-                      **backbone),
-        head=dict(type='LinearClsHead', num_classes=5, in_channels=32))
+        backbone=dict(
+            type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=8, out_type='avg_featmap', **backbone
+        ),
+        head=dict(type='LinearClsHead', num_classes=5, in_channels=32),
+    )
 
 
 MIM = dict(type='beit_mm.BEiTMIMHead', vocab_size=32)
@@ -53,7 +59,7 @@ def batch_of(model: torch.nn.Module, step: int) -> dict:
     random = torch.Generator().manual_seed(step)
     images = torch.randint(0, 256, (4, 32, 32, 3), generator=random, dtype=torch.uint8)
     if not hasattr(model, 'target_generator'):
-        samples = [DataSample().set_gt_label(int(label)) for label in torch.randint(0, 5, (4, ), generator=random)]
+        samples = [DataSample().set_gt_label(int(label)) for label in torch.randint(0, 5, (4,), generator=random)]
         return dict(inputs=(images.permute(0, 3, 1, 2).float() - 127.5) / 127.5, data_samples=samples)
     mask = torch.rand(4, 4, 4, generator=random) < 0.4
     inputs = dict(images=images, mask=mask)
@@ -66,11 +72,18 @@ def losses_of(case: str) -> list[float]:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = MODELS.build(CASES[case]).train()
-        wrapper = OPTIM_WRAPPER_CONSTRUCTORS.build(dict(
-            type='beit_mm.BEiTOptimWrapperConstructor',
-            optim_wrapper_cfg=dict(type='beit_mm.AutocastOptimWrapper', dtype='float32', clip_grad=dict(max_norm=3.0),
-                                   optimizer=dict(type='AdamW', lr=5e-3, weight_decay=0.05)),
-            paramwise_cfg=dict(layer_decay_rate=0.65) if case.startswith('finetune') else None))(model)
+        wrapper = OPTIM_WRAPPER_CONSTRUCTORS.build(
+            dict(
+                type='beit_mm.BEiTOptimWrapperConstructor',
+                optim_wrapper_cfg=dict(
+                    type='beit_mm.AutocastOptimWrapper',
+                    dtype='float32',
+                    clip_grad=dict(max_norm=3.0),
+                    optimizer=dict(type='AdamW', lr=5e-3, weight_decay=0.05),
+                ),
+                paramwise_cfg=dict(layer_decay_rate=0.65) if case.startswith('finetune') else None,
+            )
+        )(model)
         losses = []
         for step in range(STEPS):
             loss = model(**batch_of(model, step), mode='loss')['loss']

@@ -1,4 +1,5 @@
 """A run's checkpoints are written whole, read again with everything in them, and nothing in a file is executed."""
+
 import copy
 import logging
 import os
@@ -22,8 +23,13 @@ def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> R
     config.work_dir = str(folder)
     config.train_cfg.max_epochs = epochs
     config.default_hooks.checkpoint = dict(
-        type='CheckpointHook', interval=1, max_keep_ckpts=2, backend_args=dict(backend='beit_mm'),
-        save_best='mim_acc', rule='greater')
+        type='CheckpointHook',
+        interval=1,
+        max_keep_ckpts=2,
+        backend_args=dict(backend='beit_mm'),
+        save_best='mim_acc',
+        rule='greater',
+    )
     config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in HOOKS]
     config.update(changes)
     return make_runner(config)
@@ -92,8 +98,11 @@ def test_a_run_is_resumed(ours, run, tmp_path):
     assert (second.epoch, second.iter) == (3, 9)
     for name, tensor in second.model.state_dict().items():
         assert torch.equal(tensor, first.model.state_dict()[name]), name
-    for before, after in zip(first.optim_wrapper.optimizer.state.values(),
-                             second.optim_wrapper.optimizer.state_dict()['state'].values(), strict=True):
+    for before, after in zip(
+        first.optim_wrapper.optimizer.state.values(),
+        second.optim_wrapper.optimizer.state_dict()['state'].values(),
+        strict=True,
+    ):
         assert torch.equal(before['exp_avg_sq'], after['exp_avg_sq'])
     before, after = (runner.message_hub.get_scalar('train/loss').data for runner in (first, second))
     assert len(before[0]) == 9 and all((old == new).all() for old, new in zip(before, after, strict=True))
@@ -108,7 +117,8 @@ def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
     foreign.mkdir()
     (foreign / 'best_of_all.pth').touch()
     content['message_hub']['runtime_info'] |= dict(
-        best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'])
+        best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x']
+    )
     torch.save(content, tmp_path / 'epoch_3.pth')
     work = tmp_path / 'work'
     work.mkdir()
@@ -138,7 +148,7 @@ def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
         caplog.handler.setLevel(logging.WARNING)
         runner.logger.addHandler(caplog.handler)
         runner.load_or_resume()
-        hook, = [hook for hook in runner.hooks if type(hook).__name__ == 'PreprocessingCheckHook']
+        (hook,) = [hook for hook in runner.hooks if type(hook).__name__ == 'PreprocessingCheckHook']
         hook.before_train(runner)
         warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
         assert warned == (mean != 127.5)

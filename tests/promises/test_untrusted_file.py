@@ -1,4 +1,5 @@
 """No reader runs what a file holds: files that want to run code are refused, and say what they asked for."""
+
 import io
 import os
 import pickle
@@ -61,12 +62,18 @@ def write(path, content, container):
 
 
 SYSTEM = f'{os.system.__module__}.system'
-FILES = [(attack, container, asked_for)
-         for attack, asked_for in ((system, SYSTEM), (evaluated, 'builtins.eval'),
-                                   (nested, 'torch.storage._load_from_bytes'), (foreign_encoder, SYSTEM))
-         for container in ('zip', 'legacy', 'pickle')
-         # which is how tensors are pickled without a container: refused before the object is met
-         if (attack, container) != (foreign_encoder, 'pickle')]
+FILES = [
+    (attack, container, asked_for)
+    for attack, asked_for in (
+        (system, SYSTEM),
+        (evaluated, 'builtins.eval'),
+        (nested, 'torch.storage._load_from_bytes'),
+        (foreign_encoder, SYSTEM),
+    )
+    for container in ('zip', 'legacy', 'pickle')
+    # which is how tensors are pickled without a container: refused before the object is met
+    if (attack, container) != (foreign_encoder, 'pickle')
+]
 
 
 @pytest.mark.filterwarnings('ignore')

@@ -1,4 +1,5 @@
 """Images with annotations: what is read equals mmseg's own reading, and what does not fit is refused by name."""
+
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,19 @@ def root(tmp_path) -> Path:
 
 
 def dataset(root: Path, **changes):
-    return DATASETS.build(dict(dict(
-        type='beit_mm.SegmentationFolder', data_root=str(root), classes=CLASSES, reduce_zero_label=True,
-        data_prefix=dict(img_path='images', seg_map_path='annotations'), pipeline=PIPELINE), **changes))
+    return DATASETS.build(
+        dict(
+            dict(
+                type='beit_mm.SegmentationFolder',
+                data_root=str(root),
+                classes=CLASSES,
+                reduce_zero_label=True,
+                data_prefix=dict(img_path='images', seg_map_path='annotations'),
+                pipeline=PIPELINE,
+            ),
+            **changes,
+        )
+    )
 
 
 def refused(error: type[Exception], match: str, root: Path, index: int = 0, **changes) -> None:
@@ -67,8 +78,12 @@ def test_classes_from_anywhere(root):
     ade = dataset(root, classes='mmseg.ADE20KDataset').metainfo
     assert len(ade['classes']) == len(ade['palette']) == 150
     assert (ade['classes'][0], ade['palette'][:2]) == ('wall', [[120, 120, 120], [180, 120, 120]])
-    refused(ValueError, "classes is 'no.txt'; no such file, in data_root or not, and no registered dataset", root,
-            classes='no.txt')
+    refused(
+        ValueError,
+        "classes is 'no.txt'; no such file, in data_root or not, and no registered dataset",
+        root,
+        classes='no.txt',
+    )
     refused(ValueError, '255 classes; expected 1 to 254', root, classes=[str(i) for i in range(255)])
     refused(ValueError, '0 classes', root, classes=())
 
@@ -83,8 +98,11 @@ def test_colours_can_be_told_apart():
 
 def test_missing_annotations_are_found_at_the_start(root):
     (root / 'annotations/deep/c.png').unlink()
-    with pytest.raises(FileNotFoundError, match=r"no annotation '\S+deep/c.png' for '\S+images/deep/c.png'; "
-                       '1 of 4 images have none'):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no annotation '\S+deep/c.png' for '\S+images/deep/c.png'; "
+        '1 of 4 images have none',
+    ):
         dataset(root)
     with pytest.raises(FileNotFoundError, match=r"no folder '\S+nowhere'; expected a folder of annotations"):
         dataset(root, data_prefix=dict(img_path='images', seg_map_path='nowhere'))
@@ -94,8 +112,12 @@ def test_missing_annotations_are_found_at_the_start(root):
 
 def test_wrong_sizes_name_both_files(root):
     save(root / 'annotations/a.png', np.zeros((16, 12), dtype=np.uint8))
-    refused(ValueError, r'annotations/a.png is 12 x 16 pixels, its image \S+images/a.png is 16 x 12; expected the same '
-            'size', root)
+    refused(
+        ValueError,
+        r'annotations/a.png is 12 x 16 pixels, its image \S+images/a.png is 16 x 12; expected the same '
+        'size',
+        root,
+    )
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new('RGB', (12, 16)).save(root / 'images/b.jpg', exif=exif)  # shown with 16 x 12 pixels
@@ -106,11 +128,20 @@ def test_wrong_sizes_name_both_files(root):
 
 def test_labels_without_a_class(root):
     save(root / 'annotations/a.png', np.full((12, 16), 4, dtype=np.uint8))
-    refused(ValueError, r'a.png holds label 4; the dataset has 3 classes, expected 1 to 3, 255 for ignored, '
-            '0 for unlabelled', root)
+    refused(
+        ValueError,
+        r'a.png holds label 4; the dataset has 3 classes, expected 1 to 3, 255 for ignored, '
+        '0 for unlabelled',
+        root,
+    )
     save(root / 'annotations/a.png', np.full((12, 16), 3, dtype=np.uint8))
-    refused(ValueError, r'holds label 3; the dataset has 3 classes, expected 0 to 2, 255 for ignored; where 0 marks '
-            'unlabelled pixels and classes begin at 1, set reduce_zero_label=True', root, reduce_zero_label=False)
+    refused(
+        ValueError,
+        r'holds label 3; the dataset has 3 classes, expected 0 to 2, 255 for ignored; where 0 marks '
+        'unlabelled pixels and classes begin at 1, set reduce_zero_label=True',
+        root,
+        reduce_zero_label=False,
+    )
     assert dataset(root)[0]['gt_seg_map'].max() == 2
     save(root / 'annotations/a.png', np.full((12, 16), 1000, dtype=np.uint16))
     refused(ValueError, 'holds label 1000', root)  # it would be 232 in eight bits

@@ -1,4 +1,5 @@
 """The heads against mmseg's, with the same weights, and batch norm on CPUs."""
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,15 +29,16 @@ def pair(name: str, **changes: object) -> tuple[nn.Module, nn.Module]:
     ours = MODELS.build(dict(cfg, type=f'beit_mm.Efficient{name}Head'))
     for tensor in theirs.state_dict().values():
         if tensor.is_floating_point():
-            tensor.uniform_(0.5, 1.5) if tensor.ndim == 1 else tensor.normal_(0, tensor[0].numel()**-0.5)
+            tensor.uniform_(0.5, 1.5) if tensor.ndim == 1 else tensor.normal_(0, tensor[0].numel() ** -0.5)
     ours.load_state_dict(theirs.state_dict())  # strict: the same names and shapes
     return theirs.eval(), ours.eval()
 
 
 @torch.no_grad()
 @pytest.mark.filterwarnings('ignore:When align_corners')
-@pytest.mark.parametrize('changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(act_cfg=None),
-                                     dict(pool_scales=(1, 2))])
+@pytest.mark.parametrize(
+    'changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(act_cfg=None), dict(pool_scales=(1, 2))]
+)
 @pytest.mark.parametrize('sizes', PYRAMIDS)
 def test_upernet_is_mmsegs(sizes, changes):
     """Also where one level is no multiple of the next."""

@@ -54,8 +54,9 @@ def slow_reference(model: EncoderDecoder, original: np.ndarray, ratios: tuple, s
 def predict(tta: MultiScaleTTA, paths: list, ratios: tuple, short_side: int = CROP) -> list[tuple]:
     """Probabilities and labels of image files, by the test pipeline, the collation and `test_step`."""
     load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
-    views = TRANSFORMS.build(dict(type='beit_mm.MultiScaleViews', short_side=short_side, crop_size=(CROP, CROP),
-                                  ratios=ratios))
+    views = TRANSFORMS.build(
+        dict(type='beit_mm.MultiScaleViews', short_side=short_side, crop_size=(CROP, CROP), ratios=ratios)
+    )
     batch = pseudo_collate([views(load(dict(img_path=str(path)))) for path in paths])
     merged, probabilities = [], tta.probabilities
 
@@ -78,14 +79,15 @@ def save_image(folder, name: str, height: int, width: int, mode: str = 'RGB'):
 
 @pytest.mark.filterwarnings('ignore:.*mode.*:DeprecationWarning')
 @pytest.mark.parametrize('variant, head', [('bias', 'UPer'), ('absolute', 'SETRUP')])
-@pytest.mark.parametrize('size, ratios', [((33, 47), RATIOS), ((5, 100), (0.5, 1.0, 1.25)), ((90, 64), (1.0, 1.75)),
-                                          ((1, 1), (0.75, 1.0))])
+@pytest.mark.parametrize(
+    'size, ratios', [((33, 47), RATIOS), ((5, 100), (0.5, 1.0, 1.25)), ((90, 64), (1.0, 1.75)), ((1, 1), (0.75, 1.0))]
+)
 def test_the_mean_is_the_slow_references(tmp_path, variant, head, size, ratios):
     """Also 20 times as wide as high, and one pixel."""
     path = save_image(tmp_path, 'image.png', *size)
     tta = MultiScaleTTA(narrow_segmentor(variant, f'beit_mm.Efficient{head}Head', windows_per_batch=5))
     expected = slow_reference(narrow_segmentor(variant, f'{head}Head'), np.array(Image.open(path)), ratios)
-    ((mean, label), ) = predict(tta, [path], ratios)
+    ((mean, label),) = predict(tta, [path], ratios)
     torch.testing.assert_close(mean, expected, atol=1e-5, rtol=0)
     assert torch.equal(label[0], mean.argmax(dim=0)) and label.dtype == torch.int64
     assert size == (1, 1) or mean.std(dim=(1, 2)).max() > 1e-3
@@ -125,7 +127,7 @@ def test_two_classes_by_one_logit(tmp_path):
     model = narrow_segmentor()
     model.decode_head.conv_seg = torch.nn.Conv2d(model.decode_head.channels, 1, 1)
     model.decode_head.threshold = 0.5
-    ((mean, label), ) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0, ))
+    ((mean, label),) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0,))
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64)
 
 

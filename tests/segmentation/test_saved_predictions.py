@@ -1,4 +1,5 @@
 """Label maps and overlays of a test, as the libraries save them: IoUMetric and SegVisualizationHook."""
+
 import numpy as np
 import pytest
 import torch
@@ -25,15 +26,23 @@ def root(tmp_path):
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / 'images/turned.jpg', exif=rotated, quality=100)
     for name in ('plain', 'cmyk', 'turned'):
         Image.fromarray(np.arange(90, dtype=np.uint8)[None].repeat(64, 0) // 18 + 1).save(
-            tmp_path / f'annotations/{name}.png')
+            tmp_path / f'annotations/{name}.png'
+        )
     return tmp_path
 
 
 def test_label_maps_have_the_annotations_numbers_and_overlays_the_palettes_colours(root, monkeypatch):
     load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation'), dict(type='PackSegInputs')]
-    dataset = dict(type='beit_mm.SegmentationFolder', data_root=str(root), classes=NAMES, reduce_zero_label=True,
-                   data_prefix=dict(img_path='images', seg_map_path='annotations'), test_mode=True, pipeline=pipeline)
+    dataset = dict(
+        type='beit_mm.SegmentationFolder',
+        data_root=str(root),
+        classes=NAMES,
+        reduce_zero_label=True,
+        data_prefix=dict(img_path='images', seg_map_path='annotations'),
+        test_mode=True,
+        pipeline=pipeline,
+    )
     model, predicted = narrow_segmentor(), {}
     with torch.no_grad():  # every class wins somewhere
         logits = model(torch.randn(1, 3, 64, 64))
@@ -47,19 +56,25 @@ def test_label_maps_have_the_annotations_numbers_and_overlays_the_palettes_colou
 
     monkeypatch.setattr(model, 'test_step', noted)
     runner = Runner(
-        model=model, work_dir=str(root / 'work'), default_scope='mmseg', experiment_name=root.name,
-        test_dataloader=dict(batch_size=1, num_workers=0, dataset=dataset,
-                             sampler=dict(type='beit_mm.SeededSampler', shuffle=False)),
-        test_evaluator=dict(type='IoUMetric', output_dir=str(root / 'labels')), test_cfg=dict(type='TestLoop'),
+        model=model,
+        work_dir=str(root / 'work'),
+        default_scope='mmseg',
+        experiment_name=root.name,
+        test_dataloader=dict(
+            batch_size=1, num_workers=0, dataset=dataset, sampler=dict(type='beit_mm.SeededSampler', shuffle=False)
+        ),
+        test_evaluator=dict(type='IoUMetric', output_dir=str(root / 'labels')),
+        test_cfg=dict(type='TestLoop'),
         default_hooks=dict(visualization=dict(type='SegVisualizationHook', draw=True, interval=1)),
-        visualizer=dict(type='SegLocalVisualizer', name=root.name, vis_backends=[dict(type='LocalVisBackend')]))
+        visualizer=dict(type='SegLocalVisualizer', name=root.name, vis_backends=[dict(type='LocalVisBackend')]),
+    )
     runner.test()
     palette = np.array(runner.test_dataloader.dataset.metainfo['palette'])
     assert len(predicted) == 3
     for path, labels in predicted.items():
         name = path.split('/')[-1]
         assert np.array_equal(np.asarray(Image.open(root / f'labels/{name[:-4]}.png')), labels + 1)
-        picture, = root.glob(f'work/*/vis_data/vis_image/test_{name}_*.png')
+        (picture,) = root.glob(f'work/*/vis_data/vis_image/test_{name}_*.png')
         picture = np.asarray(Image.open(picture)).astype(int)
         pixels = load(dict(img_path=path))['img']
         both = np.concatenate([np.arange(90)[None].repeat(64, 0) // 18, labels], axis=1)  # annotation, prediction

@@ -1,4 +1,5 @@
 """Sliding inference against mmseg's own, at any size."""
+
 import numpy as np
 import pytest
 import torch
@@ -21,30 +22,39 @@ def reference(model: EncoderDecoder, images: torch.Tensor) -> torch.Tensor:
     those of a window are padded before, and the logits of the padding are cut off."""
     height, width = images.shape[2:]
     cell = 32 if model.with_neck else 16
-    sides = [side if side >= crop else -(-side // cell) * cell
-             for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)]
+    sides = [
+        side if side >= crop else -(-side // cell) * cell
+        for side, crop in zip((height, width), model.test_cfg.crop_size, strict=True)
+    ]
     images = F.pad(images, (0, sides[1] - width, 0, sides[0] - height))
     logits = EncoderDecoder.inference(model, images, [dict(ori_shape=sides, img_shape=sides)] * len(images))
     return logits[:, :, :height, :width]
 
 
 @pytest.mark.parametrize('align_corners', [False, True])
-@pytest.mark.parametrize('source, target', [(1, 1), (1, 9), (7, 1), (20, 160), (160, 640), (1494, 683), (47, 33),
-                                            (64, 64), (12800, 2000)])
+@pytest.mark.parametrize(
+    'source, target', [(1, 1), (1, 9), (7, 1), (20, 160), (160, 640), (1494, 683), (47, 33), (64, 64), (12800, 2000)]
+)
 def test_the_matrix_is_torchs_interpolation(source, target, align_corners):
     pixels = torch.randn(3, source)
     expected = F.interpolate(pixels[None, :, None], (1, target), mode='bilinear', align_corners=align_corners)[0, :, 0]
     matrix = bilinear_matrix(source, target, align_corners)
     torch.testing.assert_close(pixels @ matrix.T, expected, atol=1e-5, rtol=0)
     third = source // 3
-    assert torch.equal(bilinear_matrix(source, target, align_corners, third, third + 1), matrix[:, third:third + 1])
+    assert torch.equal(bilinear_matrix(source, target, align_corners, third, third + 1), matrix[:, third : third + 1])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize('window', [{}, dict(crop_size=(256, 256), stride=(256, 256))], ids=['slide', 'whole'])
-@pytest.mark.parametrize('variant, head', [
-    ('absolute', 'beit_mm.EfficientSETRUPHead'), ('bias', 'beit_mm.EfficientUPerHead'), ('bias', 'SETRUPHead'),
-    ('absolute', 'UPerHead')])
+@pytest.mark.parametrize(
+    'variant, head',
+    [
+        ('absolute', 'beit_mm.EfficientSETRUPHead'),
+        ('bias', 'beit_mm.EfficientUPerHead'),
+        ('bias', 'SETRUPHead'),
+        ('absolute', 'UPerHead'),
+    ],
+)
 def test_logits_are_mmsegs_at_any_size(variant, head, window):
     model = narrow_segmentor(variant, head, windows_per_batch=3, **window)
     for size in SIZES:
@@ -55,11 +65,12 @@ def test_logits_are_mmsegs_at_any_size(variant, head, window):
 @pytest.mark.parametrize('length', [5, 16, 33, 47])
 def test_a_pixel_gets_the_logits_of_its_place(length):
     """The network says in which column a cell's centre lies; no image is stretched over what fills it up."""
+
     def network(images):
         centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
         return centres.expand(len(images), 1, 2, -1)
 
-    (found, ) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
+    (found,) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
     expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
     torch.testing.assert_close(found, expected)
@@ -73,8 +84,11 @@ def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
     batches = []
     model.backbone.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
     wanted = [(30, 45), (64, 96), (90, 135)]
-    views = [View(torch.randn(3, *size), out, flip) for flip in (False, True)
-             for size, out in zip([(64, 96), (75, 131), (130, 195)], wanted, strict=True)]
+    views = [
+        View(torch.randn(3, *size), out, flip)
+        for flip in (False, True)
+        for size, out in zip([(64, 96), (75, 131), (130, 195)], wanted, strict=True)
+    ]
     found = list(model.slide(views))
     count = sum(batches)
     assert max(batches) == min(per_batch, count) and len(batches) == -(-count // per_batch)
@@ -88,6 +102,7 @@ def test_views_of_all_sizes_share_batches_and_come_out_in_turn(per_batch):
 @pytest.mark.parametrize('align_corners', [False, True])
 def test_a_head_that_aligns_corners(align_corners):
     """Against interpolation in plain steps: window, mean, wanted size."""
+
     def network(images):
         return F.avg_pool2d(images, 4).square()
 
@@ -102,7 +117,7 @@ def test_a_head_that_aligns_corners(align_corners):
             total[(..., *window)] += resize(network(image[(None, ..., *window)]), (32, 32))
             count[window] += 1
     expected = resize(total / count, (37, 59))[0]
-    (found, ) = slide(network, [View(image, (37, 59))], (32, 32), (16, 24), 4, align_corners)
+    (found,) = slide(network, [View(image, (37, 59))], (32, 32), (16, 24), 4, align_corners)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -130,8 +145,12 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
     pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'image.png')
     model = narrow_segmentor(bgr_to_rgb=bgr_to_rgb)
-    model.cfg = ConfigDict(test_pipeline=[
-        dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage'), dict(type='mmseg.PackSegInputs')])
+    model.cfg = ConfigDict(
+        test_pipeline=[
+            dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage'),
+            dict(type='mmseg.PackSegInputs'),
+        ]
+    )
     with DefaultScope.overwrite_default_scope('mmseg'):
         file = inference_model(model, str(tmp_path / 'image.png')).seg_logits.data
         array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
@@ -152,12 +171,15 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
     assert (rough - exact).std() < 0.03 * exact.std()
 
 
-@pytest.mark.parametrize('change, message', [
-    (dict(mode='whole'), "mode is 'whole'; expected 'slide'"),
-    (dict(precision='fp16'), "precision is 'fp16'"),
-    (dict(windows_per_batch=0), 'at least 1'),
-    (dict(stride=(65, 64)), 'leaves gaps'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(mode='whole'), "mode is 'whole'; expected 'slide'"),
+        (dict(precision='fp16'), "precision is 'fp16'"),
+        (dict(windows_per_batch=0), 'at least 1'),
+        (dict(stride=(65, 64)), 'leaves gaps'),
+    ],
+)
 def test_settings_that_cannot_be_met(change, message):
     with pytest.raises(ValueError, match=message):
         narrow_segmentor(**change)

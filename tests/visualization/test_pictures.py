@@ -1,4 +1,5 @@
 """Reconstructions: the right colours at the right place, in the visualizer and in the work directory."""
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,14 +35,20 @@ def test_a_quarter_of_an_image_stays_a_quarter():
     image[..., :2, :2] = 1
     cell = titled_grid({'one': image, 'two': image}).crop((MARGIN, TOP, MARGIN + SIDE, TOP + SIDE))
     assert {colour: count for count, colour in cell.getcolors()} == {
-        (255, 255, 255): SIDE * SIDE // 4, (0, 0, 0): 3 * SIDE * SIDE // 4}
+        (255, 255, 255): SIDE * SIDE // 4,
+        (0, 0, 0): 3 * SIDE * SIDE // 4,
+    }
 
 
 def run(model, inputs: dict, tmp_path) -> list[tuple]:
     """What the visualizer is given by a validation after seven steps and by a test."""
     shown = []
-    runner = SimpleNamespace(model=model.eval(), iter=7, work_dir=str(tmp_path), visualizer=SimpleNamespace(
-        add_image=lambda name, image, step: shown.append((name, image, step))))
+    runner = SimpleNamespace(
+        model=model.eval(),
+        iter=7,
+        work_dir=str(tmp_path),
+        visualizer=SimpleNamespace(add_image=lambda name, image, step: shown.append((name, image, step))),
+    )
     hook = ReconstructionHook()
     for batch in range(2):
         hook.after_val_iter(runner, batch, dict(inputs=inputs), [])
@@ -68,10 +75,12 @@ def test_the_first_batch_is_shown_and_saved(kind, columns, tmp_path):
         assert image.shape == (TOP + 8 * CELL, MARGIN + columns * CELL, 3)  # eight of the nine images
         with Image.open(tmp_path / f'pictures/{name}.png') as picture:
             assert np.array_equal(picture, image)
-    original = validation[1][TOP:TOP + SIDE:SIDE // 32, MARGIN:MARGIN + SIDE:SIDE // 32]  # a pixel of each block
+    original = validation[1][
+        TOP : TOP + SIDE : SIDE // 32, MARGIN : MARGIN + SIDE : SIDE // 32
+    ]  # a pixel of each block
     assert np.abs(original - expected.float().numpy()).max() <= 1
     if kind == 'pretraining':
-        masked = validation[1][TOP:, MARGIN + CELL:][SIDE // 2, SIDE // 2]
+        masked = validation[1][TOP:, MARGIN + CELL :][SIDE // 2, SIDE // 2]
         assert np.abs(masked.astype(int) - 128).max() <= 1
 
 

@@ -1,4 +1,5 @@
 """What the benchmarks share: interleaved timing and memory; of a training step options, a GPU's limit and the table."""
+
 import argparse
 import statistics
 import time
@@ -56,8 +57,9 @@ def seconds(run: Callable[[], T], clock: Callable[[], float] = time.perf_counter
     return start.elapsed_time(end) / 1000, result
 
 
-def interleave(runs: dict[str, Callable[[], T]], rounds: int, warmup: int = 2,
-               clock: Callable[[], float] = time.perf_counter) -> tuple[dict[str, list[float]], dict[str, float], dict]:
+def interleave(
+    runs: dict[str, Callable[[], T]], rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
+) -> tuple[dict[str, list[float]], dict[str, float], dict]:
     """Calls each contender once a round, after some rounds of warm-up.
 
     Returns:
@@ -98,8 +100,14 @@ def measured_limit() -> float:
     return 2 * 8192**3 / statistics.median(times) / 1e9
 
 
-def report(title: str, times: dict[str, list[float]], memory: dict[str, float], size: int,
-           gflop: float | None, limit: float | None) -> None:
+def report(
+    title: str,
+    times: dict[str, list[float]],
+    memory: dict[str, float],
+    size: int,
+    gflop: float | None,
+    limit: float | None,
+) -> None:
     print(f'\n{title}\n{"":12}{"median s":>10}{"images/s":>10}{"GiB":>8}{"of limit":>10}')
     for name, values in times.items():
         median = statistics.median(values)

@@ -10,6 +10,7 @@ configs/_base_/schedules has it, mmpretrain's as its BEiT config has it (AdamW n
 timm's parameter groups in a fused AdamW. Steps are interleaved in one process, so that whatever else the machine does
 hits all alike. Only the ratios of the medians carry over to other machines.
 """
+
 import copy
 import sys
 from collections.abc import Callable, Mapping
@@ -37,8 +38,13 @@ CLASSES, MEAN, STD = 1000, 127.5, 127.5
 LR, DECAY, LAYER_DECAY = 1e-6, 0.05, 0.65
 ADAMW = dict(type='AdamW', lr=LR, betas=(0.9, 0.999), weight_decay=DECAY)
 # mmpretrain's configs/beit/benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py
-PEER_PARAMWISE = dict(layer_decay_rate=LAYER_DECAY, custom_keys={
-    name: dict(decay_mult=0.0) for name in ('.ln', '.bias', 'q_bias', 'v_bias', '.cls_token', '.pos_embed', '.gamma')})
+PEER_PARAMWISE = dict(
+    layer_decay_rate=LAYER_DECAY,
+    custom_keys={
+        name: dict(decay_mult=0.0)
+        for name in ('.ln', '.bias', 'q_bias', 'v_bias', '.cls_token', '.pos_embed', '.gamma')
+    },
+)
 TOLERANCE = 1e-3  # between the losses of the three; bfloat16 would need ten times as much
 Step = Callable[[], None]
 
@@ -48,14 +54,24 @@ def classifier(arch: str, preprocessor: str, backbone: dict) -> dict:
         type='mmpretrain.ImageClassifier',
         data_preprocessor=dict(type=preprocessor, num_classes=CLASSES, mean=[MEAN] * 3, std=[STD] * 3),
         backbone=dict(backbone, arch=arch, out_type='avg_featmap', drop_path_rate=0.1),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=ARCHITECTURES[arch]['embed_dims'],
-                  loss=dict(type='mmpretrain.LabelSmoothLoss', label_smooth_val=0.1, mode='original')))
+        head=dict(
+            type='mmpretrain.LinearClsHead',
+            num_classes=CLASSES,
+            in_channels=ARCHITECTURES[arch]['embed_dims'],
+            loss=dict(type='mmpretrain.LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+        ),
+    )
 
 
 def our_model(arch: str) -> nn.Module:
     """With random numbers also where training starts from zero or one, so that the check of the losses sees them."""
-    model = MODELS.build(classifier(arch, 'beit_mm.ClassificationDataPreprocessor', dict(
-        type='beit_mm.BEiTBackbone', abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)))
+    model = MODELS.build(
+        classifier(
+            arch,
+            'beit_mm.ClassificationDataPreprocessor',
+            dict(type='beit_mm.BEiTBackbone', abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
+        )
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=1.0 if name.endswith('table') else 0.05)
@@ -63,28 +79,40 @@ def our_model(arch: str) -> nn.Module:
 
 
 def mmpretrain_model(arch: str, ours: Mapping[str, Tensor]) -> nn.Module:
-    model = MMPRETRAIN.build(classifier(arch, 'mmpretrain.ClsDataPreprocessor', dict(
-        type='BEiTViT', patch_size=16, layer_scale_init_value=0.1)))
+    model = MMPRETRAIN.build(
+        classifier(
+            arch, 'mmpretrain.ClsDataPreprocessor', dict(type='BEiTViT', patch_size=16, layer_scale_init_value=0.1)
+        )
+    )
     model.load_state_dict(convert_state_dict(ours, target='mmpretrain').state_dict)
     return model
 
 
 def timm_model(arch: str, ours: Mapping[str, Tensor]) -> nn.Module:
     sizes = ARCHITECTURES[arch]
-    model = Beit(embed_dim=sizes['embed_dims'], depth=sizes['num_layers'], num_heads=sizes['num_heads'],
-                 num_classes=CLASSES, use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, drop_path_rate=0.1)
+    model = Beit(
+        embed_dim=sizes['embed_dims'],
+        depth=sizes['num_layers'],
+        num_heads=sizes['num_heads'],
+        num_classes=CLASSES,
+        use_abs_pos_emb=False,
+        use_rel_pos_bias=True,
+        init_values=0.1,
+        drop_path_rate=0.1,
+    )
     model.load_state_dict(convert_state_dict(ours, target='timm').state_dict)
     return model
 
 
 def make_batch(size: int) -> dict:
     """As the pipelines of OpenMMLab collate it."""
-    samples = [DataSample().set_gt_label(int(label)) for label in torch.randint(CLASSES, (size, ))]
+    samples = [DataSample().set_gt_label(int(label)) for label in torch.randint(CLASSES, (size,))]
     return dict(inputs=torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8), data_samples=samples)
 
 
 def openmmlab(model: nn.Module, wrapper: AutocastOptimWrapper, batch: dict) -> tuple[Step, Callable[[], Tensor]]:
     """A step, and the loss in float32 without one."""
+
     def loss() -> Tensor:
         return model(**model.data_preprocessor(batch), mode='loss')['loss']
 
@@ -125,12 +153,16 @@ def contenders(arch: str, precision: str, size: int) -> dict[str, Step]:
         model.to(device)
     common = dict(type='beit_mm.AutocastOptimWrapper', dtype=precision)
     wrapper = BEiTOptimWrapperConstructor(
-        dict(common, optimizer=dict(ADAMW, fused=True)), dict(layer_decay_rate=LAYER_DECAY))(ours)
-    peer_wrapper = LearningRateDecayOptimWrapperConstructor(
-        dict(common, optimizer=ADAMW), PEER_PARAMWISE)(models['mmpretrain'])
-    runs = {OURS: openmmlab(ours, wrapper, batch),
-            'mmpretrain': openmmlab(models['mmpretrain'], peer_wrapper, copy.deepcopy(batch)),
-            'timm': timm(models['timm'], wrapper, batch)}
+        dict(common, optimizer=dict(ADAMW, fused=True)), dict(layer_decay_rate=LAYER_DECAY)
+    )(ours)
+    peer_wrapper = LearningRateDecayOptimWrapperConstructor(dict(common, optimizer=ADAMW), PEER_PARAMWISE)(
+        models['mmpretrain']
+    )
+    runs = {
+        OURS: openmmlab(ours, wrapper, batch),
+        'mmpretrain': openmmlab(models['mmpretrain'], peer_wrapper, copy.deepcopy(batch)),
+        'timm': timm(models['timm'], wrapper, batch),
+    }
     check_losses(models, {name: loss for name, (_, loss) in runs.items()})
     for model in models.values():
         model.train()

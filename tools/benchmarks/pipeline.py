@@ -7,6 +7,7 @@ mmpretrain's BEiT pipeline, interleaved in one run.
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
 ratio is taken between neighbouring rounds and hardly does.
 """
+
 import argparse
 import random
 import statistics
@@ -34,18 +35,29 @@ THEIRS = [
     dict(type='LoadImageFromFile'),
     dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4, hue=0.0),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-    dict(type='RandomResizedCropAndInterpolationWithTwoPic', size=224, second_size=112,
-         interpolation='bicubic', second_interpolation='lanczos', scale=(0.08, 1.0)),
-    dict(type='BEiTMaskGenerator', input_size=(14, 14), num_masking_patches=75,
-         max_num_patches=None, min_num_patches=16),
+    dict(
+        type='RandomResizedCropAndInterpolationWithTwoPic',
+        size=224,
+        second_size=112,
+        interpolation='bicubic',
+        second_interpolation='lanczos',
+        scale=(0.08, 1.0),
+    ),
+    dict(
+        type='BEiTMaskGenerator', input_size=(14, 14), num_masking_patches=75, max_num_patches=None, min_num_patches=16
+    ),
     dict(type='PackInputs'),
 ]
 
 
 def our_pipeline(device: str) -> list[dict]:
-    return [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.TwoViewRandomResizedCrop'),
-            dict(type='beit_mm.TwoViewColorJitter', device=device), MASK,
-            dict(type='beit_mm.PackViews')]
+    return [
+        dict(type='beit_mm.LoadImage'),
+        dict(type='beit_mm.TwoViewRandomResizedCrop'),
+        dict(type='beit_mm.TwoViewColorJitter', device=device),
+        MASK,
+        dict(type='beit_mm.PackViews'),
+    ]
 
 
 def make_images(folder: str, count: int) -> None:
@@ -78,8 +90,7 @@ def time_masks() -> None:
         generate = BlockwiseMask((14, 14), number, variant=variant).draw
         print(f'{"blockwise, " + variant:34s} {microseconds(generate):7.1f}')
     print(f'{"random":34s} {microseconds(lambda: RandomMask((14, 14), 75).transform({})):7.1f}')
-    print(f'{"seeding a sample":34s} '
-          f'{microseconds(lambda: seed_generators(SampleKey(0, 1, 2))):7.1f}')
+    print(f'{"seeding a sample":34s} {microseconds(lambda: seed_generators(SampleKey(0, 1, 2))):7.1f}')
 
 
 def time_stages(dataset, rounds: int, title: str) -> None:
@@ -101,14 +112,14 @@ def images_per_second(dataset, epoch: int) -> float:
     keyed = type(dataset).__name__ == 'UnlabeledImages'
     start = time.process_time()
     for first in range(0, len(dataset), 16):
-        default_collate([dataset[SampleKey(0, epoch, i) if keyed else i]
-                         for i in range(first, min(first + 16, len(dataset)))])
+        default_collate(
+            [dataset[SampleKey(0, epoch, i) if keyed else i] for i in range(first, min(first + 16, len(dataset)))]
+        )
     return len(dataset) / (time.process_time() - start)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', help='folder of images instead of painted ones')
     parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
@@ -123,9 +134,11 @@ def main() -> None:
         data = dict(data_root=args.data or folder, indices=args.images)
         datasets = {
             'beit_mm, jitter on the CPU': DATASETS.build(
-                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('cpu'), **data)),
+                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('cpu'), **data)
+            ),
             'beit_mm, jitter on the device': DATASETS.build(
-                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('model'), **data)),
+                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('model'), **data)
+            ),
             'mmpretrain': build_theirs(data),
         }
         for epoch in range(10):  # fills the cache of resizing weights, as the first images do
@@ -149,6 +162,7 @@ def build_theirs(data: dict):
     """mmpretrain's BEiT pipeline, as its 300-epoch configuration has it."""
     import mmpretrain.datasets  # noqa: F401  registers
     from mmpretrain.registry import DATASETS as theirs
+
     return theirs.build(dict(type='CustomDataset', with_label=False, pipeline=THEIRS, **data))
 
 

@@ -8,6 +8,7 @@ images and masks, in the same precision (the tokenizer too), interleaved step by
 that whatever else the machine does hits both alike. Only the ratios of the medians carry over to other
 machines.
 """
+
 from collections.abc import Callable
 
 import mmpretrain.models  # noqa: F401  (registers BEiT and DALL-E)
@@ -34,10 +35,19 @@ def our_model(arch: str, precision: str) -> torch.nn.Module:
         dict(
             type='BEiTPretrainer',
             data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', **IMAGENET),
-            backbone=dict(type='BEiTBackbone', arch=arch, masked_input=True, abs_pos_embed=False,
-                          rel_pos_bias='shared', layer_scale_init=0.1, drop_path_rate=0.1),
+            backbone=dict(
+                type='BEiTBackbone',
+                arch=arch,
+                masked_input=True,
+                abs_pos_embed=False,
+                rel_pos_bias='shared',
+                layer_scale_init=0.1,
+                drop_path_rate=0.1,
+            ),
             head=dict(type='BEiTMIMHead', embed_dims=WIDTH[arch]),
-            target_generator=dict(type='DALLETokenizer', random_weights=True, precision=tokenizer)))
+            target_generator=dict(type='DALLETokenizer', random_weights=True, precision=tokenizer),
+        )
+    )
 
 
 def peer_model(arch: str) -> torch.nn.Module:
@@ -45,14 +55,26 @@ def peer_model(arch: str) -> torch.nn.Module:
         dict(
             type='BEiT',
             data_preprocessor=dict(
-                type='mmpretrain.TwoNormDataPreprocessor', to_rgb=True, second_mean=[-31.875] * 3,
-                second_std=[318.75] * 3, **IMAGENET),
-            backbone=dict(type='BEiTPretrainViT', arch=arch, patch_size=16, drop_path_rate=0.1,
-                          final_norm=True, out_type='raw', layer_scale_init_value=0.1),
+                type='mmpretrain.TwoNormDataPreprocessor',
+                to_rgb=True,
+                second_mean=[-31.875] * 3,
+                second_std=[318.75] * 3,
+                **IMAGENET,
+            ),
+            backbone=dict(
+                type='BEiTPretrainViT',
+                arch=arch,
+                patch_size=16,
+                drop_path_rate=0.1,
+                final_norm=True,
+                out_type='raw',
+                layer_scale_init_value=0.1,
+            ),
             neck=None,
-            head=dict(type='BEiTV1Head', embed_dims=WIDTH[arch], num_embed=8192,
-                      loss=dict(type='CrossEntropyLoss')),
-            target_generator=dict(type='DALL-E')))
+            head=dict(type='BEiTV1Head', embed_dims=WIDTH[arch], num_embed=8192, loss=dict(type='CrossEntropyLoss')),
+            target_generator=dict(type='DALL-E'),
+        )
+    )
     model.init_weights()
     return model
 
@@ -86,10 +108,13 @@ def contenders(arch: str, precision: str, size: int) -> dict[str, Callable[[], N
     build = BEiTOptimWrapperConstructor(dict(common, optimizer=dict(ADAMW, fused=True)))
     peer.target_generator.requires_grad_(False)  # mmpretrain leaves it to AdamW to skip
     peer_wrapper = AutocastOptimWrapper(
-        precision, optimizer=torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], lr=1.5e-3),
-        clip_grad=dict(max_norm=3.0))
-    return dict(beit_mm=training_step(ours, build(ours), ours_batch),
-                mmpretrain=training_step(peer, peer_wrapper, peer_batch))
+        precision,
+        optimizer=torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], lr=1.5e-3),
+        clip_grad=dict(max_norm=3.0),
+    )
+    return dict(
+        beit_mm=training_step(ours, build(ours), ours_batch), mmpretrain=training_step(peer, peer_wrapper, peer_batch)
+    )
 
 
 def tokenizer_contenders(precision: str, size: int) -> dict[str, Callable[[], None]]:
@@ -99,16 +124,19 @@ def tokenizer_contenders(precision: str, size: int) -> dict[str, Callable[[], No
     peer = MMPRETRAIN.build(dict(type='DALL-E')).to(device).eval()
     ours_batch, _ = make_batch(size)
     inputs = ours.data_preprocessor(ours_batch)['inputs']
-    mapped = (0.8 * inputs['tokenizer_images'] + 0.1)
+    mapped = 0.8 * inputs['tokenizer_images'] + 0.1
 
     def run_peer() -> None:
-        with torch.no_grad(), torch.autocast(torch.device(device).type, getattr(torch, precision),
-                                             enabled=precision != 'float32'):
+        with (
+            torch.no_grad(),
+            torch.autocast(torch.device(device).type, getattr(torch, precision), enabled=precision != 'float32'),
+        ):
             peer(mapped).argmax(dim=1)
 
     return dict(
         beit_mm=lambda: ours.target_generator.encode_at(inputs['tokenizer_images'], inputs['positions']),
-        mmpretrain=run_peer)
+        mmpretrain=run_peer,
+    )
 
 
 def main() -> None:

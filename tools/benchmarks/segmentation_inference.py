@@ -18,6 +18,7 @@ Rounds are interleaved in one process. A CPU is timed by CPU time, with one thre
 only the ratios of the medians carry over to other machines. mmseg's contenders run in float32, as its BEiT configs do,
 beside ours in any precision; with --peers-too they have ours.
 """
+
 import argparse
 import statistics
 import subprocess
@@ -49,39 +50,60 @@ TOLERANCE = dict(float32=1e-4, bfloat16=0.1)  # of the logits' largest
 GPU = torch.cuda.is_available()
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that is no file's.
-
-    ru_maxrss would count the pages of a mapped file too. Those are the system's cache of the file: all processes
-    share them, plain reading fills them as well, and they are given up when memory is short.
-    """
-    status = Path(f'/proc/{pid}/status').read_text()
-    return 1024 * int(status.split('RssAnon:')[1].split()[0])
-
-
 def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
     """A contender; equal weights come from the same seed."""
     sizes = NARROW if arch == 'narrow' else ARCHITECTURES[arch]
     dims, norm = sizes['embed_dims'], dict(type='BN')
     crop, stride = (NARROW_CROP, NARROW_STRIDE) if arch == 'narrow' else (CROP, STRIDE)
     torch.manual_seed(0)
-    ours = MODELS.build(dict(
-        type='beit_mm.BEiTBackbone', arch=sizes, img_size=crop, out_indices=TAPS[arch], out_type='featmap',
-        abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1))
+    ours = MODELS.build(
+        dict(
+            type='beit_mm.BEiTBackbone',
+            arch=sizes,
+            img_size=crop,
+            out_indices=TAPS[arch],
+            out_type='featmap',
+            abs_pos_embed=False,
+            rel_pos_bias='per_layer',
+            layer_scale_init=0.1,
+        )
+    )
     with torch.no_grad():
         for parameter_name, parameter in ours.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.5 if parameter_name.endswith('table') else 0.01)
     precision = args.precision if name == OURS or args.peers_too else 'float32'
-    model = MODELS.build(dict(
-        type='beit_mm.SlidingSegmentor' if name == OURS else 'mmseg.EncoderDecoder',
-        backbone=dict(type='mmseg.BEiT', img_size=(crop, crop), out_indices=TAPS[arch], init_values=0.1,
-                      norm_cfg=dict(type='LN', eps=1e-6), **sizes) if name == 'mmseg' else dict(type=nn.Identity),
-        neck=dict(type='mmseg.Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
-        decode_head=dict(type='beit_mm.EfficientUPerHead' if name == OURS else 'mmseg.UPerHead', in_channels=[dims] * 4,
-                         in_index=[0, 1, 2, 3], channels=dims, num_classes=150, norm_cfg=norm),
-        data_preprocessor=dict(type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
-        test_cfg=ConfigDict(mode='slide', crop_size=(crop, crop), stride=(stride, stride), precision=precision,
-                            windows_per_batch=args.windows)))
+    model = MODELS.build(
+        dict(
+            type='beit_mm.SlidingSegmentor' if name == OURS else 'mmseg.EncoderDecoder',
+            backbone=dict(
+                type='mmseg.BEiT',
+                img_size=(crop, crop),
+                out_indices=TAPS[arch],
+                init_values=0.1,
+                norm_cfg=dict(type='LN', eps=1e-6),
+                **sizes,
+            )
+            if name == 'mmseg'
+            else dict(type=nn.Identity),
+            neck=dict(type='mmseg.Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
+            decode_head=dict(
+                type='beit_mm.EfficientUPerHead' if name == OURS else 'mmseg.UPerHead',
+                in_channels=[dims] * 4,
+                in_index=[0, 1, 2, 3],
+                channels=dims,
+                num_classes=150,
+                norm_cfg=norm,
+            ),
+            data_preprocessor=dict(type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+            test_cfg=ConfigDict(
+                mode='slide',
+                crop_size=(crop, crop),
+                stride=(stride, stride),
+                precision=precision,
+                windows_per_batch=args.windows,
+            ),
+        )
+    )
     if name == 'mmseg':
         weights = {f'backbone.{key}': tensor for key, tensor in ours.state_dict().items()}
         weights = convert_state_dict(weights, target='mmseg').state_dict
@@ -92,7 +114,7 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     for part in (model.neck, model.decode_head):
         for _, parameter in sorted(part.named_parameters()):
-            nn.init.normal_(parameter, 0.5 if parameter.ndim == 1 else 0, parameter[0].numel()**-0.5, generator)
+            nn.init.normal_(parameter, 0.5 if parameter.ndim == 1 else 0, parameter[0].numel() ** -0.5, generator)
     model.autocast = precision != 'float32' and name != OURS  # ours has its own
     return model.eval().to('cuda' if GPU else 'cpu')
 
@@ -134,16 +156,21 @@ def report(title: str, times: dict[str, list[float]]) -> None:
         line = f'{name:16}{statistics.median(values):10.3f} s'
         if name != OURS:
             ratios = [theirs / own for own, theirs in zip(times[OURS], values, strict=True)]
-            line += (f'   {statistics.median(values) / ours:.2f} times ours (rounds: {min(ratios):.2f} to '
-                     f'{max(ratios):.2f})')
+            line += (
+                f'   {statistics.median(values) / ours:.2f} times ours (rounds: {min(ratios):.2f} to {max(ratios):.2f})'
+            )
         print(line, flush=True)
 
 
 def part_time(args: argparse.Namespace) -> None:
     models = {name: build(name, args.arch, args) for name in CONTENDERS}
     image = image_of_one_scale(args.arch)
-    times, _, logits = interleave({name: lambda m=model: one_scale(m, image).cpu() for name, model in models.items()},
-                                  args.rounds, warmup=int(GPU), clock=time.process_time)
+    times, _, logits = interleave(
+        {name: lambda m=model: one_scale(m, image).cpu() for name, model in models.items()},
+        args.rounds,
+        warmup=int(GPU),
+        clock=time.process_time,
+    )
     report(f'one scale, {image.shape[2]} x {image.shape[3]}', times)
     for name in CONTENDERS[1:]:
         difference = float((logits[name].float() - logits[OURS]).abs().max() / logits[name].abs().max())
@@ -171,8 +198,9 @@ def part_memory(args: argparse.Namespace) -> None:
 
 def peak_of_child(name: str) -> int:
     """Bytes that a fresh process takes for one call, above what it has with the model."""
-    child = subprocess.Popen([sys.executable, *sys.argv, '--child', name], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, *sys.argv, '--child', name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     if 'ready\n' not in child.stdout:  # imported packages may print before it
         sys.exit(f'error: the process of {name} failed')
     before = peak = anonymous_bytes(child.pid)
@@ -205,13 +233,19 @@ def part_scales(args: argparse.Namespace) -> None:
 
     once = {max(ratio, 1.0) for ratio in RATIOS}
     ours, theirs = sum(map(windows, once)), sum(map(windows, RATIOS))
-    print(f'\nall scales with flip of {IMAGE[0]} x {IMAGE[1]}: {ours} windows, {theirs} without counting equal scales '
-          f'once, {theirs / ours:.2f} times ours')
+    print(
+        f'\nall scales with flip of {IMAGE[0]} x {IMAGE[1]}: {ours} windows, {theirs} without counting equal scales '
+        f'once, {theirs / ours:.2f} times ours'
+    )
     image = np.random.default_rng(0).integers(0, 256, (*NARROW_IMAGE, 3), dtype=np.uint8)
     models = {name: build(name, 'narrow', args) for name in CONTENDERS}
     models[OURS] = MultiScaleTTA(models[OURS])
-    times, _, labels = interleave({name: lambda m=model: all_scales(m, image).cpu() for name, model in models.items()},
-                                  args.rounds, warmup=int(GPU), clock=time.process_time)
+    times, _, labels = interleave(
+        {name: lambda m=model: all_scales(m, image).cpu() for name, model in models.items()},
+        args.rounds,
+        warmup=int(GPU),
+        clock=time.process_time,
+    )
     report(f'narrow model, image of {NARROW_IMAGE[0]} x {NARROW_IMAGE[1]} to labels', times)
     for name in CONTENDERS[1:]:
         print(f'labels equal to those of {name}: {float((labels[name] == labels[OURS]).float().mean()):.4%}')
@@ -233,8 +267,10 @@ def main() -> None:
     if args.child:
         run_child(args)
         return
-    print(f'{torch.cuda.get_device_name() if GPU else f"CPU, {args.threads} threads"}; torch {torch.__version__}; '
-          f'{args.arch}; ours in {args.precision}; {args.windows} windows a batch; {args.rounds} rounds')
+    print(
+        f'{torch.cuda.get_device_name() if GPU else f"CPU, {args.threads} threads"}; torch {torch.__version__}; '
+        f'{args.arch}; ours in {args.precision}; {args.windows} windows a batch; {args.rounds} rounds'
+    )
     for part in args.parts:
         globals()[f'part_{part}'](args)
 

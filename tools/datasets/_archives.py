@@ -1,4 +1,5 @@
 """What the preparation scripts share: unpacking class archives, and errors of one line."""
+
 import re
 import shutil
 import sys
@@ -63,6 +64,7 @@ def unpack_classes(source: Path, target: Path) -> None:
         tarfile.TarError, EOFError, zlib.error: damaged; a member that leads out of its class folder.
     """
     from rich.progress import track
+
     name = None
     for name, open_file in track(class_archives(source), 'classes', total=None):
         if not SYNSET.fullmatch(name):

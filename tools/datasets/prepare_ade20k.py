@@ -6,6 +6,7 @@ The archive is at http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData
 images/{training,validation}/*.jpg, annotations/{training,validation}/*.png and objectInfo150.txt, the table of the
 classes; run again after an interruption, it goes on where it was.
 """
+
 import argparse
 import re
 import sys
@@ -15,8 +16,10 @@ from pathlib import Path
 from _archives import ArchiveError, one_line_errors, write_file
 
 NUM_IMAGES = dict(training=20_210, validation=2_000)
-MEMBER = re.compile(r'ADEChallengeData2016/(images/(?:training|validation)/\w+\.jpg'
-                    r'|annotations/(?:training|validation)/\w+\.png|objectInfo150\.txt)')
+MEMBER = re.compile(
+    r'ADEChallengeData2016/(images/(?:training|validation)/\w+\.jpg'
+    r'|annotations/(?:training|validation)/\w+\.png|objectInfo150\.txt)'
+)
 
 
 def main() -> None:
@@ -30,8 +33,9 @@ def main() -> None:
         counts = [sum(1 for _ in (args.target / folder / split).iterdir()) for folder in ('images', 'annotations')]
         print(f'{args.target}: {split}: {counts[0]:,} images, {counts[1]:,} annotations')
         if counts != [expected, expected]:
-            sys.exit(f'error: expected {expected:,} of each in {split}; the archive is incomplete, or other files lie '
-                     'there')
+            sys.exit(
+                f'error: expected {expected:,} of each in {split}; the archive is incomplete, or other files lie there'
+            )
 
 
 def unpack(source: Path, target: Path) -> None:
@@ -42,6 +46,7 @@ def unpack(source: Path, target: Path) -> None:
         zipfile.BadZipFile: it is damaged.
     """
     from rich.progress import track
+
     with zipfile.ZipFile(source) as archive:
         # A whole name of this pattern cannot lead out of the target.
         members = [(member, match[1]) for member in archive.infolist() if (match := MEMBER.fullmatch(member.filename))]

@@ -5,6 +5,7 @@
 The archive is at https://www.cs.toronto.edu/~kriz/cifar.html. It makes train/<class>/*.png (50,000) and
 val/<class>/*.png (the 10,000 of its test set).
 """
+
 import argparse
 import shutil
 import sys
@@ -22,8 +23,10 @@ def main() -> None:
 
     # Its pickles could run a program: read none but the official ones.
     if not check_integrity(args.source, CIFAR100.tgz_md5):
-        sys.exit(f'error: {args.source} is missing, incomplete or another file (MD5 {CIFAR100.tgz_md5} expected); '
-                 'download it again')
+        sys.exit(
+            f'error: {args.source} is missing, incomplete or another file (MD5 {CIFAR100.tgz_md5} expected); '
+            'download it again'
+        )
     with tempfile.TemporaryDirectory() as unpacked:
         extract_archive(args.source, unpacked)
         for split in ('train', 'val'):

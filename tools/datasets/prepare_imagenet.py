@@ -6,6 +6,7 @@ DOWNLOADS holds ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_
 https://image-net.org (after registration). It makes train/<class>/*.JPEG and val/<class>/*.JPEG, 145 GB, beside the
 archives; run again after an interruption, it goes on where it was.
 """
+
 import argparse
 import io
 import sys
@@ -45,11 +46,15 @@ def val_classes(devkit: Path) -> dict[str, str]:
         ArchiveError: it is damaged or another archive.
     """
     with open_tar(devkit) as archive:
-        content = {Path(member.name).name: archive.extractfile(member).read() for member in archive
-                   if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}'))}
+        content = {
+            Path(member.name).name: archive.extractfile(member).read()
+            for member in archive
+            if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}'))
+        }
     if len(content) != 2:
         raise ArchiveError(f'{devkit} lacks {SYNSETS} or {LABELS}: is it another archive?')
     from scipy.io import loadmat
+
     try:
         synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True)['synsets']
         names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
@@ -70,6 +75,7 @@ def unpack_val(source: Path, target: Path, class_of: dict[str, str]) -> None:
         class_of: name of a file -> its class.
     """
     from rich.progress import track
+
     with open_tar(source) as archive:
         for member in track(archive, 'validation images', total=len(class_of)):
             name = Path(member.name).name

@@ -5,6 +5,7 @@
 The source is fall11_whole.tar (21,841 classes, as in the paper), winter21_whole.tar.gz (19,167) or a folder of one
 n########.tar a class. Run again after an interruption, it goes on where it was.
 """
+
 import argparse
 import sys
 from pathlib import Path
@@ -26,12 +27,14 @@ def main() -> None:
     options = f'--cfg-options model.data_preprocessor.num_classes={count} model.head.num_classes={count}'
     if count not in RELEASES:
         releases = ' or '.join(f'{number:,} ({name})' for number, name in RELEASES.items())
-        sys.exit(f'error: {args.target} holds {count:,} classes, expected {releases}; if it is meant, train with '
-                 f'{options}')
+        sys.exit(
+            f'error: {args.target} holds {count:,} classes, expected {releases}; if it is meant, train with {options}'
+        )
     print(f'{args.target}: {count:,} classes, the release of {RELEASES[count]}')
     if count != CONFIG_CLASSES:
-        print(f'configs/beit_plus/intermediate_*in22k_90e.py have {CONFIG_CLASSES:,} classes; train them with '
-              f'{options}')
+        print(
+            f'configs/beit_plus/intermediate_*in22k_90e.py have {CONFIG_CLASSES:,} classes; train them with {options}'
+        )
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ It makes train/<class>/*.jpg, val/<class>/*.jpg, label maps of the same names in
 (10 classes) and meta/segmentation_classes.txt (13). Label maps follow ADE20K: 0 is unlabelled, 1 the first line of
 segmentation_classes.txt, which begins with those of classes.txt. The same arguments give the same pictures.
 """
+
 import argparse
 import json
 import shutil
@@ -42,6 +43,7 @@ def draw_images(folder: Path, num_train: int, num_val: int, size: int) -> None:
         FileExistsError: the folder holds something else.
     """
     from scenes import OBJECTS, STUFF
+
     settings = dict(num_train=num_train, num_val=num_val, size=size)
     record = folder / 'meta/settings.json'
     if record.is_file() and json.loads(record.read_text()) == settings:
@@ -55,8 +57,11 @@ def draw_images(folder: Path, num_train: int, num_val: int, size: int) -> None:
         for name in OBJECTS:
             (partial / split / name).mkdir(parents=True)
             (partial / 'annotations' / split / name).mkdir(parents=True)
-    jobs = [(partial, split, index, size) for split, number in zip(SPLITS, (num_train, num_val), strict=True)
-            for index in range(number)]
+    jobs = [
+        (partial, split, index, size)
+        for split, number in zip(SPLITS, (num_train, num_val), strict=True)
+        for index in range(number)
+    ]
     with Pool() as pool:
         pool.starmap(draw_image, jobs, chunksize=16)
     (partial / 'meta').mkdir()
@@ -73,6 +78,7 @@ def draw_image(folder: Path, split: str, index: int, size: int) -> None:
     import numpy as np
     from PIL import Image
     from scenes import OBJECTS, paint_scene
+
     rng = np.random.default_rng([0, SPLITS.index(split), index])
     label = index % len(OBJECTS)
     image, labels = paint_scene(label, size, rng)

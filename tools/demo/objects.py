@@ -5,6 +5,7 @@ returned as (inside, normal, color): `inside` (H, W) is positive within the outl
 as fast as the distance to it; `normal` (3, H, W) points right, down and towards the viewer; `color`
 (H, W, 3) lies in 0 to 1. Random numbers vary shape, colours and pattern.
 """
+
 import colorsys
 from collections.abc import Callable
 
@@ -63,11 +64,13 @@ def box(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     inside = np.full_like(u, -1)
     normal = np.zeros((3, *u.shape), np.float32)
     shade = np.zeros_like(u)
-    faces = ((corner, right, up, (0.6, 0.1, 0.8)), (corner, left, up, (-0.6, 0.1, 0.8)),
-             (corner + up, right, left, (0, -0.9, 0.4)))
+    faces = (
+        (corner, right, up, (0.6, 0.1, 0.8)),
+        (corner, left, up, (-0.6, 0.1, 0.8)),
+        (corner + up, right, left, (0, -0.9, 0.4)),
+    )
     for origin, side, height, direction in faces:
-        a, b = np.tensordot(np.linalg.inv(np.stack([side, height], 1)),
-                            np.stack([u - origin[0], v - origin[1]]), 1)
+        a, b = np.tensordot(np.linalg.inv(np.stack([side, height], 1)), np.stack([u - origin[0], v - origin[1]]), 1)
         face = np.minimum(np.minimum(a, 1 - a), np.minimum(b, 1 - b)) * 0.7
         here = face > inside
         inside = np.where(here, face, inside)
@@ -82,7 +85,7 @@ def box(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
 def can(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     """A metal can with a printed label and a bright lid."""
     width, bulge = rng.uniform(0.45, 0.65), rng.uniform(0.1, 0.2)
-    arc = np.sqrt(np.clip(1 - (u / width)**2, 0, 1))
+    arc = np.sqrt(np.clip(1 - (u / width) ** 2, 0, 1))
     lid = width * (1 - np.hypot(u / width, (v + 0.8) / bulge)) * 0.5
     body = np.minimum(width - np.abs(u), np.minimum(v + 0.8, 0.8 + bulge * arc - v))
     normal = np.stack([u / width, np.zeros_like(u), arc])
@@ -100,7 +103,7 @@ def cone(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     """A traffic cone with bright bands on a square foot."""
     half = np.clip(0.08 + rng.uniform(0.2, 0.28) * (v + 1), 0.02, None)
     foot = np.minimum(0.75 - np.abs(u), 0.12 - np.abs(v - 0.85))
-    arc = np.sqrt(np.clip(1 - (u / half)**2, 0, 1))
+    arc = np.sqrt(np.clip(1 - (u / half) ** 2, 0, 1))
     body = np.minimum(half - np.abs(u), np.minimum(v + 0.95, 0.85 - v))
     normal = np.stack([u / half, np.full_like(u, -0.25), arc])
     normal[:, foot > body] = np.array([[0.0], [-0.4], [0.9]])
@@ -116,8 +119,7 @@ def ring(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     v = v / rng.uniform(0.6, 1)
     radius, thick = np.hypot(u, v) + 1e-6, rng.uniform(0.26, 0.36)
     across = (radius - 0.64) / thick
-    normal = np.stack([u / radius * across, v / radius * across,
-                       np.sqrt(np.clip(1 - across**2, 0, 1))])
+    normal = np.stack([u / radius * across, v / radius * across, np.sqrt(np.clip(1 - across**2, 0, 1))])
     edge = 0.6 + 0.12 * np.sin(rng.integers(5, 9) * np.arctan2(v, u))
     glaze = hsv(*rng.choice([(0.07, 0.7, 0.35), (0.93, 0.45, 0.95), (0.12, 0.15, 0.95)]))
     color = mix((edge - np.abs(across)) * 12, hsv(0.09, 0.55, 0.75), glaze)
@@ -145,8 +147,7 @@ def tree(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
         x, y = rng.uniform(-0.45, 0.45), rng.uniform(-0.6, 0.0)
         crown = np.maximum(crown, rng.uniform(0.32, 0.45) - np.hypot(u - x, v - y))
     crown = crown + 0.05 * leaves
-    trunk = np.minimum(0.1 + 0.04 * v - np.abs(u + 0.03 * np.sin(4 * v)),
-                       np.minimum(v + 0.2, 1 - v))
+    trunk = np.minimum(0.1 + 0.04 * v - np.abs(u + 0.03 * np.sin(4 * v)), np.minimum(v + 0.2, 1 - v))
     hue = rng.choice([0.28, 0.33, 0.25, 0.1, 0.05])
     green = mix(0.45 + 0.35 * leaves, hsv(hue, 0.8, 0.2), hsv(hue - 0.05, 0.75, 0.75))
     bark = mix(0.5 + 0.4 * np.sin(60 * u + 2 * leaves), hsv(0.07, 0.6, 0.2), hsv(0.08, 0.4, 0.5))
@@ -160,8 +161,7 @@ def house(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     wall = np.minimum(0.8 - np.abs(u), np.minimum(v - eaves, 0.95 - v))
     roof = np.minimum(eaves + 0.05 - v, (v - eaves + slope * 0.85) / slope - np.abs(u) + 0.1) * 0.7
     course = np.floor(v * 14)
-    joints = (np.abs(v * 14 - course - 0.5) > 0.4) | (
-        np.abs((u * 7 + course / 2) % 1 - 0.5) > 0.45)
+    joints = (np.abs(v * 14 - course - 0.5) > 0.4) | (np.abs((u * 7 + course / 2) % 1 - 0.5) > 0.45)
     paint = hsv(*rng.choice([(0.03, 0.6, 0.6), (0.12, 0.25, 0.9), (0.58, 0.2, 0.8), (0.0, 0, 0.9)]))
     color = paint * (1 - 0.25 * joints[..., None])
     columns = rng.integers(2, 4)
@@ -174,8 +174,7 @@ def house(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     door = (np.abs(u - rng.uniform(-0.4, 0.4)) < 0.12) & (v > 0.45)
     color[door] = hsv(rng.random(), 0.6, 0.4)
     tiles = 0.75 + 0.25 * np.sin(45 * v) * np.sin(30 * u)
-    color = np.where((roof > 0)[..., None],
-                     tiles[..., None] * hsv(rng.choice([0.02, 0.6, 0.08]), 0.55, 0.55), color)
+    color = np.where((roof > 0)[..., None], tiles[..., None] * hsv(rng.choice([0.02, 0.6, 0.08]), 0.55, 0.55), color)
     normal = np.zeros((3, *u.shape), np.float32)
     normal[2], normal[1] = 0.9, np.where(roof > 0, -0.5, 0.0)
     return np.maximum(wall, roof), normal, color
@@ -192,8 +191,7 @@ def flower(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     color = mix(radius + veins, hsv(hue, 0.9, 0.7), hsv(hue + 0.05, rng.uniform(0.1, 0.6), 1.0))
     grain = fractal_noise(*u.shape, 0.5, rng)
     disc = 0.3 - radius
-    color = np.where((disc > 0)[..., None], mix(0.5 + 0.4 * grain, hsv(0.09, 0.9, 0.3),
-                                                hsv(0.14, 0.9, 0.9)), color)
+    color = np.where((disc > 0)[..., None], mix(0.5 + 0.4 * grain, hsv(0.09, 0.9, 0.3), hsv(0.14, 0.9, 0.9)), color)
     height = 0.25 * wave + 0.4 * np.sqrt(np.clip(disc, 0, 1)) + 0.01 * grain * (disc > 0)
     return inside, relief(height, len(u) / 3), color
 

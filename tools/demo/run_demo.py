@@ -8,6 +8,7 @@ It runs configs/demo/{dvae,pretrain,finetune_folder,segment_setr_pup}.py as thei
 work_dirs/<name of the config>, and prints each command. Finished runs are left as they are and an interrupted one goes
 on, so the same command resumes the demo. Its pictures and summary.json are in work_dirs/demo.
 """
+
 import argparse
 import json
 import os
@@ -60,8 +61,9 @@ def find_images(folder: Path) -> list[Path]:
     """All images below a folder, relative to it, sorted."""
     if not folder.is_dir():
         sys.exit(f'error: no folder {folder}')
-    return sorted(path.relative_to(folder) for path in folder.rglob('*')
-                  if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(
+        path.relative_to(folder) for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file()
+    )
 
 
 def claim_runs(folder: Path | None) -> None:
@@ -69,8 +71,10 @@ def claim_runs(folder: Path | None) -> None:
     images = str(folder.resolve()) if folder else 'drawn'
     record = RESULTS / 'images.txt'
     if record.exists() and record.read_text() != images:
-        sys.exit(f'error: the runs in {RUNS} are of other images ({record.read_text()}); move or delete '
-                 f'{", ".join(str(RUNS / name) for name in ("demo", "dvae", "pretrain", "finetune_folder*"))}')
+        sys.exit(
+            f'error: the runs in {RUNS} are of other images ({record.read_text()}); move or delete '
+            f'{", ".join(str(RUNS / name) for name in ("demo", "dvae", "pretrain", "finetune_folder*"))}'
+        )
     RESULTS.mkdir(parents=True, exist_ok=True)
     record.write_text(images)
 
@@ -95,8 +99,10 @@ def link_images(folder: Path, images: list[Path]) -> bool:
             (LINKED / split / name).mkdir(parents=True)
             for path in part:
                 (LINKED / split / name / '-'.join(path.parts)).symlink_to((folder / path).resolve())
-    print(f'{len(images):,} images of {folder}, {HELD_OUT:.0%} held out; ' + (
-        f'{len(by_class)} classes, the names of the folders' if has_classes else 'no classes, so no classifier'))
+    print(
+        f'{len(images):,} images of {folder}, {HELD_OUT:.0%} held out; '
+        + (f'{len(by_class)} classes, the names of the folders' if has_classes else 'no classes, so no classifier')
+    )
     return has_classes
 
 
@@ -106,21 +112,34 @@ def train(name: str, options: list[str], run: str | None = None) -> None:
     if checkpoint(name, run).exists():
         print(f'\n== {work_dir} is finished', flush=True)
         return
-    execute('tools/train.py', f'configs/demo/{name}.py', '--resume', *(['--work-dir', str(work_dir)] if run else []),
-            *(['--cfg-options', *options] if options else []))
+    execute(
+        'tools/train.py',
+        f'configs/demo/{name}.py',
+        '--resume',
+        *(['--work-dir', str(work_dir)] if run else []),
+        *(['--cfg-options', *options] if options else []),
+    )
 
 
 def test(name: str, options: list[str], run: str | None = None) -> dict:
     """Metrics of a finished run on the held-out images."""
     out = RESULTS / f'{run or name}.json'
-    execute('tools/test.py', f'configs/demo/{name}.py', str(checkpoint(name, run)), '--out', str(out),
-            *(['--work-dir', str(RUNS / run)] if run else []), *(['--cfg-options', *options] if options else []))
+    execute(
+        'tools/test.py',
+        f'configs/demo/{name}.py',
+        str(checkpoint(name, run)),
+        '--out',
+        str(out),
+        *(['--work-dir', str(RUNS / run)] if run else []),
+        *(['--cfg-options', *options] if options else []),
+    )
     return json.loads(out.read_text())
 
 
 def checkpoint(name: str, run: str | None = None) -> Path:
     """The last checkpoint of a run of configs/demo/NAME.py, which is there when the run is finished."""
     from mmengine.config import Config
+
     loop = Config.fromfile(ROOT / f'configs/demo/{name}.py').train_cfg
     last = f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
     return RUNS / (run or name) / last
@@ -129,8 +148,13 @@ def checkpoint(name: str, run: str | None = None) -> Path:
 def execute(script: str, *arguments: str) -> None:
     """Runs a script of the repository as the user would, and prints how."""
     print('\n== python', script, *arguments, flush=True)
-    status = subprocess.call([sys.executable, str(ROOT / script), *(
-        str(ROOT / word) if word.startswith('configs/') else word for word in arguments)])
+    status = subprocess.call(
+        [
+            sys.executable,
+            str(ROOT / script),
+            *(str(ROOT / word) if word.startswith('configs/') else word for word in arguments),
+        ]
+    )
     if status:
         sys.exit(f'error: {script} ended with {status}; the same demo command goes on from here')
 
@@ -145,7 +169,8 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
         token_entropy=pretrained['token_entropy'],
         position_entropy=pretrained['position_entropy'],
         val_mim_acc=pretrained['mim_acc'],
-        images_per_second=images_per_second())
+        images_per_second=images_per_second(),
+    )
     if classes:
         numbers['finetune_accuracy'] = test('finetune_folder', data)['accuracy/top1']
         scratch = test('finetune_folder', data + SCRATCH, 'finetune_folder_scratch')
@@ -158,18 +183,22 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
     gain = 1 - numbers['val_mim_loss'] / numbers['token_entropy']
     print(f'\nHidden patches are predicted {gain:.0%} better than by how frequent each visual token is.')
     if classes:
-        print(f'Of the held-out images {numbers["finetune_accuracy"]:.1f} % are classified right after pretraining, '
-              f'{numbers["scratch_accuracy"]:.1f} % without.')
-    pictures = [*RUNS.glob('pretrain/**/test*.png'), *RUNS.glob('dvae/**/test*.png'),
-                *RESULTS.glob('segmentation.png')]
+        print(
+            f'Of the held-out images {numbers["finetune_accuracy"]:.1f} % are classified right after pretraining, '
+            f'{numbers["scratch_accuracy"]:.1f} % without.'
+        )
+    pictures = [*RUNS.glob('pretrain/**/test*.png'), *RUNS.glob('dvae/**/test*.png'), *RESULTS.glob('segmentation.png')]
     print('Look at\n  ' + '\n  '.join(map(str, [*pictures, RESULTS / 'summary.json'])))
     print(f'Curves: tensorboard --logdir {RUNS}')
 
 
 def images_per_second() -> float:
     """Median over the pretraining."""
-    rows = [json.loads(line) for path in (RUNS / 'pretrain').glob('*/vis_data/scalars.json')
-            for line in path.read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for path in (RUNS / 'pretrain').glob('*/vis_data/scalars.json')
+        for line in path.read_text().splitlines()
+    ]
     return statistics.median(row['images_per_second'] for row in rows if 'images_per_second' in row)
 
 
@@ -182,17 +211,25 @@ def draw_segmentation() -> None:
     from torchvision.utils import draw_segmentation_masks, make_grid, save_image
 
     from beit_mm.apis.inferencers import SegmentationInferencer
+
     segmenter = SegmentationInferencer(checkpoint('segment_setr_pup'))
     paths = find_images(DRAWN / 'val')
     cells = []
-    for path in paths[::max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]:  # sorted by class
+    for path in paths[:: max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]:  # sorted by class
         image = torch.from_numpy(np.array(Image.open(DRAWN / 'val' / path))).permute(2, 0, 1)
         annotation = np.array(Image.open((DRAWN / 'annotations/val' / path).with_suffix('.png'))).astype(int) - 1
-        prediction, = segmenter(DRAWN / 'val' / path)
+        (prediction,) = segmenter(DRAWN / 'val' / path)
         for labels in (None, annotation, prediction['labels']):
-            cell = image if labels is None else draw_segmentation_masks(
-                image, torch.stack([torch.from_numpy(labels == index) for index in range(len(segmenter.classes))]),
-                alpha=0.6, colors=[tuple(color) for color in segmenter.palette])
+            cell = (
+                image
+                if labels is None
+                else draw_segmentation_masks(
+                    image,
+                    torch.stack([torch.from_numpy(labels == index) for index in range(len(segmenter.classes))]),
+                    alpha=0.6,
+                    colors=[tuple(color) for color in segmenter.palette],
+                )
+            )
             cells.append(resize(cell, [160, 200]) / 255)
     save_image(make_grid(cells, nrow=3, pad_value=1.0), RESULTS / 'segmentation.png')
 

@@ -1,4 +1,5 @@
 """Paints an image-like scene: background, shaded objects with shadows, what a camera adds."""
+
 import numpy as np
 from objects import PAINTERS, UPRIGHT, fractal_noise, hsv, mix
 from scipy.ndimage import gaussian_filter, map_coordinates
@@ -23,12 +24,12 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
     height, width = (size, long) if rng.random() < 0.75 else (long, size)
     image, labels, horizon = paint_background(height, width, rng)
     elevation, azimuth = rng.uniform(0.3, 1.2), rng.uniform(-np.pi, np.pi)
-    light = np.array([np.cos(elevation) * np.sin(azimuth), -np.sin(elevation),
-                      abs(np.cos(elevation) * np.cos(azimuth)) + 0.2])
+    light = np.array(
+        [np.cos(elevation) * np.sin(azimuth), -np.sin(elevation), abs(np.cos(elevation) * np.cos(azimuth)) + 0.2]
+    )
     light /= np.linalg.norm(light)
     extras = sorted(rng.uniform(0.07, 0.17, rng.integers(0, 4)))  # small is far: painted first
-    for radius, which in [(r, rng.integers(len(OBJECTS))) for r in extras] + [
-            (rng.uniform(0.24, 0.42), kind)]:
+    for radius, which in [(r, rng.integers(len(OBJECTS))) for r in extras] + [(rng.uniform(0.24, 0.42), kind)]:
         radius *= size
         nearness = radius / (0.42 * size)
         bottom = horizon + (height - horizon) * (0.15 + 0.8 * nearness) + rng.normal(0, 0.03) * size
@@ -37,8 +38,7 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
     return camera(image, rng), labels
 
 
-def paint_background(height: int, width: int,
-                     rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+def paint_background(height: int, width: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
     """Sky or wall above a horizon, ground below, textured; pixels, labels, height of the
     horizon."""
     horizon = height * rng.uniform(0.3, 0.65)
@@ -47,8 +47,11 @@ def paint_background(height: int, width: int,
     noise = fractal_noise(height, width, rng.uniform(1.3, 1.7), rng)
     if outdoors:
         hue = rng.choice([0.58, 0.6, 0.07, 0.62])
-        far = mix(y / horizon, hsv(hue, rng.uniform(0.3, 0.7), rng.uniform(0.55, 0.9)),
-                  hsv(hue + rng.normal(0, 0.05), 0.15, 0.95))
+        far = mix(
+            y / horizon,
+            hsv(hue, rng.uniform(0.3, 0.7), rng.uniform(0.55, 0.9)),
+            hsv(hue + rng.normal(0, 0.05), 0.15, 0.95),
+        )
         far = mix((noise - rng.uniform(-0.5, 1.5)) * 0.8, far, np.full(3, 0.93, np.float32))
         ridge = horizon - height * 0.06 * (1 + fractal_noise(1, width, 1.2, rng))
         hills = hsv(rng.uniform(0.2, 0.6), 0.3, rng.uniform(0.3, 0.55))
@@ -70,8 +73,7 @@ def paint_background(height: int, width: int,
     return image, labels, horizon
 
 
-def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool,
-           rng: np.random.Generator) -> np.ndarray:
+def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool, rng: np.random.Generator) -> np.ndarray:
     """A textured plane that runs away to the horizon."""
     height, width = x.shape
     depth = height / (np.maximum(y - horizon, 0) + 0.06 * height)  # 1 at the camera to 17 far off
@@ -80,8 +82,18 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool,
     grain = map_coordinates(texture, [along * 60 % 128, across * 60 % 128], order=1, mode='wrap')
     grain = grain * np.clip(2.5 / depth, 0, 1)
     if outdoors:
-        color = hsv(*rng.choice([(0.27, 0.6, 0.5), (0.1, 0.4, 0.75), (0.6, 0.05, 0.4),
-                                 (0.22, 0.45, 0.55), (0.55, 0.06, 0.9), (0.07, 0.5, 0.45)]))
+        color = hsv(
+            *rng.choice(
+                [
+                    (0.27, 0.6, 0.5),
+                    (0.1, 0.4, 0.75),
+                    (0.6, 0.05, 0.4),
+                    (0.22, 0.45, 0.55),
+                    (0.55, 0.06, 0.9),
+                    (0.07, 0.5, 0.45),
+                ]
+            )
+        )
         return mix(0.5 + 0.25 * grain, color * 0.6, np.minimum(color * 1.3, 1))
     color = hsv(rng.uniform(0.03, 0.13), rng.uniform(0.2, 0.6), rng.uniform(0.35, 0.8))
     pitch = rng.uniform(3, 7)
@@ -91,13 +103,21 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool,
     return color * shade[..., None]
 
 
-def add_object(image: np.ndarray, labels: np.ndarray, kind: int, center: tuple[float, float],
-               radius: float, light: np.ndarray, rng: np.random.Generator) -> None:
+def add_object(
+    image: np.ndarray,
+    labels: np.ndarray,
+    kind: int,
+    center: tuple[float, float],
+    radius: float,
+    light: np.ndarray,
+    rng: np.random.Generator,
+) -> None:
     """Paint one object and its shadow into image and labels."""
     height, width = labels.shape
     top, left = (max(0, int(c - 1.3 * radius)) for c in center)
-    y, x = np.mgrid[top:min(height, int(center[0] + 1.3 * radius)),
-                    left:min(width, int(center[1] + 1.3 * radius))].astype(np.float32)
+    y, x = np.mgrid[
+        top : min(height, int(center[0] + 1.3 * radius)), left : min(width, int(center[1] + 1.3 * radius))
+    ].astype(np.float32)
     if min(x.shape) < 4:  # out of the picture but for a sliver
         return
     u, v = (x - center[1]) / radius, (y - center[0]) / radius
@@ -107,10 +127,9 @@ def add_object(image: np.ndarray, labels: np.ndarray, kind: int, center: tuple[f
     stretch = rng.uniform(0.85, 1.15)
     local = (cos * u + sin * v) * stretch, (cos * v - sin * u) / stretch
     inside, normal, color = PAINTERS[name](*local, rng)
-    normal = np.stack([cos * normal[0] - sin * normal[1], sin * normal[0] + cos * normal[1],
-                       normal[2]])
+    normal = np.stack([cos * normal[0] - sin * normal[1], sin * normal[0] + cos * normal[1], normal[2]])
 
-    here = np.s_[top:top + len(x), left:left + x.shape[1]]
+    here = np.s_[top : top + len(x), left : left + x.shape[1]]
     spread = np.hypot((u + 0.6 * light[0]) / 1.1, (v - 0.92) / 0.22)
     image[here] *= (1 - 0.6 * np.clip(1.6 - 1.4 * spread, 0, 1))[..., None]
 
@@ -130,8 +149,8 @@ def camera(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     image = gaussian_filter(np.clip(image, 0, 1), (*[rng.choice([0.3, 0.5, 0.8])] * 2, 0))
     warmth = rng.normal(0, 0.06)
     gain = rng.lognormal(0, 0.2) * np.array([1 + warmth, 1, 1 - warmth])
-    y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     image = image * gain * (1 - rng.uniform(0, 0.35) * (x**2 + y**2) / 2)[..., None]
-    image = np.clip(image, 0, 1)**rng.uniform(0.8, 1.25)
+    image = np.clip(image, 0, 1) ** rng.uniform(0.8, 1.25)
     noise = rng.standard_normal(image.shape, np.float32) * rng.uniform(0.003, 0.03)
     return np.rint(np.clip(image + noise * np.sqrt(image + 0.1), 0, 1) * 255).astype(np.uint8)

@@ -1,4 +1,5 @@
 """Visual tokenizers: images to the tokens that pretraining predicts."""
+
 from .base import Tokenizer
 from .dalle import DALLETokenizer
 from .discrete_vae import DiscreteVAE

@@ -1,4 +1,5 @@
 """What a visual tokenizer is: the abstract class, and what all those with a codebook share."""
+
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -61,8 +62,10 @@ class Tokenizer(ABC):
             ValueError: the image is not a whole number of tokens.
         """
         if height % self.stride or width % self.stride:
-            raise ValueError(f'{type(self).__name__} takes images of a multiple of {self.stride} '
-                             f'pixels a side, got {height} x {width}.')
+            raise ValueError(
+                f'{type(self).__name__} takes images of a multiple of {self.stride} '
+                f'pixels a side, got {height} x {width}.'
+            )
         return height // self.stride, width // self.stride
 
 
@@ -118,10 +121,10 @@ class CodebookTokenizer(Tokenizer):
             int64 (B, K), -1 where there is no position.
         """
         with without_autocast(images):
-            sequence = self._features(images).flatten(2).transpose(1, 2)            # (B, N, C)
-            picked = take_tokens(sequence, positions.clamp(min=0))                  # (B, K, C)
+            sequence = self._features(images).flatten(2).transpose(1, 2)  # (B, N, C)
+            picked = take_tokens(sequence, positions.clamp(min=0))  # (B, K, C)
             # A 1x1 convolution over K "pixels", so that it computes as it does over the whole map.
-            logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))      # (B, V, K, 1)
+            logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))  # (B, V, K, 1)
             return logits.argmax(dim=1).squeeze(-1).masked_fill(positions < 0, PADDING)
 
     @torch.no_grad()
@@ -138,8 +141,9 @@ class CodebookTokenizer(Tokenizer):
             RuntimeError: the tokenizer was built without a decoder.
         """
         if self.decoder is None:
-            raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot '
-                               'be drawn; give it decoder_checkpoint.')
+            raise RuntimeError(
+                f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn; give it decoder_checkpoint.'
+            )
         self.prepare(tokens.device)
         with without_autocast(tokens):
             return self.to_images(self.decoder.from_tokens(tokens).float())
@@ -174,8 +178,7 @@ def unmap_pixels(images: Tensor) -> Tensor:
     return ((images - EPS) / (1 - 2 * EPS)).clamp(0, 1)
 
 
-def read_weights(source: str, sha256: str | None,
-                 advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """State dict of a weight file, and its provenance.
 
     Args:
@@ -199,12 +202,18 @@ def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None
     own = module.state_dict()
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
-    shapes = [f'{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}'
-              for name in own if name in state and state[name].shape != own[name].shape]
+    shapes = [
+        f'{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}'
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
     if missing or unexpected or shapes:
-        problems = ', '.join(f'{len(names)} {kind} ({names[0]}, ...)' for kind, names in (
-            ('missing', missing), ('unexpected', unexpected), ('of another shape', shapes),
-        ) if names)
-        raise ValueError(f'{path} does not hold the weights of this {type(module).__name__}: of '
-                         f'{len(own)} tensors {problems}.')
+        problems = ', '.join(
+            f'{len(names)} {kind} ({names[0]}, ...)'
+            for kind, names in (('missing', missing), ('unexpected', unexpected), ('of another shape', shapes))
+            if names
+        )
+        raise ValueError(
+            f'{path} does not hold the weights of this {type(module).__name__}: of {len(own)} tensors {problems}.'
+        )
     module.load_state_dict(state)

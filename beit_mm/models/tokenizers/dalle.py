@@ -4,6 +4,7 @@ Encoder and decoder halve (double) the resolution three times between four group
 for 8 x 8 pixels. At the true size they have 53,786,240 and 43,829,766 parameters. Their parameter names are those of
 OpenAI's files.
 """
+
 import math
 from collections import OrderedDict
 
@@ -14,17 +15,18 @@ from torch import Tensor, nn
 from beit_mm.models.tokenizers.base import CodebookTokenizer, load_exactly, map_pixels, read_weights, unmap_pixels
 from beit_mm.registry import MODELS
 
-ENCODER_URL = ('https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/'
-               'dalle_encoder.pth')
+ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
 ENCODER_ADVICE = (
     f'Get {ENCODER_URL} (or https://cdn.openai.com/dall-e/encoder.pkl) and name the file in '
-    'target_generator.checkpoint; for a smoke run set target_generator.random_weights=True.')
+    'target_generator.checkpoint; for a smoke run set target_generator.random_weights=True.'
+)
 DECODER_ADVICE = (
     'Get https://cdn.openai.com/dall-e/decoder.pkl and name the file in '
-    'target_generator.decoder_checkpoint, or leave that key out.')
+    'target_generator.decoder_checkpoint, or leave that key out.'
+)
 SMOKE_SEED = 0  # random weights are the same on all ranks, whatever the run's seed
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
-STRIDE = 8                   # pixels per token: three poolings between the four groups
+STRIDE = 8  # pixels per token: three poolings between the four groups
 
 
 @MODELS.register_module()
@@ -54,9 +56,16 @@ class DALLETokenizer(CodebookTokenizer, nn.Module):
     and in rounding the weights once, at the first use, instead of at each.
     """
 
-    def __init__(self, checkpoint: str = ENCODER_URL, decoder_checkpoint: str | None = None,
-                 precision: str = 'fp16', random_weights: bool = False, sha256: str | None = None,
-                 hidden: int = 256, vocab_size: int = 8192) -> None:
+    def __init__(
+        self,
+        checkpoint: str = ENCODER_URL,
+        decoder_checkpoint: str | None = None,
+        precision: str = 'fp16',
+        random_weights: bool = False,
+        sha256: str | None = None,
+        hidden: int = 256,
+        vocab_size: int = 8192,
+    ) -> None:
         super().__init__()
         if precision not in ('fp16', 'bf16', 'fp32'):
             raise ValueError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
@@ -71,13 +80,11 @@ class DALLETokenizer(CodebookTokenizer, nn.Module):
                 self.decoder = DALLEDecoder(hidden, vocab_size)
             self.provenance.update(path='random weights', sha256='')
         else:
-            self.encoder, file = _load(
-                DALLEEncoder, hidden, vocab_size, checkpoint, sha256, ENCODER_ADVICE)
+            self.encoder, file = _load(DALLEEncoder, hidden, vocab_size, checkpoint, sha256, ENCODER_ADVICE)
             self.provenance.update(file)
             self.decoder = None
             if decoder_checkpoint is not None:
-                self.decoder, file = _load(
-                    DALLEDecoder, hidden, vocab_size, decoder_checkpoint, None, DECODER_ADVICE)
+                self.decoder, file = _load(DALLEDecoder, hidden, vocab_size, decoder_checkpoint, None, DECODER_ADVICE)
                 self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
         self.requires_grad_(False)
         self.to(memory_format=torch.channels_last)
@@ -100,8 +107,9 @@ class DALLETokenizer(CodebookTokenizer, nn.Module):
                 network.cast_inner(dtype)
 
 
-def _load(network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None,
-          advice: str) -> tuple[nn.Module, dict[str, str]]:
+def _load(
+    network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None, advice: str
+) -> tuple[nn.Module, dict[str, str]]:
     """A network with the weights of a file; its parameters are never initialised in vain."""
     state, file = read_weights(source, sha256, advice)
     with torch.device('meta'):
@@ -118,7 +126,7 @@ class DALLEConv2d(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.empty(out_channels, in_channels, kernel_size, kernel_size))
         self.b = nn.Parameter(torch.zeros(out_channels))
-        nn.init.normal_(self.w, std=1 / math.sqrt(in_channels * kernel_size ** 2))
+        nn.init.normal_(self.w, std=1 / math.sqrt(in_channels * kernel_size**2))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x.to(self.w.dtype), self.w, self.b, padding=self.w.shape[-1] // 2)
@@ -136,27 +144,29 @@ class DALLEBlock(nn.Module):
             at 1.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...],
-                 gain: float) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...], gain: float) -> None:
         super().__init__()
         self.gain = gain
-        self.id_path = (nn.Identity() if in_channels == out_channels
-                        else DALLEConv2d(in_channels, out_channels, 1))
+        self.id_path = nn.Identity() if in_channels == out_channels else DALLEConv2d(in_channels, out_channels, 1)
         quarter = out_channels // 4
         widths = (in_channels, quarter, quarter, quarter, out_channels)
         self.res_path = nn.Sequential()
         for i, kernel_size in enumerate(kernel_sizes, start=1):
             # The first ReLU must leave the block's input alone: the shortcut reads it too.
             self.res_path.add_module(f'relu_{i}', nn.ReLU(inplace=i > 1))
-            self.res_path.add_module(
-                f'conv_{i}', DALLEConv2d(widths[i - 1], widths[i], kernel_size))
+            self.res_path.add_module(f'conv_{i}', DALLEConv2d(widths[i - 1], widths[i], kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.add(self.id_path(x), self.res_path(x), alpha=self.gain)
 
 
-def _groups(in_channels: int, widths: list[int], blocks_per_group: int,
-            kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]) -> OrderedDict:
+def _groups(
+    in_channels: int,
+    widths: list[int],
+    blocks_per_group: int,
+    kernel_sizes: tuple[int, ...],
+    between: tuple[str, nn.Module],
+) -> OrderedDict:
     """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
     gain = 1 / (len(widths) * blocks_per_group) ** 2
     groups: OrderedDict[str, nn.Module] = OrderedDict()
@@ -184,15 +194,18 @@ class DALLEEncoder(nn.Module):
     (`cast_inner`), and in `features`, which stops before the output layer.
     """
 
-    def __init__(self, hidden: int = 256, vocab_size: int = 8192, blocks_per_group: int = 2,
-                 in_channels: int = 3) -> None:
+    def __init__(
+        self, hidden: int = 256, vocab_size: int = 8192, blocks_per_group: int = 2, in_channels: int = 3
+    ) -> None:
         super().__init__()
         widths = [factor * hidden for factor in GROUP_WIDTHS]
-        self.blocks = nn.Sequential(OrderedDict(
-            input=DALLEConv2d(in_channels, hidden, 7),
-            **_groups(hidden, widths, blocks_per_group, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
-            output=nn.Sequential(OrderedDict(
-                relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1)))))
+        self.blocks = nn.Sequential(
+            OrderedDict(
+                input=DALLEConv2d(in_channels, hidden, 7),
+                **_groups(hidden, widths, blocks_per_group, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
+                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1))),
+            )
+        )
 
     def features(self, x: Tensor) -> Tensor:
         """(B, 3, H, W) mapped pixels to (B, 8 hidden, H/8, W/8), the input of `output`."""
@@ -229,16 +242,24 @@ class DALLEDecoder(nn.Module):
     `from_tokens`, which looks tokens up where the original multiplies one-hot maps.
     """
 
-    def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128,
-                 blocks_per_group: int = 2, out_channels: int = 6) -> None:
+    def __init__(
+        self,
+        hidden: int = 256,
+        vocab_size: int = 8192,
+        embed_dims: int = 128,
+        blocks_per_group: int = 2,
+        out_channels: int = 6,
+    ) -> None:
         super().__init__()
         widths = [factor * hidden for factor in reversed(GROUP_WIDTHS)]
         upsample = ('upsample', nn.Upsample(scale_factor=2, mode='nearest'))
-        self.blocks = nn.Sequential(OrderedDict(
-            input=DALLEConv2d(vocab_size, embed_dims, 1),
-            **_groups(embed_dims, widths, blocks_per_group, (1, 3, 3, 3), upsample),
-            output=nn.Sequential(OrderedDict(
-                relu=nn.ReLU(), conv=DALLEConv2d(hidden, out_channels, 1)))))
+        self.blocks = nn.Sequential(
+            OrderedDict(
+                input=DALLEConv2d(vocab_size, embed_dims, 1),
+                **_groups(embed_dims, widths, blocks_per_group, (1, 3, 3, 3), upsample),
+                output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(hidden, out_channels, 1))),
+            )
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, V, h, w) weights of the tokens, summing to 1 over V, to (B, out_channels, 8h, 8w)."""

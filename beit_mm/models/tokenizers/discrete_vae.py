@@ -5,6 +5,7 @@ stand behind every level, as in the released BEiT code (at 3 levels, hidden 256,
 512: 7,953,408 and 12,128,003 parameters), or only at the bottleneck, as in DALLE-pytorch (2 blocks: 6,707,456 and
 9,964,803), which is five times cheaper because no block works at the images' resolution.
 """
+
 import math
 
 import torch
@@ -59,30 +60,40 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     schedules.
     """
 
-    def __init__(self, arch: str = 'conv', hidden: int = 256, vocab_size: int = 8192,
-                 embed_dims: int = 512, num_levels: int = 3,
-                 bottleneck_blocks: int | None = None, loss: str = 'mse',
-                 temperature: tuple[float, float] = (1.0, 1 / 16), temperature_steps: int = 150_000,
-                 kl_weight: float = 6.6, kl_steps: int = 5000, checkpoint: str | None = None,
-                 sha256: str | None = None, data_preprocessor: dict | None = None,
-                 init_cfg: dict | None = None) -> None:
+    def __init__(
+        self,
+        arch: str = 'conv',
+        hidden: int = 256,
+        vocab_size: int = 8192,
+        embed_dims: int = 512,
+        num_levels: int = 3,
+        bottleneck_blocks: int | None = None,
+        loss: str = 'mse',
+        temperature: tuple[float, float] = (1.0, 1 / 16),
+        temperature_steps: int = 150_000,
+        kl_weight: float = 6.6,
+        kl_steps: int = 5000,
+        checkpoint: str | None = None,
+        sha256: str | None = None,
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+    ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
         if loss not in ('laplace', 'mse', 'smooth_l1'):
             raise ValueError(f"loss must be 'laplace', 'mse' or 'smooth_l1', got {loss!r}.")
         out_channels = 6 if loss == 'laplace' else 3
         if arch == 'dalle':
-            if 2 ** num_levels != STRIDE:
+            if 2**num_levels != STRIDE:
                 raise ValueError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
             self.encoder = DALLEEncoder(hidden, vocab_size)
             self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels=out_channels)
         elif arch == 'conv':
             self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks)
-            self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels,
-                                       bottleneck_blocks, out_channels)
+            self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
         else:
             raise ValueError(f"arch must be 'dalle' or 'conv', got {arch!r}.")
         self.vocab_size = vocab_size
-        self.stride = 2 ** num_levels
+        self.stride = 2**num_levels
         self.loss = loss
         self.temperature = temperature
         self.temperature_steps = temperature_steps
@@ -92,14 +103,18 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         self.provenance = dict(type='DiscreteVAE', arch=arch, precision='fp32', path='random weights', sha256='')
         if checkpoint is not None:
             state, file = read_weights(
-                checkpoint, sha256, advice='Train it with a config of configs/dvae and name the '
-                "run's checkpoint in the tokenizer's `checkpoint`.")
+                checkpoint,
+                sha256,
+                advice='Train it with a config of configs/dvae and name the '
+                "run's checkpoint in the tokenizer's `checkpoint`.",
+            )
             own = ('encoder.', 'decoder.', 'steps')  # a run may keep a preprocessor's buffers too
             load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
             self.provenance.update(file)
 
-    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None,
-                mode: str = 'loss') -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    def forward(
+        self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
         """mmengine's entry.
 
         Args:
@@ -137,7 +152,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         self.grid_size(*images.shape[-2:])
         target = self.to_input(images)
-        logits = self.encoder(target).float()                                   # (B, V, h, w)
+        logits = self.encoder(target).float()  # (B, V, h, w)
         tau = _cosine(*self.temperature, self.steps / self.temperature_steps)
         z = F.gumbel_softmax(logits, tau=tau, dim=1)
         log_q = logits.log_softmax(dim=1)
@@ -147,7 +162,9 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         losses = dict(
             loss_recon=self._reconstruction_loss(self.decoder(z).float(), target),
             loss_kl=beta * kl.sum() / target.numel(),
-            temperature=tau, **self._usage(logits.argmax(dim=1)))
+            temperature=tau,
+            **self._usage(logits.argmax(dim=1)),
+        )
         if self.training:
             self.steps += 1
         return losses
@@ -165,14 +182,12 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         counts = torch.zeros(self.vocab_size, device=tokens.device)
         counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
         frequencies = counts / counts.sum()
-        return dict(codes_used=(counts > 0).float().sum(),
-                    perplexity=torch.special.entr(frequencies).sum().exp())
+        return dict(codes_used=(counts > 0).float().sum(), perplexity=torch.special.entr(frequencies).sum().exp())
 
     def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
         tokens = self.encode(images)
         errors = (self.decode(tokens) - images).abs().mean(dim=(1, 2, 3))
-        return [dict(recon_mae_01=error, tokens=grid)
-                for error, grid in zip(errors, tokens.int(), strict=True)]
+        return [dict(recon_mae_01=error, tokens=grid) for error, grid in zip(errors, tokens.int(), strict=True)]
 
 
 def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
@@ -206,9 +221,12 @@ class ConvResBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels, 1))
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, channels, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.net(x)
@@ -227,13 +245,18 @@ class ConvEncoder(nn.Module):
     Source: microsoft/unilm `beit/modeling_discrete_vae.py` (None), lucidrains/DALLE-pytorch (2).
     """
 
-    def __init__(self, hidden: int = 256, vocab_size: int = 8192, num_levels: int = 3,
-                 bottleneck_blocks: int | None = None, in_channels: int = 3) -> None:
+    def __init__(
+        self,
+        hidden: int = 256,
+        vocab_size: int = 8192,
+        num_levels: int = 3,
+        bottleneck_blocks: int | None = None,
+        in_channels: int = 3,
+    ) -> None:
         super().__init__()
         self.levels = nn.Sequential()
         for _ in range(num_levels):
-            self.levels.append(nn.Sequential(
-                nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
+            self.levels.append(nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             in_channels = hidden
@@ -262,9 +285,15 @@ class ConvDecoder(nn.Module):
     Source: as `ConvEncoder`.
     """
 
-    def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 512,
-                 num_levels: int = 3, bottleneck_blocks: int | None = None,
-                 out_channels: int = 3) -> None:
+    def __init__(
+        self,
+        hidden: int = 256,
+        vocab_size: int = 8192,
+        embed_dims: int = 512,
+        num_levels: int = 3,
+        bottleneck_blocks: int | None = None,
+        out_channels: int = 3,
+    ) -> None:
         super().__init__()
         self.codebook = nn.Embedding(vocab_size, embed_dims)
         self.levels = nn.Sequential()
@@ -274,8 +303,7 @@ class ConvDecoder(nn.Module):
             self.levels.extend(ConvResBlock(hidden) for _ in range(bottleneck_blocks))
             channels = hidden
         for _ in range(num_levels):
-            self.levels.append(nn.Sequential(
-                nn.ConvTranspose2d(channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
+            self.levels.append(nn.Sequential(nn.ConvTranspose2d(channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             channels = hidden
