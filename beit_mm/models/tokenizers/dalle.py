@@ -34,12 +34,11 @@ class DALLETokenizer(CodebookTokenizer, nn.Module):
     """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
 
     Args:
-        checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or
-            OpenAI's encoder.pkl.
+        checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
         decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: there is no `decode`.
-        precision: of all convolutions but the encoder's output and the decoder's input, which are
-            fp32. 'fp16': as the original, that is fp16 on a GPU and fp32 on a CPU; 'bf16'; 'fp32'.
-            Tokens are an argmax, so precision changes some: fp16 0.2 %, bf16 2 % (random weights).
+        precision: of all convolutions but the encoder's output and the decoder's input, which are fp32. 'fp16': as the
+            original, that is fp16 on a GPU and fp32 on a CPU; 'bf16'; 'fp32'. Tokens are an argmax, so precision
+            changes some: fp16 0.2 %, bf16 2 % (random weights).
         random_weights: no files, seeded random weights for both networks: for smoke runs only.
         sha256: expected hash of the encoder's file.
         hidden: width of the first group.
@@ -138,10 +137,8 @@ class DALLEBlock(nn.Module):
     Args:
         in_channels: channels of the input; another number than `out_channels` gets a 1x1 shortcut.
         out_channels: channels of the output, a multiple of 4.
-        kernel_sizes: of the four convolutions; (3, 3, 3, 1) in the encoder, (1, 3, 3, 3) in the
-            decoder.
-        gain: factor of the residual path; 1 / (number of blocks)^2 keeps a deep stack's variance
-            at 1.
+        kernel_sizes: of the four convolutions; (3, 3, 3, 1) in the encoder, (1, 3, 3, 3) in the decoder.
+        gain: factor of the residual path; 1 / (number of blocks)^2 keeps a deep stack's variance at 1.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...], gain: float) -> None:
@@ -189,8 +186,7 @@ class DALLEEncoder(nn.Module):
         blocks_per_group: residual blocks in each of the four groups.
         in_channels: channels of the images.
 
-    Source: openai/DALL-E `dall_e/encoder.py`. Differs from it in taking the precision from the
-        weights
+    Source: openai/DALL-E `dall_e/encoder.py`. Differs from it in taking the precision from the weights
     (`cast_inner`), and in `features`, which stops before the output layer.
     """
 

@@ -37,13 +37,12 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         vocab_size: number of visual tokens.
         embed_dims: width of the codebook.
         num_levels: halvings of the resolution; 'dalle' has 3.
-        bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every
-            level.
+        bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every level.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E), 'mse' or 'smooth_l1' (on [-1, 1]).
         temperature: (start, end) of the Gumbel-softmax.
         temperature_steps: forward passes in training until `end` is reached, along a cosine.
-        kl_weight: DALL-E's beta. It keeps the vocabulary in use: too little of it, and a few tokens
-            do all the work. 6.6 suits 'laplace', whose values are larger, 0.5 suits 'mse'.
+        kl_weight: DALL-E's beta. It keeps the vocabulary in use: too little of it, and a few tokens do all the work.
+            6.6 suits 'laplace', whose values are larger, 0.5 suits 'mse'.
         kl_steps: forward passes in training over which the weight rises from 0, along a cosine.
         checkpoint: trained weights, a local path: a run's checkpoint or a plain state dict.
         sha256: expected hash of that file.
