@@ -28,7 +28,8 @@ pip_install() {
 # mmseg of the OpenMMLab releases imports mmcv's compiled ops; nothing here runs them, so they are built
 # without CUDA, which needs no nvcc.
 install_mmcv_with_ops() {
-  python -c 'from importlib.metadata import version; assert version("mmcv") == "2.1.0"' 2>/dev/null && return
+  python -c 'from importlib.metadata import files, version
+assert version("mmcv") == "2.1.0" and any(file.name.startswith("_ext") for file in files("mmcv"))' 2>/dev/null && return
   say "torch, and mmcv built with its ops (6 to 17 minutes)"
   pip_install -c requirements/openmmlab.txt torch torchvision setuptools wheel ninja psutil packaging
   CUDA_VISIBLE_DEVICES='' MMCV_WITH_OPS=1 \

@@ -236,4 +236,7 @@ def draw_segmentation() -> None:
 
 if __name__ == '__main__':
     os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit('stopped; the same command goes on from here')
