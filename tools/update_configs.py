@@ -1,4 +1,4 @@
-"""Writes what can be computed from the configs: part of their headers, the metafiles and the tables of READMEs.
+"""Writes what can be computed: part of the configs' headers, the metafiles, the tables of READMEs, the map of files.
 
     python tools/update_configs.py            rewrites the files that are out of date
     python tools/update_configs.py --check    names them and exits with 1
@@ -9,6 +9,7 @@ configs/*/README.md what stands between the two marks.
 """
 
 import argparse
+import ast
 import functools
 import json
 import re
@@ -31,6 +32,7 @@ DATASETS = {  # data_root -> name, training images
     'data/cifar100/train': ('CIFAR-100', 50_000),
     'data/ade20k': ('ADE20K', 20_210),
 }
+MAP = 'docs/architecture.md'
 BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -->'
 
 
@@ -294,9 +296,22 @@ def update_table(folder: str) -> str:
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
 
 
+def update_file_map() -> str:
+    """The files of the package with their lines and what their docstrings begin with."""
+    rows = ['| file | lines | what it holds |', '| --- | --- | --- |']
+    for path in sorted((ROOT / 'beit_mm').rglob('*.py')):
+        source = path.read_text()
+        if path.name != '__init__.py' and '.mim' not in path.parts:
+            title = ast.get_docstring(ast.parse(source)).splitlines()[0].rstrip('.')
+            rows.append(f'| `{path.relative_to(ROOT / "beit_mm")}` | {len(source.splitlines())} | {title} |')
+    before, _, rest = (ROOT / MAP).read_text().partition(BEGIN)
+    return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
+
+
 def stale_files() -> dict[str, str]:
     """File -> what it should hold, for all that hold something else."""
     texts = {config: update_header(config) for config in list_configs()}
+    texts[MAP] = update_file_map()
     for folder in FOLDERS:
         texts[f'{folder}/metafile.yml'] = update_metafile(folder)
         texts[f'{folder}/README.md'] = update_table(folder)
