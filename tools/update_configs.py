@@ -8,6 +8,8 @@ by hand. In configs/*/metafile.yml everything but `Published Results` and `Relea
 configs/*/README.md what stands between the two marks.
 """
 
+from __future__ import annotations
+
 import argparse
 import ast
 import functools
@@ -16,13 +18,10 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import yaml
-from mmengine.config import Config
-from mmengine.registry import init_default_scope
-
-from beit_mm.registry import MODELS
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ('configs/beit', 'configs/beit_plus', 'configs/ablation', 'configs/dvae')
@@ -45,6 +44,8 @@ def list_configs(*folders: str) -> list[str]:
 
 @functools.cache
 def load(config: str) -> Config:
+    from mmengine.config import Config
+
     return Config.fromfile(ROOT / config)
 
 
@@ -83,6 +84,12 @@ def is_multi_scale(config: str) -> bool:
 @functools.cache
 def count_parameters(model: str, scope: str) -> int:
     """Parameters of a model that is given as JSON; each is built once."""
+    import torch
+    from mmengine.config import Config
+    from mmengine.registry import init_default_scope
+
+    from beit_mm.registry import MODELS
+
     init_default_scope(scope)
     with torch.device('meta'):
         return sum(p.numel() for p in MODELS.build(Config(json.loads(model))).parameters())
@@ -255,6 +262,8 @@ def metafile_entries(folder: str) -> dict[str, str]:
 def entries(config: str) -> dict:
     """The entry of a config, all values as they are written."""
     text = metafile_entries(str(Path(config).parent)).get(config, '  - Published Results: []')
+    import yaml
+
     return yaml.load(text, yaml.BaseLoader)[0]
 
 

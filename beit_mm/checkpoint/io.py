@@ -199,6 +199,8 @@ def _read_torch(path: Path, mmap: bool) -> Any:
         text = str(error)[:5000]
         if name := REFUSED_NAME.search(text):
             reason = f'it asks for {name[1] if "." in name[1] else f"builtins.{name[1]}"}'
+        elif 'Only persistent_load of storage' in text:
+            reason = 'it holds a whole network in the form before torch 1.6, which only running it would read'
         else:
             reason = text.partition('WeightsUnpickler error:')[2].partition('Check the documentation')[0]
             reason = ' '.join(reason.split())[:200]

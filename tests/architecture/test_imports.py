@@ -120,8 +120,9 @@ def indirections(path: str, source: str, own: set[str]) -> list[str]:
         texts = [
             part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
         ]
-        if name in ('hasattr', 'getattr') and set(texts[:1]) & own:
-            wrong.append(f'{path}:{node.lineno}: {name} asks for {texts[0]!r}, use isinstance')
+        asked = ast.unparse(node.args[1]).strip('\'"') if name in ('hasattr', 'getattr') else None
+        if asked in own:
+            wrong.append(f'{path}:{node.lineno}: {name} asks for {asked!r}, use isinstance')
         if name.endswith(('.build', '.get')) and any(text.startswith('beit_mm.') for text in texts):
             wrong.append(f'{path}:{node.lineno}: looks {texts} up by name, import it')
     return wrong

@@ -137,7 +137,8 @@ def test_a_checkpoint_without_config_or_with_a_program_is_refused(work, tmp_path
     for changed_config, message in (
         (
             None,
-            r'holds no config; give the one that it was trained with: ClassificationInferencer\(checkpoint, config=...\)',
+            'holds no config; give the one that it was trained with: '
+            r'ClassificationInferencer\(checkpoint, config=...\)',
         ),
         (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
         (dict(config, test_dataloader=dict(dataset=dict(pipeline=foreign))), "asks for 'os.system'"),

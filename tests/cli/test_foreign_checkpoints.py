@@ -104,7 +104,7 @@ def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
     monkeypatch.chdir(folder)
     run_tool('test.py', 'classification.py', 'timm.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
     log = next(folder.glob('run/*/*.log')).read_text()
-    assert 'timm.pth (unilm/timm): 37 matched.' in log
+    assert 'timm.pth (unilm): 37 matched.' in log
     assert re.search(r'accuracy/top1: ([\d.]+)', log)[1] == (folder / 'accuracy').read_text()
 
     torch.save(Beit(img_size=32, patch_size=16, embed_dim=32, depth=2, num_heads=4).state_dict(), 'wrong.pth')

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from beit_mm.registry import HOOKS, METRICS, MODELS, TRANSFORMS
-from tools._cli import argument_parser
+from tools._cli import parse_options
 
 ROWS = list_configs()
 ALL = list_configs(demo=True)
@@ -146,7 +146,7 @@ def test_shorter_runs_end_where_their_schedules_end(line):
             if 'train_cfg' not in options:
                 continue
             cfg = Config(load_config(name).to_dict())
-            cfg.merge_from_dict(argument_parser('').parse_args(['x', '--cfg-options', *options.split()]).cfg_options)
+            cfg.merge_from_dict(parse_options(options.split()))
             loop, last = cfg.train_cfg, cfg.param_scheduler[-1]
             # PolyLR arrives one step before its `end`.
             assert last.end == (loop.get('max_epochs') or loop.max_iters + (last.type == 'PolyLR'))
@@ -182,7 +182,7 @@ def test_moving_average_is_two_options():
     text = (ROOT / 'configs/_base_/schedules/finetune_adamw_bs1024_100e.py').read_text()
     cfg = Config(load_config('beit/finetune_in1k_100e.py').to_dict())
     options = re.findall(r'default_hooks\.ema\.\w+=\S+', text)
-    cfg.merge_from_dict(argument_parser('').parse_args(['config', '--cfg-options', *options]).cfg_options)
+    cfg.merge_from_dict(parse_options(options))
     assert cfg.default_hooks.ema == dict(type='EMAHook', momentum=0.0001)  # the released code's decay of 0.9999
     assert HOOKS.get(cfg.default_hooks.ema.type) is not None
 
@@ -206,7 +206,7 @@ def test_options_of_the_readme_are_taken():
         options = re.findall(r'[\w.]+=[\w.-]+', row)
         cfg = Config(load_config(next(config for key, config in configs.items() if row.startswith(key))).to_dict())
         for option in options:
-            cfg.merge_from_dict(argument_parser('').parse_args(['x', '--cfg-options', option]).cfg_options)
+            cfg.merge_from_dict(parse_options([option]))
         init_default_scope(cfg.default_scope)
         if row.startswith('model'):
             with torch.device('meta'):

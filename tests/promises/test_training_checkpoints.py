@@ -13,6 +13,7 @@ from mmengine.fileio import LocalBackend, get_file_backend
 from mmengine.runner import Runner
 
 from beit_mm.checkpoint.io import AtomicBackend
+from beit_mm.engine.checks import check_normalisation, unwrap
 
 HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')
 
@@ -148,7 +149,6 @@ def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
         caplog.handler.setLevel(logging.WARNING)
         runner.logger.addHandler(caplog.handler)
         runner.load_or_resume()
-        (hook,) = [hook for hook in runner.hooks if type(hook).__name__ == 'PreprocessingCheckHook']
-        hook.before_train(runner)
+        check_normalisation(unwrap(runner))
         warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
         assert warned == (mean != 127.5)
