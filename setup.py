@@ -107,8 +107,11 @@ setup(
         'dev': [
             'pytest>=8',
             'pytest-timeout>=2.3',
+            'pytest-cov>=6',
             'pytest-xdist>=3',
             'ruff>=0.6',
+            'codespell>=2.3',
+            'mypy>=1.15',
             'timm>=1.0',
             'transformers>=4.45',
             *ONNX,

@@ -5,6 +5,7 @@ TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patche
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -213,7 +214,7 @@ def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> N
     state_dict.update((prefix + name, tensor) for name, tensor in weights.items())
 
 
-def _expect_no_tokenizer(model: nn.Module, incompatible_keys: tuple) -> None:
+def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
     missing = incompatible_keys.missing_keys
     # Below any prefix: the model may be inside a wrapper.
     missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']

@@ -124,7 +124,7 @@ def test_pixel_regression():
 def test_a_tokenizer_without_encode_at_gives_the_same_loss():
 
     @MODELS.register_module(name='PlainTokenizer', force=True)
-    class PlainTokenizer(Tokenizer, torch.nn.Module):
+    class PlainTokenizer(Tokenizer):
         """The least that the interface of tokenizers asks for."""
 
         vocab_size = 32

@@ -15,8 +15,8 @@ PADDING = -1  # position, and token, of a slot that holds nothing
 EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplace distribution lives on (0, 1)
 
 
-class Tokenizer(ABC):
-    """Images to visual tokens. Subclasses are nn.Modules too, frozen when they give the targets of pretraining.
+class Tokenizer(nn.Module, ABC):
+    """Images to visual tokens. Frozen when it gives the targets of pretraining.
 
     Attributes:
         vocab_size: number of visual tokens.

@@ -30,7 +30,7 @@ STRIDE = 8  # pixels per token: three poolings between the four groups
 
 
 @MODELS.register_module()
-class DALLETokenizer(CodebookTokenizer, nn.Module):
+class DALLETokenizer(CodebookTokenizer):
     """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
 
     Args:
