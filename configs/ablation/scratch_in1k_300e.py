@@ -8,7 +8,7 @@ Model:   ViT-Base, absolute position embedding, 86,558,440 parameters; 224 x 224
 Result:  none of BEiT's own
 
 Time:    three times beit/finetune_in1k_100e.py
-Options: python tools/analysis/plot_curves.py --help (draws it against beit/finetune_in1k_100e.py)
+Options: tensorboard --logdir work_dirs draws it against beit/finetune_in1k_100e.py
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: the paper quotes DeiT's result, 81.8 top-1, and has no settings of its own for this row. From DeiT's code: lr
          1e-3 (5e-4 for 512 images), 5 epochs of warm-up, to 1e-5, weight decay 0.05, stochastic depth 0.1, and the

@@ -10,7 +10,7 @@ Writes:  work_dirs/finetune_cifar100_150e/epoch_150.pth
 Model:   ViT-Base, absolute position embedding, 85,866,340 parameters; 224 x 224 pixels
 Result:  90.1 CIFAR-100 top-1 (paper, CIFAR-100 table)
 
-Data:    python tools/prepare_cifar100.py cifar-100-python.tar.gz data/cifar100
+Data:    python tools/datasets/prepare_cifar100.py cifar-100-python.tar.gz data/cifar100
 Time:    about a seventeenth of finetune_in1k_100e.py
 Shorter: --cfg-options train_cfg.max_epochs=50 param_scheduler.1.end=50
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which it was (another:
