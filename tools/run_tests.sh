@@ -23,7 +23,7 @@ prepare_environment "$stack" test
 say "ruff, codespell, mypy"
 python -m ruff check --output-format concise .
 python -m ruff format --quiet --check .
-python -m codespell_lib beit_mm configs docs tests tools ./*.md
+python -m codespell_lib beit_mm configs docs tests tools
 python -m mypy --no-error-summary beit_mm
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores

@@ -92,7 +92,7 @@ def augment(cfg: Any) -> None:
 def draw(cfg: Any, folder: str) -> None:
     """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
     if cfg.default_scope == 'mmseg':
-        cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True)
+        cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
     elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
         cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)

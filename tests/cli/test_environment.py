@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RUFF = '-m ruff check --output-format concise .'
+LINT = [
+    '-m ruff check --output-format concise .',
+    '-m ruff format --quiet --check .',
+    '-m codespell_lib beit_mm configs docs tests tools',
+    '-m mypy --no-error-summary beit_mm',
+]
 PYTEST = '-m pytest -n auto --dist loadfile'
 # Answers like a Python of a new machine; `-m venv` makes an environment with itself inside.
 PYTHON = """#!/bin/bash
@@ -73,7 +78,7 @@ def test_onedl(machine):
         '-r requirements/dev.txt',
         '--no-deps -r requirements/dev_no_deps.txt',
     ]
-    assert log.splitlines()[-2:] == [RUFF, f'{PYTEST} tests/models -m slow']
+    assert log.splitlines()[-5:] == [*LINT, f'{PYTEST} tests/models -m slow']
 
 
 def test_all_runs_what_is_slow_too(machine):
@@ -103,7 +108,7 @@ def test_second_call_installs_nothing(machine):
     machine()
     result, log = machine()
     assert 'environment .venv is up to date' in result.stdout
-    assert log.splitlines() == [RUFF, PYTEST]
+    assert log.splitlines() == [*LINT, PYTEST]
 
 
 @pytest.mark.parametrize('changed', ['setup.py', 'requirements/dev.txt'])

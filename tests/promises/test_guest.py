@@ -8,7 +8,7 @@ from helpers import ROOT
 
 # In a process of its own, in which nothing of ours is loaded. Each line of its output is one difference.
 GUEST = r'''
-import collections, json, sys
+import collections, json, pickle, sys
 import mmengine.fileio, mmengine.registry, mmcv, torch, torchvision
 import mmpretrain.registry, mmpretrain.utils, mmseg.registry, mmseg.utils
 from mmengine.fileio.backends import registry_utils
@@ -70,6 +70,11 @@ url = torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url
 torch.save(weights, f"{folder}/checkpoints/{url.split('/')[-1]}")
 models = dict(classifier=classifier(), segmentor=segmentor())
 history = HistoryBuffer([1.0, 2.0], [1, 1])
+torch.save(dict(history=history), f'{folder}/history.pth')
+try:
+    CheckpointLoader.load_checkpoint(f'{folder}/history.pth')
+except pickle.UnpicklingError:  # mmengine 0.10.7 cannot read its own history with torch >= 2.6
+    history = torch.tensor([1.0, 2.0])
 files = {}
 for name in ('classifier', 'segmentor'):
     content = dict(state_dict=models[name].state_dict(), meta=dict(epoch=3, cfg='a = 1'), optimizer=dict(state={}),
