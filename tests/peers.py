@@ -28,7 +28,7 @@ VARIANTS = {
     'shared': dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
     'per_layer': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
 }
-TAPS = [0, 1, 2, 3]  # blocks that feed the segmentation heads
+OUT_INDICES = [0, 1, 2, 3]  # blocks that feed the segmentation heads
 SEGMENTATION_DEPTH = 5  # transformers cannot take the last block's output
 DEPTH = dict(pretraining=2, classification=2, features=2, segmentation=SEGMENTATION_DEPTH)
 
@@ -65,7 +65,7 @@ def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dic
     of_task = dict(
         pretraining=dict(masked_input=True),
         classification=dict(out_type='avg_featmap'),
-        segmentation=dict(out_type='featmap', out_indices=TAPS),
+        segmentation=dict(out_type='featmap', out_indices=OUT_INDICES),
         features=dict(),
     )[task]
     return dict(
@@ -194,7 +194,7 @@ def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
         pretraining=dict(use_mask_token=True, vocab_size=VOCAB),
         features=dict(use_mean_pooling=False),
         classification=dict(num_labels=CLASSES),
-        segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in TAPS], auxiliary_channels=24),
+        segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in OUT_INDICES], auxiliary_channels=24),
     )[task]
     config = transformers.BeitConfig(
         **dict(
@@ -253,7 +253,7 @@ def mmseg_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Modul
                     embed_dims=DIMS,
                     num_layers=DEPTH[task],
                     num_heads=HEADS,
-                    out_indices=TAPS,
+                    out_indices=OUT_INDICES,
                     norm_cfg=dict(type='LN', eps=1e-6),
                 ),
                 **changes,

@@ -45,7 +45,7 @@ PARTS = ('time', 'memory', 'scales')
 IMAGE, SCALE, CROP, STRIDE = (512, 683), (640, 854), 640, 426
 NARROW = dict(embed_dims=32, num_layers=4, num_heads=2)
 NARROW_IMAGE, NARROW_SCALE, NARROW_CROP, NARROW_STRIDE = (128, 171), (160, 214), 160, 106  # a quarter: as many windows
-TAPS = dict(base=(3, 5, 7, 11), large=(7, 11, 15, 23), narrow=(0, 1, 2, 3))
+OUT_INDICES = dict(base=(3, 5, 7, 11), large=(7, 11, 15, 23), narrow=(0, 1, 2, 3))
 TOLERANCE = dict(float32=1e-4, bfloat16=0.1)  # of the logits' largest
 GPU = torch.cuda.is_available()
 
@@ -61,7 +61,7 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
             type='beit_mm.BEiTBackbone',
             arch=sizes,
             img_size=crop,
-            out_indices=TAPS[arch],
+            out_indices=OUT_INDICES[arch],
             out_type='featmap',
             abs_pos_embed=False,
             rel_pos_bias='per_layer',
@@ -78,7 +78,7 @@ def build(name: str, arch: str, args: argparse.Namespace) -> nn.Module:
             backbone=dict(
                 type='mmseg.BEiT',
                 img_size=(crop, crop),
-                out_indices=TAPS[arch],
+                out_indices=OUT_INDICES[arch],
                 init_values=0.1,
                 norm_cfg=dict(type='LN', eps=1e-6),
                 **sizes,
@@ -253,7 +253,7 @@ def part_scales(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', choices=[*TAPS], default='base', help='narrow tries the script out')
+    parser.add_argument('--arch', choices=[*OUT_INDICES], default='base', help='narrow tries the script out')
     parser.add_argument('--precision', choices=[*TOLERANCE], default='float32')
     parser.add_argument('--peers-too', action='store_true', help="mmseg's contenders in --precision as well")
     parser.add_argument('--windows', type=int, default=1, help='windows a batch of ours')
