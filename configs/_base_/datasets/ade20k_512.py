@@ -1,7 +1,7 @@
 """ADE20K's 150 classes at 512 pixels: data/ade20k/{images,annotations}/{training,validation}.
 
-tools/datasets/prepare_ade20k.py makes these folders from the official archive. Classes of your own, in the same layout, are a
-config of a few lines on top of any that has this base:
+tools/datasets/prepare_ade20k.py makes these folders from the official archive. Classes of your own, in the same layout,
+are a config of a few lines on top of any that has this base:
 
     _base_ = 'configs/beit/upernet_512_ade20k_160k.py'
     data = dict(data_root='data/mine', classes=['sky', 'road'], reduce_zero_label=False)  # True: 0 marks unlabelled
