@@ -13,20 +13,3 @@ from .transforms import (
     TwoViewRandomResizedCrop,
     UnreadableImageError,
 )
-
-__all__ = [
-    'BlockwiseMask',
-    'ImageFolder',
-    'LoadImage',
-    'PackViews',
-    'RandAugment',
-    'RandomErasing',
-    'RandomMask',
-    'RepeatedAugmentationSampler',
-    'SeededSampler',
-    'TwoViewCenterCrop',
-    'TwoViewColorJitter',
-    'TwoViewRandomResizedCrop',
-    'UnlabeledImages',
-    'UnreadableImageError',
-]

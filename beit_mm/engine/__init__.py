@@ -5,19 +5,3 @@ from .hooks import CheckpointMetaHook, KNNHook, RankSeedHook, ThroughputHook, Un
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from .runner import FolderRunner
-
-__all__ = [
-    'AutocastOptimWrapper',
-    'BEiTOptimWrapperConstructor',
-    'CheckpointMetaHook',
-    'FitCheckHook',
-    'FolderRunner',
-    'KNNHook',
-    'LayerAccuracy',
-    'MIMMetric',
-    'Predictions',
-    'RankSeedHook',
-    'ThroughputHook',
-    'TokenizerMetric',
-    'UnreadableImagesHook',
-]

@@ -7,17 +7,4 @@ from .probe import ClassificationDataPreprocessor, LinearProbe
 from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer
 from .vit import BEiTBackbone
 
-__all__ = [
-    'BEiTBackbone',
-    'BEiTMIMHead',
-    'BEiTPretrainer',
-    'ClassificationDataPreprocessor',
-    'DALLETokenizer',
-    'DiscreteVAE',
-    'LinearProbe',
-    'PixelRegressionHead',
-    'Tokenizer',
-    'TwoViewDataPreprocessor',
-]
-
 install_loader()

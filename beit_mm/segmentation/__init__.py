@@ -3,14 +3,3 @@
 from .datasets import LoadAnnotation, SegmentationFolder
 from .heads import EfficientSETRUPHead, EfficientUPerHead, SyncBN
 from .segmentor import MultiScaleTTA, MultiScaleViews, SlidingSegmentor
-
-__all__ = [
-    'EfficientSETRUPHead',
-    'EfficientUPerHead',
-    'LoadAnnotation',
-    'MultiScaleTTA',
-    'MultiScaleViews',
-    'SegmentationFolder',
-    'SlidingSegmentor',
-    'SyncBN',
-]
