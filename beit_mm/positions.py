@@ -101,8 +101,6 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
         (num_relative_positions(target), heads).
 
     Source: microsoft/unilm `beit/run_class_finetuning.py`.
-    Differs from it in: height and width are resized separately, so rectangles work, and the spline
-    is a matrix product, so gradients flow through it and no removed SciPy call is needed.
     """
     if source == target:
         return table

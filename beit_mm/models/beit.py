@@ -328,8 +328,6 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         mean, std: of the first view, RGB, 0-255.
 
     Source: microsoft/unilm `beit/datasets.py`.
-    Differs from it in: views arrive as uint8 (a quarter of the bytes), colour jitter can be done here,
-    and the second view stays in [0, 1]: each tokenizer maps pixels as it was trained.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):

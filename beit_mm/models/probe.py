@@ -36,7 +36,6 @@ class LinearProbe(BaseModel):
         ValueError: an unknown feature, or a block that does not exist.
 
     Source: paper appendix "linear probes"; microsoft/unilm `beit/run_linear_eval.py`.
-    Differs from it in: the feature, which the released code takes as 'cls_mean'; single blocks can be chosen.
     """
 
     def __init__(

@@ -168,7 +168,7 @@ def map_pixels(images: Tensor) -> Tensor:
     Returns:
         Same shape and dtype.
 
-    Source: openai/DALL-E `dall_e/utils.py`. Differs from it in taking any number of dimensions.
+    Source: openai/DALL-E `dall_e/utils.py`.
     """
     return (1 - 2 * EPS) * images + EPS
 

@@ -51,8 +51,6 @@ class DALLETokenizer(CodebookTokenizer):
         FileNotFoundError: no weights; says where it looked and where to get them.
 
     Source: openai/DALL-E; tokens as microsoft/unilm `beit/modeling_discrete_vae.py` `Dalle_VAE`.
-    Differs from them in mapping the pixels itself, in looking tokens up in `decode`, in 'bf16',
-    and in rounding the weights once, at the first use, instead of at each.
     """
 
     def __init__(
@@ -186,8 +184,7 @@ class DALLEEncoder(nn.Module):
         blocks_per_group: residual blocks in each of the four groups.
         in_channels: channels of the images.
 
-    Source: openai/DALL-E `dall_e/encoder.py`. Differs from it in taking the precision from the weights
-    (`cast_inner`), and in `features`, which stops before the output layer.
+    Source: openai/DALL-E `dall_e/encoder.py`.
     """
 
     def __init__(
@@ -234,8 +231,7 @@ class DALLEDecoder(nn.Module):
         blocks_per_group: residual blocks in each of the four groups.
         out_channels: 6 for the logit-Laplace's location and ln scale of three colours.
 
-    Source: openai/DALL-E `dall_e/decoder.py`. Differs from it as the encoder does, and in
-    `from_tokens`, which looks tokens up where the original multiplies one-hot maps.
+    Source: openai/DALL-E `dall_e/decoder.py`.
     """
 
     def __init__(

@@ -53,10 +53,6 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         ValueError: unknown `arch` or `loss`, or `num_levels` that 'dalle' cannot have.
 
     Source: DALL-E paper (arXiv 2102.12092) appendix A; lucidrains/DALLE-pytorch `dalle_pytorch.py`.
-    Differs from the latter in the KL, which there is a sum over batch and positions whatever the
-    image size (F.kl_div's 'batchmean' divides by the size of a one-element input): its weight w is
-    ours divided by B * H * W * 3. Steps are counted in a buffer, so a resumed run continues its
-    schedules.
     """
 
     def __init__(
