@@ -27,8 +27,8 @@ class BEiTPretrainer(BaseModel):
     """Masked image modeling on visual tokens, with the rows of the paper's ablation table.
 
     The tokenizer is a fixed part of the task: frozen, in evaluation mode, outside autocast, and not stored in
-    checkpoints, which record where it came from instead. The last block computes only the tokens that are predicted,
-    and the tokenizer's output layer runs only there: the same loss with less work.
+    checkpoints, which record where it came from instead. For the loss, the backbone's last block and the tokenizer's
+    output layer run only at the patches to predict. The loss is the same, with less work.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'.
@@ -203,7 +203,7 @@ def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metad
 
 
 def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
-    """Takes mmpretrain's names for backbone and head, and leaves the tokenizer in its files alone."""
+    """Renames weights that have mmpretrain's names to ours. Tokenizer weights in such files are left out."""
     names = [name for name in state_dict if name.startswith(prefix)]
     weights = {name.removeprefix(prefix): state_dict[name] for name in names}
     if detect_format(weights) != 'mmpretrain':
@@ -256,7 +256,7 @@ class BEiTMIMHead(BaseModule):
             loss: mean over the valid places, 0 when there are none. mim_acc: share predicted right.
         """
         losses, correct = self._compare(hidden, targets)
-        return dict(loss=_masked_mean(losses, valid), mim_acc=_masked_mean(correct, valid))
+        return dict(loss=_mean_of_valid(losses, valid), mim_acc=_mean_of_valid(correct, valid))
 
     def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
         """Sums (B,) over each image of the loss, the right predictions and the places that count."""
@@ -300,7 +300,7 @@ class PixelRegressionHead(BaseModule):
 
     def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
         """Mean squared error; targets (B, K, 3 * patch_size**2), valid as in BEiTMIMHead."""
-        return dict(loss=_masked_mean(self._errors(hidden, targets), valid))
+        return dict(loss=_mean_of_valid(self._errors(hidden, targets), valid))
 
     def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
         """Sums (B,) over each image of the squared error and of the places that count."""
@@ -312,7 +312,7 @@ class PixelRegressionHead(BaseModule):
         return (self(hidden).float() - targets).square().mean(dim=-1)
 
 
-def _masked_mean(values: Tensor, valid: Tensor | None) -> Tensor:
+def _mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return values.mean()
     # torch.where, not a product: what stands at padding may be anything.

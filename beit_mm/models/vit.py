@@ -204,7 +204,7 @@ class Attention(nn.Module):
             bias = self.read(self.relative_position_bias_table, grid)
         if bias is None:
             return None
-        bias = bias.to(dtype)  # before the rows are picked: (heads, B, K, N) is the largest tensor of a step
+        bias = bias.to(dtype)  # before picking rows: what is picked, (heads, B, K, N), is the largest tensor of a step
         if queries is None:
             return bias
         return bias[0][:, queries].transpose(0, 1)  # heads, B, K, N -> B, heads, K, N
@@ -380,7 +380,7 @@ class BEiTBackbone(BaseModule):
         self._init_transformer()
         for parameter in self._frozen_parameters():
             parameter.requires_grad_(False)
-        self.register_load_state_dict_pre_hook(_fit_weights)
+        self.register_load_state_dict_pre_hook(_fit_on_load)
 
     def _init_transformer(self) -> None:
         """Linear layers, patch embedding and tokens start small, output layers smaller.
@@ -452,8 +452,8 @@ class BEiTBackbone(BaseModule):
     def init_weights(self) -> None:
         """Initialises as `init_cfg` says.
 
-        Of type 'Pretrained' it reads any BEiT's file, with and without `prefix='backbone.'`: cutting a prefix off is
-        mmengine's, and would lose what the file says of its images.
+        With type 'Pretrained' the file may be in any BEiT format. `prefix='backbone.'` is accepted but removed: if
+        mmengine cut the prefix off, what the file says of its images would be lost.
         """
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
             self.init_cfg.pop('prefix')
@@ -471,8 +471,8 @@ class BEiTBackbone(BaseModule):
             prefix: what its names have before ours, such as 'backbone.'.
 
         Returns:
-            0 for the embeddings, i + 1 for block i, the last one for all else, in the model around it too; and the
-            number of layers.
+            The layer: 0 for the embeddings, i + 1 for block i, num_layers + 1 for everything else, parameters outside of
+            the backbone included; and the number of layers, num_layers + 2.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
@@ -527,7 +527,7 @@ class BEiTBackbone(BaseModule):
             )
 
 
-def _fit_weights(
+def _fit_on_load(
     backbone: BEiTBackbone,
     state_dict: dict[str, Tensor],
     prefix: str,
@@ -537,7 +537,7 @@ def _fit_weights(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Makes any BEiT's weights fit before torch copies them; runs with and without a prefix before our names."""
+    """Load hook: converts and resizes any BEiT's weights before torch copies them."""
     source = local_metadata.get(SOURCE_KEY)
     weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
     if not weights:
