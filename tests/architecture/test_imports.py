@@ -33,7 +33,7 @@ REQUIRED = set('torch torchvision numpy PIL scipy safetensors matplotlib tensorb
 # Its extra `onnx`, which only apis may import, and only inside functions.
 OPTIONAL = {'onnx', 'onnxruntime'}
 # Attributes of ours that heads of the libraries have too, so that one may ask any module for them.
-SHARED_ATTRIBUTES = {'num_classes', 'pipeline'}
+SHARED_ATTRIBUTES = {'backbone', 'num_classes', 'pipeline'}
 
 
 def sources() -> dict[str, str]:
@@ -120,7 +120,8 @@ def indirections(path: str, source: str, own: set[str]) -> list[str]:
         texts = [
             part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
         ]
-        if name in ('hasattr', 'getattr') and set(texts[:1]) & own:
+        asked = {argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
+        if name in ('hasattr', 'getattr') and asked & own:
             wrong.append(f'{path}:{node.lineno}: {name} asks for {texts[0]!r}, use isinstance')
         if name.endswith(('.build', '.get')) and any(text.startswith('beit_mm.') for text in texts):
             wrong.append(f'{path}:{node.lineno}: looks {texts} up by name, import it')

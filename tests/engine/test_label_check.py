@@ -67,7 +67,7 @@ def test_the_hook_looks_once_a_run():
 
 
 def test_sync_bn_is_batch_norm_in_every_respect(monkeypatch):
-    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cpu')
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
     torch.manual_seed(0)
     ours, peer = SyncBN(5), nn.BatchNorm2d(5)
     for _ in range(3):
@@ -94,7 +94,7 @@ def gloo(tmp_path):
 
 
 def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo, monkeypatch):
-    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cpu')
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
     x = torch.randn(4, 5, 6, 7)
     with pytest.raises(ValueError, match='only work with GPU modules'):
         DistributedDataParallel(nn.SyncBatchNorm(5))
@@ -102,7 +102,7 @@ def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo, monkeypatch):
 
 
 def test_sync_bn_is_torchs_where_there_is_a_gpu(monkeypatch):
-    monkeypatch.setattr('beit_mm.segmentation.sync_bn.get_device', lambda: 'cuda')
+    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cuda')
     made = SyncBN(5, eps=1e-3)
     assert isinstance(made, nn.SyncBatchNorm) and (made.num_features, made.eps) == (5, 1e-3)
     assert torch.equal(made.eval()(torch.ones(1, 5, 2, 2)), nn.BatchNorm2d(5, eps=1e-3).eval()(torch.ones(1, 5, 2, 2)))

@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from beit_mm.checkpoint.io import AtomicBackend
 
-HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')
+HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.FitCheckHook')
 
 
 def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> Runner:
@@ -148,7 +148,7 @@ def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
         caplog.handler.setLevel(logging.WARNING)
         runner.logger.addHandler(caplog.handler)
         runner.load_or_resume()
-        (hook,) = [hook for hook in runner.hooks if type(hook).__name__ == 'PreprocessingCheckHook']
+        (hook,) = [hook for hook in runner.hooks if type(hook).__name__ == 'FitCheckHook']
         hook.before_train(runner)
         warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
         assert warned == (mean != 127.5)
