@@ -192,8 +192,8 @@ class TwoViewRandomResizedCrop(TwoViews):
 
     def transform(self, results: dict) -> dict:
         flip = random.random() < self.flip_prob
-        box = draw_box(*results['img'].shape[:2], self.scale, self.ratio)
-        return self.add_views(results, box, flip)
+        height, width = results['img'].shape[:2]
+        return self.add_views(results, draw_box(height, width, self.scale, self.ratio), flip)
 
 
 @TRANSFORMS.register_module()
