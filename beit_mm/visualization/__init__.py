@@ -1,4 +1,4 @@
-"""Pictures that no library draws."""
+"""Pictures of what a model makes of images."""
 
 from .pictures import ReconstructionHook
 

@@ -1,4 +1,4 @@
-"""What no library draws: images in titled columns beside what a model makes of them, and the hook that shows them."""
+"""Pictures of images beside what a model makes of them, and the hook that shows them."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 
+from beit_mm.engine.checks import unwrap
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.registry import HOOKS
@@ -26,14 +26,7 @@ SIDE = 160  # pixels: small images are enlarged to it, so that patches can be to
 
 
 def titled_grid(columns: dict[str, Tensor]) -> Image.Image:
-    """Draws one row for each image of a batch.
-
-    Args:
-        columns: title -> float (B, 3, H, W) in [0, 1], of the same B; any H and W.
-
-    Returns:
-        An RGB image.
-    """
+    """Draws one row for each image of a batch; `columns`: title -> float (B, 3, H, W) in [0, 1], any H and W."""
     columns = {title: F.interpolate(images.float().cpu(), (SIDE, SIDE)) for title, images in columns.items()}
     cells = torch.stack(list(columns.values()), dim=1).flatten(0, 1)  # B * columns, 3, SIDE, SIDE
     grid = make_grid(cells.clamp(0, 1), nrow=len(columns), padding=MARGIN, pad_value=1)
@@ -66,7 +59,7 @@ class ReconstructionHook(Hook):
 
     @master_only
     def _draw(self, runner: Runner, data_batch: dict, split: str, file: str) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrap(runner)
         if not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
             return
         inputs = {name: values[:NUM_IMAGES] for name, values in data_batch['inputs'].items()}
