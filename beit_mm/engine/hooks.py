@@ -77,7 +77,7 @@ class UnreadableImagesHook(Hook):
     segmentation `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
 
     Args:
-        max_rate: share of the dataset's images that may be unreadable; 10 images are tolerated in any case.
+        max_rate: part of the dataset's images that may be unreadable; 10 images are tolerated in any case.
 
     Raises:
         RuntimeError: too many images are unreadable.
@@ -114,8 +114,8 @@ class UnreadableImagesHook(Hook):
 class CheckpointMetaHook(Hook):
     """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
 
-    mmengine stores its history as pickled objects and its config as Python text: torch.load refuses the first, the
-    second has to be executed to be read. A file of tensors and plain values needs neither.
+    mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
+    to be executed to be read.
     """
 
     priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
@@ -132,8 +132,7 @@ class CheckpointMetaHook(Hook):
             meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
         if (provenance := tokenizer_provenance(model)) is not None:
             meta['tokenizer'] = provenance
-        info = {k: v.item() if isinstance(v, np.generic) else v for k, v in hub['runtime_info'].items()}
-        info = {key: value for key, value in info.items() if is_plain(value)}
+        info = plain_values(hub['runtime_info'])
         scalars = {}
         for key, history in hub['log_scalars'].items():
             values, counts = (torch.from_numpy(np.asarray(numbers, np.float64)) for numbers in history.data)
@@ -150,8 +149,8 @@ class CheckpointMetaHook(Hook):
         meta = checkpoint.get('meta', {})
         if runner.cfg.get('resume') and 'epoch' not in meta:
             raise ValueError(
-                'The checkpoint holds weights without the state of a run: there is nothing to resume. To '
-                'start a new run from it, name it as load_from instead of --resume.'
+                'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
+                'run from it, name it as load_from instead of --resume.'
             )
         before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
         if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
@@ -167,22 +166,15 @@ class CheckpointMetaHook(Hook):
 
 
 def plain_values(value: Any) -> Any:
-    """Nested containers and plain values of a config; anything else by its text."""
+    """Nested containers with their plain values and tensors; anything else by its text."""
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, dict):
         return {key if isinstance(key, PLAIN_TYPES) else str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = map(plain_values, value)
         return tuple(items) if type(value) is tuple else list(items)
-    return value if type(value) in PLAIN_TYPES else str(value)
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value consists of containers, plain values and tensors only."""
-    if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    return isinstance(value, (*PLAIN_TYPES, torch.Tensor))
+    return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
 
 
 def forget_foreign_files(runner: Runner, info: dict) -> None:
@@ -200,34 +192,26 @@ def forget_foreign_files(runner: Runner, info: dict) -> None:
 
 
 def knn_predict(
-    features: Tensor,
-    train_features: Tensor,
-    train_labels: Tensor,
-    num_classes: int,
-    k: int = 20,
-    temperature: float = 0.07,
+    features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
 ) -> Tensor:
-    """Classes by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
+    """Classes, int64 (N,), by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
 
     Args:
         features: (N, C) to be classified.
-        train_features: (M, C) of images with labels.
-        train_labels: int64 (M,).
+        bank: (M, C) of images with labels.
+        labels: int64 (M,) of the bank.
         num_classes: number of classes.
         k: neighbours that vote; at most M do.
         temperature: the lower, the more the nearest count.
 
-    Returns:
-        int64 (N,).
-
     Source: facebookresearch/dino `eval_knn.py`.
     """
-    train_features = F.normalize(train_features, dim=1)
+    bank = F.normalize(bank, dim=1)
     predicted = []
     for chunk in F.normalize(features, dim=1).split(CHUNK):
-        cosine, nearest = (chunk @ train_features.T).topk(min(k, len(train_features)), dim=1)
+        cosine, nearest = (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
         votes = cosine.new_zeros(len(chunk), num_classes)
-        votes.scatter_add_(1, train_labels[nearest], ((cosine - 1) / temperature).exp())
+        votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted)
 
@@ -267,11 +251,10 @@ class KNNHook(Hook):
         """Classifies the images; runs before the log is written."""
         if not self.loaders:  # a validation outside training
             return
-        model = unwrap(runner)
-        (train_features, train_labels), (features, labels) = (extract(model, loader) for loader in self.loaders)
+        (bank, labels), (features, truth) = (extract(unwrap(runner), loader) for loader in self.loaders)
         num_classes = len(self.loaders[0].dataset.metainfo['classes'])
-        predicted = knn_predict(features, train_features, train_labels, num_classes, self.k)
-        accuracy = 100 * (predicted == labels).float().mean().item()
+        predicted = knn_predict(features, bank, labels, num_classes, self.k)
+        accuracy = 100 * (predicted == truth).float().mean().item()
         runner.message_hub.update_scalar('val/knn_accuracy', accuracy)
         if metrics is not None:
             metrics['knn_accuracy'] = accuracy  # CheckpointHook's save_best can follow it
