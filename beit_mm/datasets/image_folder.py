@@ -53,9 +53,8 @@ class UnlabeledImages(BaseDataset):
         else:
             paths = list_images(folder)
         if not paths:
-            raise FileNotFoundError(
-                f'no images in {self.ann_file or folder!r}; expected files ending in {" ".join(EXTENSIONS)}'
-            )
+            place = self.ann_file or folder
+            raise FileNotFoundError(f'no images in {place!r}; expected files ending in {" ".join(EXTENSIONS)}')
         return [dict(img_path=os.path.join(folder, path)) for path in paths]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
@@ -129,14 +128,7 @@ class ImageFolder(UnlabeledImages):
         UnreadableImageError: as UnlabeledImages.
     """
 
-    def __init__(
-        self,
-        data_root: str = '',
-        classes: str | Sequence[str] | None = None,
-        ann_file: str = '',
-        data_prefix: str | dict = '',
-        **kwargs,
-    ) -> None:
+    def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
             path, classes = classes, [line for line in read_lines(classes) if line]
             if not classes:
@@ -145,7 +137,7 @@ class ImageFolder(UnlabeledImages):
             twice = next(name for name in classes if list(classes).count(name) > 1)
             raise ValueError(f'classes holds {twice!r} twice; expected one name a class')
         metainfo = None if classes is None else dict(classes=tuple(classes))
-        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+        super().__init__(data_root, metainfo=metainfo, **kwargs)
 
     @property
     def CLASSES(self) -> tuple[str, ...]:  # noqa: N802
@@ -205,9 +197,8 @@ class ImageFolder(UnlabeledImages):
             if label is None:
                 raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')
             if not 0 <= label < len(labels):
-                raise ValueError(
-                    f'{where} has label {label}; there are {len(labels)} classes, expected 0 to {len(labels) - 1}'
-                )
+                last = len(labels) - 1
+                raise ValueError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
             if of_folder not in (None, label):
                 raise ValueError(
                     f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '

@@ -68,10 +68,9 @@ class RepeatedAugmentationSampler(DefaultSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
     The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards: one step of all ranks together
-    shows the same images whatever their number, and copies go to different ranks where there are several. An epoch is
-    as long as without copies: it shows len // 256 * 256 images (all, where there are fewer than 256), so that of three
-    copies each it shows a third of the dataset, another one every time. Ranks show equally many; up to ranks - 1 images
-    fall away where that does not divide.
+    shows the same images whatever their number. An epoch is as long as without copies: it shows len // 256 * 256 images
+    (all, where there are fewer than 256), so that of three copies each it shows a third of the dataset, another one
+    every time. Up to ranks - 1 images fall away, so that all ranks show equally many.
 
     Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two appearances are augmented alike, and none
     depends on the rank that it goes to.

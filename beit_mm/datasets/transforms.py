@@ -64,11 +64,7 @@ class LoadImage(BaseTransform):
 
 
 def read_image(path: str) -> np.ndarray:
-    """The pixels of an image file: uint8 array (H, W, 3), RGB, upright.
-
-    Raises:
-        UnreadableImageError: the file cannot be read.
-    """
+    """The pixels of an image file: uint8 array (H, W, 3), RGB, upright. Raises UnreadableImageError."""
     # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
     # that skips unreadable images.
     with unreadable(path, Exception):
@@ -295,9 +291,6 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
         factors: of brightness, contrast, saturation.
         level: gray level that contrast blends with, 0-255.
         order: the operations to do: 0 brightness, 1 contrast, 2 saturation.
-
-    Returns:
-        uint8 (H, W, 3).
     """
     for operation in order:
         if operation == BRIGHTNESS:
@@ -306,9 +299,8 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
             base = np.full_like(image, level)
         else:
             base = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-        factor = factors[operation]
         # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
-        image = cv2.addWeighted(image, factor, base, 1 - factor, -0.499)
+        image = cv2.addWeighted(image, factors[operation], base, 1 - factors[operation], -0.499)
     return image
 
 

@@ -99,11 +99,7 @@ class FitCheckHook(Hook):
 
 
 def state_effective_batch(runner: Runner) -> None:
-    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ.
-
-    Raises:
-        ValueError: the learning rate was scaled automatically, which leaves accumulation out.
-    """
+    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ."""
     batch = runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -131,9 +127,8 @@ def check_size(loader: DataLoader) -> None:
     """Raises ValueError when a loader has no batch to give."""
     if not len(loader):
         raise ValueError(
-            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
-            f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
-            'train_dataloader.batch_size'
+            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
+            f'for each of {get_world_size()} processes; set a smaller train_dataloader.batch_size'
         )
 
 
@@ -240,11 +235,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 
 def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
-    """Mean and standard deviation of each channel, pixels 0-255, and the image size that the model is built for.
-
-    Returns:
-        Plain lists `mean`, `std` and `size` (height, width) in pixels, each only where the model has it.
-    """
+    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
     preprocessing = {}
     for name in ('mean', 'std'):
         if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:

@@ -45,7 +45,6 @@ class SegmentationFolder(UnlabeledImages):
         data_root: str = '',
         classes: str | Sequence[str] = (),
         reduce_zero_label: bool = False,
-        ann_file: str = '',
         data_prefix: str | dict = '',
         **kwargs,
     ) -> None:
@@ -63,7 +62,7 @@ class SegmentationFolder(UnlabeledImages):
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
-        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+        super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         """Samples with `img_path`, `seg_map_path`, `reduce_zero_label` and `num_classes`."""
