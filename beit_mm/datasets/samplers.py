@@ -18,17 +18,11 @@ from beit_mm.registry import DATA_SAMPLERS
 
 
 class SampleKey(NamedTuple):
-    """Names one appearance of one sample.
+    """Names one appearance of one sample."""
 
-    Args:
-        seed: of the run.
-        epoch: from 0; stays 0 in validation, so that masks there are fixed.
-        index: position in the dataset.
-    """
-
-    seed: int
-    epoch: int
-    index: int  # type: ignore[assignment]  # a tuple has a method of that name
+    seed: int  # of the run
+    epoch: int  # from 0; stays 0 in validation, so that masks there are fixed
+    index: int  # type: ignore[assignment]  # position in the dataset; a tuple has a method of that name
 
 
 def sample_seed(key: SampleKey, attempt: int = 0) -> int:

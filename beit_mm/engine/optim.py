@@ -65,7 +65,9 @@ class AutocastOptimWrapper(OptimWrapper):
             FloatingPointError: no finite gradient in 25 steps in a row; a loss scale of 2**16 is down to 2**-9 by then.
         """
         self.loss_scaler.unscale_(self.optimizer)
-        norm = self._clip_grad()
+        parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
+        self.message_hub.update_scalar('train/grad_norm', float(norm))
         self.steps_without_gradient = 0 if torch.isfinite(norm) else self.steps_without_gradient + 1
         if self.loss_scaler.is_enabled():
             self.loss_scaler.step(self.optimizer, **kwargs)
@@ -79,13 +81,6 @@ class AutocastOptimWrapper(OptimWrapper):
                 f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
                 'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
-
-    def _clip_grad(self) -> Tensor:
-        """Clips the gradients where that is asked for, logs their norm and returns it."""
-        parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
-        self.message_hub.update_scalar('train/grad_norm', float(norm))
-        return norm
 
     def state_dict(self) -> dict:
         """The optimizer's state, and the loss scale of float16."""
@@ -143,48 +138,35 @@ class BEiTOptimWrapperConstructor:
         wrapper = dict(self.optim_wrapper_cfg)
         wrapper.setdefault('type', 'OptimWrapper')
         optimizer = dict(wrapper.pop('optimizer'))
-        if self.layer_decay_rate == 1:
-            groups = decay_groups(model)
-        else:
-            groups = layer_groups(model, self.layer_decay_rate, optimizer.get('lr'))
+        groups = parameter_groups(model, self.layer_decay_rate, optimizer.get('lr'))
         wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
         return OPTIM_WRAPPERS.build(wrapper)
 
 
-def decay_groups(model: nn.Module) -> list[dict]:
-    """Splits the trainable parameters; each group also lists their names under `names`."""
-    no_decay = {f'{prefix}{name}' for prefix, backbone in _backbones(model) for name in backbone.no_weight_decay()}
-    decayed: dict = dict(names=[], params=[])
-    not_decayed: dict = dict(names=[], params=[], weight_decay=0.0)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = not_decayed if parameter.dim() <= 1 or name in no_decay else decayed
-            group['names'].append(name)
-            group['params'].append(parameter)
-    return [group for group in (decayed, not_decayed) if group['params']]
+def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = None) -> list[dict]:
+    """Splits the trainable parameters by weight decay and, with a `rate` below 1, by layer, first layer first.
 
-
-def layer_groups(model: nn.Module, rate: float, lr: float | None) -> list[dict]:
-    """Splits the groups of `decay_groups` by layer, first layer first; the rate of the last layer is `lr`."""
-    if lr is None:
+    Each group also lists the `names` of its parameters; the learning rate of the last layer is `lr`.
+    """
+    modules = model.named_modules()
+    backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, BEiTBackbone)]
+    if rate != 1 and lr is None:
         raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
-    backbones = _backbones(model)
-    if len(backbones) != 1:
+    if rate != 1 and len(backbones) != 1:
         name, number = type(model).__name__, len(backbones)
         raise ValueError(f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number}')
-    prefix, backbone = backbones[0]
-    groups = {}
-    for decay, whole in enumerate(decay_groups(model)):
-        for name, parameter in zip(whole['names'], whole['params'], strict=True):
+    no_decay = {f'{prefix}{name}' for prefix, backbone in backbones for name in backbone.no_weight_decay()}
+    groups: dict = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decayed = parameter.dim() > 1 and name not in no_decay
+        layer, settings = 0, {} if decayed else dict(weight_decay=0.0)
+        if rate != 1:
+            prefix, backbone = backbones[0]
             layer, num_layers = backbone.get_layer_depth(name, prefix)
-            new_group = dict(whole, names=[], params=[], lr=lr * rate ** (num_layers - 1 - layer))
-            group = groups.setdefault((layer, decay), new_group)
-            group['names'].append(name)
-            group['params'].append(parameter)
+            settings['lr'] = lr * rate ** (num_layers - 1 - layer)
+        group = groups.setdefault((layer, not decayed), dict(settings, names=[], params=[]))
+        group['names'].append(name)
+        group['params'].append(parameter)
     return [groups[key] for key in sorted(groups)]
-
-
-def _backbones(model: nn.Module) -> list[tuple[str, BEiTBackbone]]:
-    """Every BEiTBackbone in a model, and what stands before its parameters' names."""
-    modules = model.named_modules()
-    return [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, BEiTBackbone)]

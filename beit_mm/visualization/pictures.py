@@ -47,26 +47,19 @@ class ReconstructionHook(Hook):
     `iter_<step>.png` and `test.png` to `pictures/` in the work directory. Other models have none.
     """
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list) -> None:
-        """Draws the first batch."""
-        if batch_idx == 0:
-            self._draw(runner, data_batch, 'val', f'iter_{runner.iter}.png')
-
-    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list) -> None:
-        """Draws the first batch."""
-        if batch_idx == 0:
-            self._draw(runner, data_batch, 'test', 'test.png')
-
     @master_only
-    def _draw(self, runner: Runner, data_batch: dict, split: str, file: str) -> None:
+    def _after_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list | None = None, mode: str = 'train'
+    ) -> None:
+        """Draws the first batch of a validation or test; mmengine calls it after each batch of any loop."""
         model = unwrap(runner)
-        if not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
+        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
             return
         inputs = {name: values[:NUM_IMAGES] for name, values in data_batch['inputs'].items()}
         with torch.no_grad():
             picture = titled_grid(model.pictures(model.data_preprocessor(dict(inputs=inputs))['inputs']))
-        runner.visualizer.add_image(f'{split}_reconstruction', np.asarray(picture), step=runner.iter)
-        path = Path(runner.work_dir) / 'pictures' / file
+        runner.visualizer.add_image(f'{mode}_reconstruction', np.asarray(picture), step=runner.iter)
+        path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.save(path)
         print_log(f'Pictures: {path}', logger='current')
