@@ -29,7 +29,6 @@ class MIMMetric(BaseMetric):
     """
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        """Keeps the sums and tokens of each image."""
         for sample in data_samples:
             result = {key: sample[key] for key in ('loss', 'correct', 'count') if key in sample}
             if 'tokens' in sample:
@@ -37,7 +36,6 @@ class MIMMetric(BaseMetric):
             self.results.append(result)
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
-        """Joins the images of all ranks."""
         count = max(sum(r['count'] for r in results), 1.0)
         metrics = dict(mim_loss=sum(r['loss'] for r in results) / count)
         if 'tokens' in results[0]:
@@ -71,12 +69,10 @@ class TokenizerMetric(BaseMetric):
     default_prefix = 'tokenizer'
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        """Keeps the error and the tokens of each image."""
         for sample in data_samples:
             self.results.append((float(sample['recon_mae_01']), sample['tokens'].cpu().numpy().ravel()))
 
     def compute_metrics(self, results: list[tuple[float, np.ndarray]]) -> dict[str, float]:
-        """Joins the images of all ranks."""
         tokens = np.concatenate([tokens for _, tokens in results])
         mae = float(np.mean([error for error, _ in results]))
         return dict(
@@ -100,13 +96,11 @@ class LayerAccuracy(BaseMetric):
     default_prefix = 'accuracy'
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
-        """Keeps which layers are right about each image."""
         for sample in data_samples:
             label = int(sample['gt_label'])
             self.results.append({layer: predicted == label for layer, predicted in sample['layer_labels'].items()})
 
     def compute_metrics(self, results: list[dict[int, bool]]) -> dict[str, float]:
-        """Joins the images of all ranks."""
         accuracy = {layer: 100 * sum(result[layer] for result in results) / len(results) for layer in results[0]}
         best = max(accuracy, key=lambda layer: accuracy[layer])
         rows = [f'{layer:5} {value:9.2f}{" *" if layer == best else ""}' for layer, value in accuracy.items()]
@@ -130,13 +124,11 @@ class Predictions(BaseMetric):
         self.found: list[dict] = []
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
-        """Keeps each image's best classes."""
         for sample in data_samples:
             if 'pred_score' in sample:  # a probe of several layers has none
                 self.results.append(describe(sample['pred_score'], self.classes, sample.get('img_path')))
 
     def compute_metrics(self, results: list[dict]) -> dict:
-        """Keeps the images of all ranks."""
         self.found = results
         return {}
 

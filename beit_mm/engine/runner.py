@@ -32,9 +32,8 @@ class FolderRunner(Runner):
     def from_cfg(cls, cfg: Config) -> 'FolderRunner':
         """The runner of a config, which itself stays as it is."""
         cfg = copy.deepcopy(cfg)
-        loaders = [cfg.get(f'{split}_dataloader') for split in ('train', 'val', 'test')]
-        for loader in loaders:
-            if loader:
+        for split in ('train', 'val', 'test'):
+            if loader := cfg.get(f'{split}_dataloader'):
                 loader.dataset.setdefault('data_root', cfg.data_root)
         if any(entries_with_classes(cfg.model)):
             tested = missing_folder(cfg.train_dataloader) and not missing_folder(cfg.test_dataloader)

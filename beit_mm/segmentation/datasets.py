@@ -48,11 +48,10 @@ class SegmentationFolder(UnlabeledImages):
         data_prefix: str | dict = '',
         **kwargs,
     ) -> None:
+        names, palette = tuple(classes), None
         if isinstance(classes, str):
-            in_root = os.path.join(data_root, classes)
-            names, palette = named_classes(in_root if os.path.isfile(in_root) else classes)
-        else:
-            names, palette = tuple(classes), None
+            path = os.path.join(data_root, classes)
+            names, palette = named_classes(path if os.path.isfile(path) else classes)
         if not 0 < len(names) < IGNORE_INDEX:
             raise ValueError(
                 f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
