@@ -24,7 +24,6 @@ from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
-Classes = tuple[str, ...]
 NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
 MAX_IGNORED = 0.5  # part of ignored pixels above which a warning is due
 
@@ -67,13 +66,11 @@ class FitCheckHook(Hook):
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
         check_num_classes(model, dataset)
         check_normalisation(model)
-        if isinstance(model, BEiTPretrainer):
-            pipeline = getattr(dataset, 'pipeline', None)  # a concatenation has none of its own
-            if pipeline is not None:
-                check_views(model, pipeline.transforms)
-            if (provenance := tokenizer_provenance(model)) is not None:
-                level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
-                print_log(f'Visual tokens: {provenance}', logger='current', level=level)
+        if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
+            check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
+        if (provenance := tokenizer_provenance(model)) is not None:
+            level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
+            print_log(f'Visual tokens: {provenance}', logger='current', level=level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         """Checks the labels of the first batch, before the model sees them."""
@@ -158,7 +155,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             )
 
 
-def classes_of(dataset: Dataset) -> Classes | None:
+def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
     """Names of a dataset's classes; None where it has no labels."""
     classes = getattr(dataset, 'metainfo', {}).get('classes')
     return None if classes is None else tuple(classes)
@@ -170,7 +167,9 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     if classes is None:
         return
     built = {
-        name.removeprefix('module').strip('.'): module.num_classes  # without the wrapper of test-time augmentation
+        f'{name}.'.removeprefix('module.').strip(
+            '.'
+        ): module.num_classes  # without the wrapper of test-time augmentation
         for name, module in model.named_modules()
         if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
     }
@@ -184,7 +183,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     )
 
 
-def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
+def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
     """Raises ValueError when two lists of classes number them differently; lists without a common name pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return

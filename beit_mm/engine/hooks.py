@@ -243,8 +243,8 @@ class KNNHook(Hook):
         train, val = (loader.dataset.metainfo['classes'] for loader in self.loaders)
         if train != val:
             raise ValueError(
-                f'KNNHook: its train_dataloader has {len(train)} classes, its val_dataloader {len(val)}, '
-                'or their names differ; give both datasets the same classes=...'
+                f'KNNHook: its train_dataloader has {len(train)} classes, its val_dataloader {len(val)}, or their '
+                'names differ; give both datasets the same classes=...'
             )
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
@@ -273,10 +273,7 @@ def extract(model: nn.Module, loader: DataLoader) -> tuple[Tensor, Tensor]:
     try:
         for batch in loader:
             if 'sample_idx' not in batch['data_samples'][0]:
-                raise ValueError(
-                    "KNNHook tells images apart by 'sample_idx'; its pipelines end with PackInputs without "
-                    'meta_keys, or with sample_idx among them'
-                )
+                raise ValueError("KNNHook needs 'sample_idx' among the meta_keys of PackInputs, where it is by default")
             images = (batch['inputs'].to(device).float() - preprocessor.mean) / preprocessor.std
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
                 model.backbone(images)

@@ -112,7 +112,7 @@ class LayerAccuracy(BaseMetric):
 
 @METRICS.register_module()
 class Predictions(BaseMetric):
-    """Collects predictions and adds no number; the process that writes files finds them in `found`.
+    """Collects predictions and adds no number; the process that writes files finds them in `predicted`.
 
     Args:
         classes: names of the classes.
@@ -121,7 +121,7 @@ class Predictions(BaseMetric):
     def __init__(self, classes: Sequence[str], **kwargs):
         super().__init__(**kwargs)
         self.classes = classes
-        self.found: list[dict] = []
+        self.predicted: list[dict] = []
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
@@ -129,7 +129,7 @@ class Predictions(BaseMetric):
                 self.results.append(describe(sample['pred_score'], self.classes, sample.get('img_path')))
 
     def compute_metrics(self, results: list[dict]) -> dict:
-        self.found = results
+        self.predicted = results
         return {}
 
 
