@@ -166,10 +166,8 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     classes = classes_of(dataset)
     if classes is None:
         return
-    built = {
-        f'{name}.'.removeprefix('module.').strip(
-            '.'
-        ): module.num_classes  # without the wrapper of test-time augmentation
+    built = {  # a wrapper for test-time augmentation is no part of the config's model
+        f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
         for name, module in model.named_modules()
         if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
     }
