@@ -55,8 +55,8 @@ def main() -> None:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     report = runner.test()
     if args.out and is_main_process():
-        if predictions is not None and predictions.found:
-            report = dict(report, classes=predictions.classes, predictions=predictions.found)
+        if predictions is not None and predictions.predicted:
+            report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
         # float: mmseg's metrics are numpy's numbers
         Path(args.out).write_text(json.dumps(report, indent=2, default=float) + '\n', encoding='utf-8')
 

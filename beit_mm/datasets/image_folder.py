@@ -12,47 +12,27 @@ from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.transforms import UnreadableImageError
 from beit_mm.registry import DATASETS
 
-EXTENSIONS = (
-    '.jpg',
-    '.jpeg',
-    '.jfif',
-    '.mpo',
-    '.png',
-    '.apng',
-    '.webp',
-    '.gif',
-    '.bmp',
-    '.ppm',
-    '.pgm',
-    '.tif',
-    '.tiff',
-)
+EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
 
 
 @DATASETS.register_module()
 class UnlabeledImages(BaseDataset):
-    """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see
-    datasets.samplers).
+    """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see datasets.samplers).
 
     Args:
-        data_root: Folder of images, searched to any depth; class folders are not needed and do no
-            harm.
-        ann_file: List of images, relative to `data_root`: one path a line, relative to
-            `data_prefix`, a label after it is ignored. '' takes every image of the folder, in
-            sorted order.
-        data_prefix: Folder of the images relative to `data_root`, as in mmpretrain, e.g.
-            `dict(img_path='train')`.
-        on_error: What an unreadable image does: `error` raises, `skip` takes another one in its
-            place, always the same one for the same key, and reports the index in `unreadable`. With
-            `test_mode=True` it always raises.
-        kwargs: As mmengine's BaseDataset: pipeline, indices, test_mode, serialize_data, lazy_init.
+        data_root: folder of images, searched to any depth; class folders are not needed and do no harm.
+        ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`, a label after it
+            is ignored. '' takes every image of the folder, in sorted order.
+        data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
+        on_error: what an unreadable image does: 'error' raises, 'skip' takes another one in its place, always the same
+            one for the same key, and reports the index in `unreadable`. With `test_mode=True` it always raises.
+        kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, serialize_data, lazy_init.
 
     Raises:
-        FileNotFoundError: The folder or list is missing or holds no images.
-        UnreadableImageError: See `on_error`; under `skip` when 10 substitutes cannot be read
-            either.
+        FileNotFoundError: the folder or list is missing or holds no images.
+        UnreadableImageError: see `on_error`; with 'skip' when 10 substitutes cannot be read either.
     """
 
     def __init__(
@@ -68,11 +48,13 @@ class UnlabeledImages(BaseDataset):
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
-        paths = list_images(folder) if not self.ann_file else read_list(self.ann_file)
+        if self.ann_file:
+            paths = [re.sub(r'\s+\d+$', '', line) for line in read_lines(self.ann_file) if line]  # without the label
+        else:
+            paths = list_images(folder)
         if not paths:
-            raise FileNotFoundError(
-                f'no images in {self.ann_file or folder!r}; expected files ending in {" ".join(EXTENSIONS)}'
-            )
+            place = self.ann_file or folder
+            raise FileNotFoundError(f'no images in {place!r}; expected files ending in {" ".join(EXTENSIONS)}')
         return [dict(img_path=os.path.join(folder, path)) for path in paths]
 
     def __getitem__(self, key: SampleKey | int) -> dict:
@@ -93,8 +75,7 @@ class UnlabeledImages(BaseDataset):
 
 
 def list_images(folder: str) -> list[str]:
-    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left
-    out."""
+    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out."""
     images, folders = [], [('', frozenset())]
     while folders:
         inner, above = folders.pop()
@@ -113,54 +94,50 @@ def list_images(folder: str) -> list[str]:
     return sorted(images)
 
 
-def read_list(ann_file: str) -> list[str]:
-    """Paths in an annotation list: one a line, a whole number after it (a label) is left out."""
-    if not os.path.isfile(ann_file):
-        raise FileNotFoundError(f'no file {ann_file!r}; expected a list of images, one path a line')
-    with open(ann_file, encoding='utf-8') as file:
-        return [re.sub(r'\s+\d+$', '', line.strip()) for line in file if line.strip()]
+def read_lines(path: str) -> list[str]:
+    """Lines of a file without the space around them."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
+    with open(path, encoding='utf-8') as file:
+        return [line.strip() for line in file]
+
+
+def first_names(names: Sequence[str], number: int = 5) -> str:
+    """The first of many names, for a message."""
+    return ', '.join(names[:number]) + (', ...' if len(names) > number else '')
 
 
 @DATASETS.register_module()
 class ImageFolder(UnlabeledImages):
     """Images for classification, `<class>/**/<image>` below a folder; no annotation file is needed.
 
-    What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages. With
-    LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
+    With LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
 
     Args:
-        data_root: Folder of the class folders, or of what the two below name.
-        classes: Names of the classes in the order of their labels, or a file with one name a line. None: the names of
+        data_root: folder of the class folders, or of what `ann_file` and `data_prefix` name.
+        classes: names of the classes in the order of their labels, or a file with one name a line. None: the names of
             the folders, sorted, as torchvision and mmpretrain do. With `test_mode=True` a class of the list may have no
             folder; the log says so.
-        ann_file: List of images relative to `data_prefix`, one path a line with its label after it; without a label the
+        ann_file: list of images relative to `data_prefix`, one path a line with its label after it; without a label the
             path begins with the class folder. '' takes every image of every class.
-        data_prefix, on_error, kwargs: As UnlabeledImages.
+        data_prefix, on_error, kwargs: as UnlabeledImages.
 
     Raises:
-        FileNotFoundError: A folder or list is missing, or a class has no images.
-        ValueError: A label or class that does not exist, or that is not the folder's; names file and line.
-        UnreadableImageError: As UnlabeledImages.
-
-    Differs from mmpretrain's CustomDataset in: reads what LoadImage reads; given `classes` are matched by name, in any
-    order, and may leave folders out; an empty class is an error, because labels of two splits would shift.
+        FileNotFoundError: a folder or list is missing, or a class has no images.
+        ValueError: a label or class that does not exist, or that is not the folder's; names file and line.
+        UnreadableImageError: as UnlabeledImages.
     """
 
-    def __init__(
-        self,
-        data_root: str = '',
-        classes: str | Sequence[str] | None = None,
-        ann_file: str = '',
-        data_prefix: str | dict = '',
-        **kwargs,
-    ) -> None:
+    def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
-            classes = read_classes(classes)
+            path, classes = classes, [line for line in read_lines(classes) if line]
+            if not classes:
+                raise ValueError(f'no class names in {path!r}; expected one a line')
         if classes is not None and len(set(classes)) < len(classes):
             twice = next(name for name in classes if list(classes).count(name) > 1)
             raise ValueError(f'classes holds {twice!r} twice; expected one name a class')
         metainfo = None if classes is None else dict(classes=tuple(classes))
-        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+        super().__init__(data_root, metainfo=metainfo, **kwargs)
 
     @property
     def CLASSES(self) -> tuple[str, ...]:  # noqa: N802
@@ -168,31 +145,28 @@ class ImageFolder(UnlabeledImages):
         return self._metainfo['classes']
 
     def get_cat_ids(self, index: int) -> list[int]:
-        """The label of a image, as mmengine's ClassBalancedDataset asks for it."""
+        """The label of an image, as mmengine's ClassBalancedDataset asks for it."""
         return [self.get_data_info(index)['gt_label']]
 
     def load_data_list(self) -> list[dict]:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder with one folder a class')
-        folders = class_folders(folder)
+        with os.scandir(folder) as entries:
+            folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
         if 'classes' not in self._metainfo:
             if not folders:
                 raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
             self._metainfo['classes'] = tuple(folders)
         labels = {name: label for label, name in enumerate(self.CLASSES)}
-        samples = self._listed(labels) if self.ann_file else self._found(folder, folders, labels)
+        samples = self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)
         return [dict(img_path=os.path.join(folder, path), gt_label=label) for path, label in samples]
 
-    def _found(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
+    def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
         """All images of all classes."""
         if left_out := [name for name in folders if name not in labels]:
-            print_log(
-                f'{folder}: {len(left_out)} folders are not in classes and left out ({", ".join(left_out[:5])}'
-                f'{", ..." if len(left_out) > 5 else ""})',
-                logger='current',
-                level=logging.WARNING,
-            )
+            message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
+            print_log(message, logger='current', level=logging.WARNING)
         samples = []
         for name, label in labels.items():
             path = os.path.join(folder, name)
@@ -207,10 +181,10 @@ class ImageFolder(UnlabeledImages):
                 raise FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
             samples += [(os.path.join(name, image), label) for image in images]
         if not samples:
-            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({", ".join(self.CLASSES[:5])}...)')
+            raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')
         return samples
 
-    def _listed(self, labels: dict[str, int]) -> list[tuple[str, int]]:
+    def _read_list(self, labels: dict[str, int]) -> list[tuple[str, int]]:
         """The images of the list, each with its line's label or its folder's."""
         samples = []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
@@ -223,9 +197,8 @@ class ImageFolder(UnlabeledImages):
             if label is None:
                 raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')
             if not 0 <= label < len(labels):
-                raise ValueError(
-                    f'{where} has label {label}; there are {len(labels)} classes, expected 0 to {len(labels) - 1}'
-                )
+                last = len(labels) - 1
+                raise ValueError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
             if of_folder not in (None, label):
                 raise ValueError(
                     f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
@@ -235,24 +208,3 @@ class ImageFolder(UnlabeledImages):
         if not samples:
             raise FileNotFoundError(f'no images in {self.ann_file!r}; expected one path a line')
         return samples
-
-
-def class_folders(folder: str) -> list[str]:
-    """Names of the folders in a folder, sorted; hidden ones are left out."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
-
-
-def read_classes(path: str) -> list[str]:
-    """Class names of a file with one name a line."""
-    if not (names := [line for line in read_lines(path) if line]):
-        raise ValueError(f'no class names in {path!r}; expected one a line')
-    return names
-
-
-def read_lines(path: str) -> list[str]:
-    """Lines of a list without the space around them."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
-    with open(path, encoding='utf-8') as file:
-        return [line.strip() for line in file]

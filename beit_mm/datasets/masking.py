@@ -1,8 +1,7 @@
 """Which patches are masked: blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
 
-A mask under construction is one Python integer with a bit for each patch, row by row: placing a block is a shift and an
-`or`, counting its new patches is one `bit_count`. That takes a few microseconds; an array for each block takes ten
-times as long.
+While it is drawn, a mask is one Python integer with a bit for each patch, row by row: placing a block is a shift and an
+`or`, counting its new patches is one `bit_count`. An array for each block would take ten times as long.
 """
 
 import math
@@ -29,8 +28,8 @@ class BlockwiseMask(BaseTransform):
     blocks smaller than the grid in both directions, a block counts only if it brings between 1 and the remaining number
     of new patches, 10 tries a block, then stop (74.47 of 75 patches on average at 14 x 14). `exact` fills what an early
     stop left over with single random patches. `paper` is Algorithm 1 to the letter: uniform aspect, real-valued
-    corners, no test, so it overshoots (82.5 patches on average) and hardly ever masks the first row and column; only it
-    stops after 10 blocks in a row without a new patch, so that it always ends.
+    corners, no limit, so it overshoots (82.5 patches on average) and hardly ever masks the first row and column. So
+    that it always ends, it stops after 10 blocks in a row without a new patch.
 
     Args:
         grid: (rows, columns) in patches, image size / patch size.
@@ -63,7 +62,8 @@ class BlockwiseMask(BaseTransform):
         row = [(1 << w) - 1 for w in range(self.width + 1)]
         # blocks[h][w]: the block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
-        if variant != 'paper' and not self._can_place_a_block():
+        draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
+        if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(TRIAL_MASKS)):
             raise ValueError(
                 f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to '
                 f'{1 / MIN_ASPECT:.3g} times as high as wide, is smaller than the {self.height}x'
@@ -76,25 +76,23 @@ class BlockwiseMask(BaseTransform):
 
     def draw(self) -> np.ndarray:
         """A mask: bool (rows, columns), True = masked."""
-        if self.variant == 'paper':
-            mask = self._draw_paper()
-        else:
-            mask = self._draw_released()
-            if self.variant == 'exact':
-                mask = self._top_up(mask)
+        mask = self._draw_paper() if self.variant == 'paper' else self._draw_released()
         cells = self.height * self.width
         octets = np.frombuffer(mask.to_bytes((cells + 7) // 8, 'little'), np.uint8)
         bits = np.unpackbits(octets, count=cells, bitorder='little')
         return bits.view(np.bool_).reshape(self.grid)
 
     def _draw_released(self) -> int:
-        mask, remaining = 0, int(self.num_masked)
-        while remaining > 0:
-            grown = self._place_block(mask, remaining)
+        mask, total = 0, int(self.num_masked)
+        while mask.bit_count() < total:
+            grown = self._place_block(mask, total - mask.bit_count())
             if grown == mask:
                 break
-            remaining -= (grown ^ mask).bit_count()
             mask = grown
+        if self.variant == 'exact' and mask.bit_count() < total:
+            free = [i for i in range(self.height * self.width) if not mask >> i & 1]
+            for i in random.sample(free, total - mask.bit_count()):
+                mask |= 1 << i
         return mask
 
     def _place_block(self, mask: int, limit: int, draw: Callable[[], float] = random.random) -> int:
@@ -110,14 +108,6 @@ class BlockwiseMask(BaseTransform):
                 grown = mask | self.blocks[h][w] << top * self.width + left
                 if 0 < (grown ^ mask).bit_count() <= limit:
                     return grown
-        return mask
-
-    def _top_up(self, mask: int) -> int:
-        missing = int(self.num_masked) - mask.bit_count()
-        if missing:
-            free = [i for i in range(self.height * self.width) if not mask >> i & 1]
-            for i in random.sample(free, missing):
-                mask |= 1 << i
         return mask
 
     def _draw_paper(self) -> int:
@@ -138,10 +128,6 @@ class BlockwiseMask(BaseTransform):
         start = random.uniform(0, size - extent)
         first = min(max(0, math.ceil(start)), size)
         return range(first, max(first, min(size, math.ceil(start + extent))))
-
-    def _can_place_a_block(self) -> bool:
-        draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
-        return any(self._place_block(0, int(self.num_masked), draw) for _ in range(TRIAL_MASKS))
 
 
 @TRANSFORMS.register_module()
@@ -172,7 +158,7 @@ class RandomMask(BaseTransform):
 
 
 def check_grid(grid: tuple[int, int], num_masked: float) -> None:
-    """Refuses grids and numbers of masked patches that no mask can have."""
+    """Raises ValueError for grids and numbers of masked patches that no mask can have."""
     if len(grid) != 2 or any(n != int(n) or n < 1 for n in grid):
         raise ValueError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
     cells = grid[0] * grid[1]

@@ -1,8 +1,7 @@
 """Antialiased resizing on the CPU with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast.
 
 Both filter every row, round to whole levels, then every column, as Pillow does. Newer Pillow filters columns first
-where that is less work; single pixels of such images, beside hard edges, differ by several levels then, elsewhere by at
-most 1.
+where that is less work: single pixels beside hard edges then differ by several levels, others by at most 1.
 """
 
 from functools import lru_cache
@@ -18,15 +17,7 @@ MAX_CACHED_LENGTH = 1000  # pixels; weights of longer crops are computed anew, 8
 
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize by torch's vectorised uint8 kernel (torchvision's, too).
-
-    Args:
-        image: uint8 (H, W, 3).
-        size: (height, width) in pixels.
-
-    Returns:
-        uint8 (height, width, 3), contiguous.
-    """
+    """Resizes uint8 (H, W, 3) to `size` (height, width) by torch's vectorised uint8 kernel; contiguous."""
     # the new axis first: then torch sees channels_last, and the result needs no reordering
     channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
@@ -34,23 +25,15 @@ def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize with a Lanczos filter of 3 lobes, widened by the scale when shrinking.
-
-    Args:
-        image: uint8 (H, W, 3).
-        size: (height, width) in pixels.
-
-    Returns:
-        uint8 (height, width, 3), contiguous.
-    """
+    """Resizes uint8 (H, W, 3) to `size` (height, width) by a Lanczos filter of 3 lobes, widened by the scale when
+    shrinking; contiguous."""
     return _filter_columns(cv2.transpose(_filter_columns(cv2.transpose(image), size[1])), size[0])
 
 
 def _filter_columns(image: np.ndarray, new_height: int) -> np.ndarray:
-    """Lanczos along the first axis: a product with a banded matrix.
+    """Lanczos along the first axis, by a product with a banded matrix.
 
-    In blocks of 16 output pixels the band is nearly dense (from 350 to 112 pixels each takes 19 of
-    its block's 66 inputs), so that matrix products beat a loop over pixels.
+    In blocks of 16 output pixels the band is nearly dense, so that matrix products beat a loop over pixels.
     """
     height, width, channels = image.shape
     pixels = torch.from_numpy(image).float().view(height, width * channels)
@@ -79,6 +62,5 @@ def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Te
     return bands
 
 
-# About 81 bytes for each pixel of the length: 41 MB in each process that resizes, once all lengths
-# up to 1000 have come by.
+# At most 41 MB in each process that resizes, once all lengths up to 1000 have come by.
 cached_bands = lru_cache(maxsize=1024)(lanczos_bands)

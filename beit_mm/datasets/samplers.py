@@ -18,32 +18,21 @@ from beit_mm.registry import DATA_SAMPLERS
 
 
 class SampleKey(NamedTuple):
-    """Names one appearance of one sample.
+    """Names one appearance of one sample."""
 
-    Args:
-        seed: Seed of the run.
-        epoch: Epoch, from 0; stays 0 in validation, so that masks there are fixed.
-        index: Position in the dataset.
-    """
-
-    seed: int
-    epoch: int
-    index: int
+    seed: int  # of the run
+    epoch: int  # from 0; stays 0 in validation, so that masks there are fixed
+    index: int  # type: ignore[assignment]  # position in the dataset; a tuple has a method of that name
 
 
 def sample_seed(key: SampleKey, attempt: int = 0) -> int:
-    """64 well mixed bits of a key; neighbouring keys give unrelated numbers.
-
-    Args:
-        key: The sample.
-        attempt: A further number to tell draws for the same key apart.
-    """
+    """64 well mixed bits of a key and a further number that tells draws for the same key apart."""
     numbers = struct.pack('<4q', *key, attempt)
     return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), 'little')
 
 
 def seed_generators(key: SampleKey) -> None:
-    """Seed `random` and `numpy.random`, which our transforms and those of the libraries draw from.
+    """Seeds `random` and `numpy.random`, which our transforms and those of the libraries draw from.
 
     torch's generator is left alone: without workers it is the model's own (drop path).
     """
@@ -54,12 +43,11 @@ def seed_generators(key: SampleKey) -> None:
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(DefaultSampler):
-    """mmengine's DefaultSampler, yielding `SampleKey(seed, epoch, index)` instead of the bare
-    index.
+    """mmengine's DefaultSampler, yielding `SampleKey(seed, epoch, index)` instead of the bare index.
 
-    Persistent workers keep their first copy of the dataset, so the epoch has to travel with the
-    index. mmengine calls `set_epoch` in training only: in validation the epoch stays 0 and every
-    pass draws the same masks (give `seed=0` there to have them the same in every run).
+    Persistent workers keep their first copy of the dataset, so the epoch has to travel with the index. mmengine calls
+    `set_epoch` in training only: in validation the epoch stays 0 and every pass draws the same masks (give `seed=0`
+    there to have them the same in every run).
 
     Args: as DefaultSampler.
     """
@@ -73,27 +61,23 @@ class SeededSampler(DefaultSampler):
 class RepeatedAugmentationSampler(DefaultSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
-    The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards, so copies go to different
-    ranks where there are several. An epoch is as long as without copies: it shows len // 256 * 256 images (all, where
-    there are fewer than 256), so that of three copies each it shows a third of the dataset, another one every time.
-    Ranks show equally many; 0 to ranks - 1 images fall away where that does not divide.
-
-    Dealt like this, one step of all ranks together shows the same images whatever their number; on a single rank the
-    copies lie in the same batch. An epoch is thus the same for 1, 2, 4, ..., 256 ranks.
+    The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards: one step of all ranks together
+    shows the same images whatever their number. An epoch is as long as without copies: it shows len // 256 * 256 images
+    (all, where there are fewer than 256), so that of three copies each it shows a third of the dataset, another one
+    every time. Up to ranks - 1 images fall away, so that all ranks show equally many.
 
     Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two appearances are augmented alike, and none
     depends on the rank that it goes to.
 
     Args:
-        dataset: The dataset.
-        num_repeats: Copies of an image.
-        seed: Of the order and of the augmentations; None: one that the ranks agree on.
+        dataset: the dataset.
+        num_repeats: copies of an image.
+        seed: of the order and of the augmentations; None: one that the ranks agree on.
 
     Raises:
         ValueError: `num_repeats` is below 1, or there are more ranks than images.
 
     Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
-    Differs from it in: small datasets, whose epochs are empty there; the seed, which is the epoch there.
     """
 
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:

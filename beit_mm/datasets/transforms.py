@@ -39,23 +39,19 @@ BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 
 
 class UnreadableImageError(OSError):
-    """An image file that is missing, truncated, broken or a decompression bomb; the message begins
-    with its path."""
+    """An image file is missing, truncated, broken or a decompression bomb; the message begins with its path."""
 
 
 @TRANSFORMS.register_module()
 class LoadImage(BaseTransform):
     """Reads `img_path` into `img`: uint8 array (H, W, 3), **RGB**, upright.
 
-    Gray and CMYK become RGB, 16 bit is scaled to 8 (not clipped), transparency is laid on white, of
-    an animation the first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the
-    **BGR** array (H, W, 3) that OpenMMLab's own inferencers hand over.
+    Gray and CMYK become RGB, 16 bit is scaled to 8 (not clipped), transparency is laid on white, of an animation the
+    first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the **BGR** array
+    (H, W, 3) that OpenMMLab's own inferencers hand over.
 
     Raises:
-        UnreadableImageError: The file cannot be read; the message names it.
-
-    Differs from mmcv's LoadImageFromFile in: RGB, not BGR; what is listed above; nothing unreadable
-    passes silently.
+        UnreadableImageError: the file cannot be read; the message names it.
     """
 
     def transform(self, results: dict) -> dict:
@@ -68,19 +64,9 @@ class LoadImage(BaseTransform):
 
 
 def read_image(path: str) -> np.ndarray:
-    """Reads an image file.
-
-    Args:
-        path: Any format that Pillow knows.
-
-    Returns:
-        uint8 array (H, W, 3), RGB, upright.
-
-    Raises:
-        UnreadableImageError: The file cannot be read.
-    """
-    # Libraries at work on the bytes of strangers raise nearly everything, struct.error, SyntaxError,
-    # TypeError: whatever it is, it is the file's doing, and must not end a run that skips.
+    """The pixels of an image file: uint8 array (H, W, 3), RGB, upright. Raises UnreadableImageError."""
+    # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
+    # that skips unreadable images.
     with unreadable(path, Exception):
         with open(path, 'rb') as file:
             data = file.read()
@@ -91,8 +77,8 @@ def read_image(path: str) -> np.ndarray:
             data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             return decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
         image.load()  # decodes; some formats learn of their palette or transparency only here
-    # Our own code at work on decoded pixels: a mode that has no way to RGB, or too many pixels for
-    # the memory. Any other error is a mistake of ours, and skipping images would hide it.
+    # On decoded pixels only these are the file's fault: a mode that has no way to RGB, too many pixels for the memory.
+    # Any other error is a mistake in this code, and skipping images would hide it.
     with unreadable(path, OSError, ValueError, MemoryError):
         image = to_rgb(image)
         return np.array(image if turn is None else image.transpose(turn))
@@ -104,8 +90,9 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        unknown = isinstance(error, UnidentifiedImageError)
-        reason = 'unknown format' if unknown else f'{type(error).__name__}: {error}'
+        reason = f'{type(error).__name__}: {error}'
+        if isinstance(error, UnidentifiedImageError):
+            reason = 'unknown format'
         raise UnreadableImageError(f'{path}: cannot be read as an image ({reason})') from error
 
 
@@ -128,12 +115,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
-    """Gray of 16 bits: 0 to 65535 becomes 0 to 255. Of 32 bits, signed, or float, which have no
-    fixed white: its own range does.
-
-    Pillow gives 16 bits of PGM, and older Pillow those of PNG, in the mode of 32 bits, 'I'.
-    """
+    """Scales 16-bit gray from 0-65535 to 0-255, and 32-bit or float gray, which has no fixed white, from its range."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
+    # Pillow gives 16 bits of PGM, and older Pillow those of PNG, in the mode of 32 bits, 'I'.
     sixteen_bits = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
     low, high = (0, 65535) if sixteen_bits else (values.min(), values.max())
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
@@ -143,15 +127,15 @@ def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
 
 
 class TwoViews(BaseTransform):
-    """Base of the two crops: from `img` (H, W, 3) to `images` (size) and `tokenizer_images` (second_size),
-    uint8 RGB.
+    """Base of the two crops: from `img` (H, W, 3) to `images` (size) and `tokenizer_images` (second_size), uint8 RGB.
 
     Args:
-        size: Side of the first view in pixels, or (height, width); bicubic.
-        second_size: The same for the tokenizer's view, Lanczos; None: no second view.
+        size: side of the first view in pixels, or (height, width); bicubic.
+        second_size: the same for the tokenizer's view, Lanczos; 8 times the token grid for DALL-E. None: no second
+            view.
     """
 
-    def __init__(self, size: Size, second_size: Size | None) -> None:
+    def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
         self.size = as_size(size)
         self.second_size = None if second_size is None else as_size(second_size)
 
@@ -172,22 +156,15 @@ class TwoViewRandomResizedCrop(TwoViews):
     """One random box and one coin for a horizontal flip; both views show the same.
 
     Args:
-        size: Side of the first view in pixels, or (height, width); bicubic.
-        second_size: The same for the tokenizer's view, Lanczos; 8 times the token grid for DALL-E.
-            None: no second view.
-        scale: Smallest and largest area of the box as a part of the image's.
-        ratio: Smallest and largest width / height of the box.
-        flip_prob: Probability of the flip.
+        size, second_size: as TwoViews.
+        scale: smallest and largest area of the box as a part of the image's.
+        ratio: smallest and largest width / height of the box.
+        flip_prob: probability of the flip.
 
     Raises:
-        ValueError: A number is out of its range.
+        ValueError: a number is out of its range.
 
-    Source: unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's
-    RandomResizedCrop.
-    Differs from them in: the flip is applied to the small views instead of the image, which gives
-    the same pixels.
-    Differs from mmpretrain's RandomResizedCropAndInterpolationWithTwoPic in: antialiased, the box
-    can be the whole image.
+    Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's RandomResizedCrop.
     """
 
     def __init__(
@@ -211,25 +188,18 @@ class TwoViewRandomResizedCrop(TwoViews):
 
     def transform(self, results: dict) -> dict:
         flip = random.random() < self.flip_prob
-        box = draw_box(*results['img'].shape[:2], self.scale, self.ratio)
-        return self.add_views(results, box, flip)
+        height, width = results['img'].shape[:2]
+        return self.add_views(results, draw_box(height, width, self.scale, self.ratio), flip)
 
 
 @TRANSFORMS.register_module()
 class TwoViewCenterCrop(TwoViews):
-    """The largest centred box of the first view's shape, resized to both sizes; for validation.
-
-    Args:
-        size: Side of the first view in pixels, or (height, width); bicubic.
-        second_size: The same for the tokenizer's view, Lanczos; None: no second view.
-    """
-
-    def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:
-        super().__init__(size, second_size)
+    """The largest centred box of the first view's shape, resized to both sizes; for validation. Args as TwoViews."""
 
     def transform(self, results: dict) -> dict:
         height, width = results['img'].shape[:2]
-        box = center_box(height, width, self.size[1] / self.size[0], self.size[1] / self.size[0])
+        ratio = self.size[1] / self.size[0]
+        box = center_box(height, width, ratio, ratio)
         return self.add_views(results, box, flip=False)
 
 
@@ -256,6 +226,7 @@ def center_box(height: int, width: int, min_ratio: float, max_ratio: float) -> B
 
 
 def as_size(size: Size) -> tuple[int, int]:
+    """(height, width) of a side, or of both; raises ValueError where there is no pixel."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise ValueError(f'size is {size}; a view has at least 1 pixel')
@@ -266,20 +237,17 @@ def as_size(size: Size) -> tuple[int, int]:
 class TwoViewColorJitter(BaseTransform):
     """The same random brightness, contrast and saturation for both views, in random order.
 
-    Placed after the crop it touches a third of the pixels; contrast still uses the mean gray of the
-    whole image (`img`), which is what makes the order of crop and jitter matter so little.
+    Stands after the crop, where there are fewer pixels; contrast still uses the mean gray of the whole image (`img`).
 
     Args:
-        brightness, contrast, saturation: Factors are drawn uniformly from 1 - x to 1 + x.
-        device: `cpu` applies them here; `model` only draws them and adds `jitter`, float32 (7,),
-            which the data preprocessor applies on the model's device (jitter_images).
+        brightness, contrast, saturation: factors are drawn uniformly from 1 - x to 1 + x.
+        device: 'cpu' applies them here; 'model' only draws them and adds `jitter`, float32 (7,), which the data
+            preprocessor applies on the model's device (jitter_images).
 
     Raises:
-        ValueError: A number is outside 0 to 1, or the device is unknown.
+        ValueError: a number is outside 0 to 1, or the device is unknown.
 
-    Source: unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
-    Differs from it in: after the crop. On images the views are 0.5 of 255 levels away from jitter
-    before the crop, on average; with the crop's own gray in contrast it would be 2.7.
+    Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
 
     def __init__(
@@ -306,17 +274,9 @@ class TwoViewColorJitter(BaseTransform):
 
 
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray of a image after the operations that come before contrast.
+    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast.
 
-    Measured on about 64 evenly spaced rows: 0.3 levels off on average.
-
-    Args:
-        image: uint8 (H, W, 3), RGB.
-        factors: Of brightness, contrast, saturation.
-        order: Of the operations; see jitter_images.
-
-    Returns:
-        Gray level, 0-255.
+    About 64 evenly spaced rows are enough: 0.3 levels off on average.
     """
     rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])
     rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
@@ -324,27 +284,23 @@ def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
-    """Jitter one image as Pillow's ImageEnhance does, in a quarter of the time.
+    """Jitters one image as Pillow's ImageEnhance does, in less time; a few pixels differ by 1 to 3 levels.
 
     Args:
         image: uint8 (H, W, 3), RGB.
-        factors: Of brightness, contrast, saturation.
-        level: Gray level that contrast blends with.
-        order: The operations to do; see jitter_images.
-
-    Returns:
-        uint8 (H, W, 3); some pixels differ from Pillow by 1 to 3 levels, 0.002 on average.
+        factors: of brightness, contrast, saturation.
+        level: gray level that contrast blends with, 0-255.
+        order: the operations to do: 0 brightness, 1 contrast, 2 saturation.
     """
     for operation in order:
         if operation == BRIGHTNESS:
-            plain = np.zeros_like(image)
+            base = np.zeros_like(image)
         elif operation == CONTRAST:
-            plain = np.full_like(image, level)
+            base = np.full_like(image, level)
         else:
-            plain = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-        factor = factors[operation]
+            base = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
         # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
-        image = cv2.addWeighted(image, factor, plain, 1 - factor, -0.499)
+        image = cv2.addWeighted(image, factors[operation], base, 1 - factors[operation], -0.499)
     return image
 
 
@@ -353,31 +309,27 @@ def jitter_images(images: Tensor, params: Tensor) -> Tensor:
 
     Args:
         images: float (B, 3, H, W), RGB, 0-255.
-        params: float (B, 7): brightness, contrast and saturation factor, gray level for contrast (0-255), and the
-            order of the operations (three numbers, 0 brightness, 1 contrast, 2 saturation).
+        params: float (B, 7): factors of brightness, contrast and saturation, gray level for contrast (0-255), order
+            of the operations (see jitter_pixels).
 
     Returns:
-        float (B, 3, H, W), 0-255, clamped after each operation.
-
-    Fractions of levels are kept, where Pillow (and `jitter_pixels`) cut them off: 1 level brighter on average.
+        float (B, 3, H, W), 0-255, clamped after each operation. Fractions of levels are kept, where jitter_pixels cuts
+        them off.
     """
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     luma = images.new_tensor(LUMA).view(1, 3, 1, 1)
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
         operation = operation.view(-1, 1, 1, 1)
-        plain = torch.where(operation == CONTRAST, level, 0)  # 0: black, for brightness
-        plain = torch.where(operation == SATURATION, (images * luma).sum(1, keepdim=True), plain)
-        images = (plain + factor * (images - plain)).clamp(0, 255)
+        base = torch.where(operation == CONTRAST, level, 0)  # 0: black, for brightness
+        base = torch.where(operation == SATURATION, (images * luma).sum(1, keepdim=True), base)
+        images = (base + factor * (images - base)).clamp(0, 255)
     return images
 
 
 @TRANSFORMS.register_module()
 class RandAugment(RandAugmentBGR):
-    """mmpretrain's RandAugment for the RGB images of LoadImage.
-
-    Its colour and contrast operations weigh the channels as those of a BGR image. On RGB they took blue for red: up to
-    10 of 255 away from timm's on a image, 0.5 at most with the channels in their order.
+    """mmpretrain's RandAugment for the RGB images of LoadImage: it weighs the channels as those of a BGR image.
 
     Args: as mmpretrain's. `pad_val` in `hparams` is a gray value, or three of R, G, B.
     """
@@ -403,15 +355,13 @@ class RandomErasing(BaseTransform):
     pixels, with `erase_box` among PackInputs' `meta_keys`. An image that stays whole gets no `erase_box`.
 
     Args:
-        prob: Share of images with a box.
-        area: Smallest and largest area of a box, as shares of the image.
+        prob: probability of a box.
+        area: smallest and largest area of a box as a part of the image's.
 
     Raises:
-        ValueError: A number outside its range.
+        ValueError: a number outside its range.
 
     Source: timm `data/random_erasing.py`, mode `pixel`, one box; the released fine-tuning's.
-    Differs from it in: nothing but where the noise is made. From mmpretrain's RandomErasing in: that one erases before
-    normalisation, which makes its noise too bright and cut off at 0 and 255.
     """
 
     def __init__(self, prob: float = 0.25, area: tuple[float, float] = (0.02, 1 / 3)) -> None:
@@ -438,16 +388,12 @@ class RandomErasing(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackViews(BaseTransform):
-    """Keeps what the model takes, as `dict(inputs=dict(...))` of tensors that a collate function
-    can stack.
+    """Keeps what the model takes, as `dict(inputs=dict(...))` of tensors that a collate function can stack.
 
     Returns:
-        images: uint8 (H, W, 3), RGB; tokenizer_images: uint8 (h, w, 3), RGB; mask: bool (rows, columns),
-            True = masked;
-        jitter: float32 (7,), parameters for the device. Each is there only if a transform before
-            made it.
-        unreadable: int64, dataset index of an image that was replaced because it cannot be read,
-            else -1.
+        images: uint8 (H, W, 3), RGB; tokenizer_images: uint8 (h, w, 3), RGB; mask: bool (rows, columns), True = masked;
+        jitter: float32 (7,), see TwoViewColorJitter; each only if a transform before made it.
+        unreadable: int64, dataset index of an image that was replaced because it cannot be read, else -1.
     """
 
     def transform(self, results: dict) -> dict:

@@ -1,11 +1,8 @@
-"""Do model, data and weights fit each other? Everything that asks so, and the one hook that does it.
-
-What can be known when a class is built is refused there; what needs model and data together is asked here, at the start
-of a run and not at every step.
-"""
+"""Checks at the start of a run that model, data and weights fit each other, and the hook that makes them."""
 
 import logging
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,16 +17,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.loader import meta_of
+from beit_mm.datasets.image_folder import first_names
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
-Classes = tuple[str, ...]
 NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
-MAX_IGNORED = 0.5  # share of ignored pixels above which a warning is due
+MAX_IGNORED = 0.5  # part of ignored pixels above which a warning is due
 
 
 def unwrap(runner: Runner) -> nn.Module:
@@ -46,8 +42,7 @@ def backbone_of(model: nn.Module) -> BEiTBackbone | None:
 class FitCheckHook(Hook):
     """Checks at the start that model, data and weights fit, and prints the effective batch beside the recipe's own.
 
-    Results that cannot be reproduced mostly come from another number of GPUs at the same learning rate, so both numbers
-    stand at the top of the log. The recipe's own batch is `auto_scale_lr.base_batch_size` of the config.
+    The recipe's own batch is `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
         ValueError: fewer images than a batch; a mask or second view that does not fit the backbone; classes of the
@@ -71,13 +66,11 @@ class FitCheckHook(Hook):
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
         check_num_classes(model, dataset)
         check_normalisation(model)
-        if isinstance(model, BEiTPretrainer):
-            pipeline = getattr(dataset, 'pipeline', None)  # a concatenation has none of its own
-            if pipeline is not None:
-                check_views(model, pipeline.transforms)
-            if (provenance := tokenizer_provenance(model)) is not None:
-                level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
-                print_log(f'Visual tokens: {provenance}', logger='current', level=level)
+        if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
+            check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
+        if (provenance := tokenizer_provenance(model)) is not None:
+            level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
+            print_log(f'Visual tokens: {provenance}', logger='current', level=level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         """Checks the labels of the first batch, before the model sees them."""
@@ -103,11 +96,7 @@ class FitCheckHook(Hook):
 
 
 def state_effective_batch(runner: Runner) -> None:
-    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ.
-
-    Raises:
-        ValueError: the learning rate was scaled automatically, which leaves accumulation out.
-    """
+    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ."""
     batch = runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -122,25 +111,21 @@ def state_effective_batch(runner: Runner) -> None:
         f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} accumulated = '
         f'{effective}; the recipe has {expected}.'
     )
-    if expected in (None, effective) or enabled:
-        print_log(statement, logger='current')
-    else:
-        print_log(
-            f"{statement} The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
-            'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the '
-            'rate).',
-            logger='current',
-            level=logging.WARNING,
+    fits = enabled or expected in (None, effective)
+    if not fits:
+        statement += (
+            " The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
+            'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the rate).'
         )
+    print_log(statement, logger='current', level=logging.INFO if fits else logging.WARNING)
 
 
 def check_size(loader: DataLoader) -> None:
     """Raises ValueError when a loader has no batch to give."""
     if not len(loader):
         raise ValueError(
-            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of '
-            f'{loader.batch_size} for each of {get_world_size()} processes; set a smaller '
-            'train_dataloader.batch_size'
+            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
+            f'for each of {get_world_size()} processes; set a smaller train_dataloader.batch_size'
         )
 
 
@@ -150,8 +135,18 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     if views is None:
         return
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
-    if views.second_size is not None and model.target_generator is not None:
-        check_second_view(model.target_generator, views.second_size, grid)
+    tokenizer = model.target_generator
+    if views.second_size is not None and tokenizer is not None:
+        try:
+            tokens = tokenizer.grid_size(*views.second_size)
+        except ValueError as error:  # no whole number of tokens
+            tokens = error
+        if tokens != grid:
+            raise ValueError(
+                f'a second view of {views.second_size[0]} x {views.second_size[1]} pixels does not give one visual '
+                f'token for each of the {grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
+                f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
+            )
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
             raise ValueError(
@@ -160,21 +155,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             )
 
 
-def check_second_view(tokenizer: Tokenizer, size: tuple[int, int], grid: tuple[int, int]) -> None:
-    """Raises ValueError unless a second view of `size` (h, w) pixels gives one token a patch."""
-    try:
-        tokens = tokenizer.grid_size(*size)
-    except ValueError as error:  # no whole number of tokens
-        tokens = error
-    if tokens != grid:
-        raise ValueError(
-            f'a second view of {size[0]} x {size[1]} pixels does not give one visual token for each of the '
-            f'{grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
-            f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
-        )
-
-
-def classes_of(dataset: Dataset) -> Classes | None:
+def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
     """Names of a dataset's classes; None where it has no labels."""
     classes = getattr(dataset, 'metainfo', {}).get('classes')
     return None if classes is None else tuple(classes)
@@ -185,44 +166,35 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     classes = classes_of(dataset)
     if classes is None:
         return
-    built = {
-        name: module.num_classes
+    built = {  # a wrapper for test-time augmentation is no part of the config's model
+        f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
         for name, module in model.named_modules()
         if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
     }
-    # A segmentor repeats the number of its decode head: what holds another holder is left out.
-    inner = [
-        name
-        for name in built
-        if not any(other != name and f'{other}.'.startswith(f'{name}.' if name else '') for other in built)
-    ]
-    if inner:
-        settings = ' '.join(
-            '.'.join(part for part in ('model', name.removeprefix('module.'), 'num_classes') if part)
-            + f'={len(classes)}'
-            for name in inner
-        )
-        raise ValueError(
-            f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
-            f'built for {built[inner[0]]}; set {settings}, or give the right folder'
-        )
+    if not built:
+        return
+    heads = {name: number for name, number in built.items() if name} or built  # a segmentor repeats its head's number
+    settings = ' '.join(f'model.{name}.num_classes={len(classes)}'.replace('..', '.') for name in heads)
+    raise ValueError(
+        f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+        f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
+    )
 
 
-def check_same_classes(one: Classes | None, name: str, other: Classes | None, other_name: str) -> None:
-    """Raises ValueError when two lists of classes number them differently; names of another kind are let pass."""
+def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
+    """Raises ValueError when two lists of classes number them differently; lists without a common name pass."""
     if not one or not other or one == other or not set(one) & set(other):
         return
-    label = next(i for i in range(max(len(one), len(other))) if one[i : i + 1] != other[i : i + 1])
-    found, expected = (repr(classes[label]) if label < len(classes) else 'missing' for classes in (one, other))
-    lacking = [
-        f'; {place} lacks {", ".join(names[:5])}{", ..." if len(names) > 5 else ""}'
-        for place, names in ((name, sorted({*other} - {*one})), (other_name, sorted({*one} - {*other})))
-        if names
-    ]
-    raise ValueError(
-        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {found} in '
-        f'the first, {expected} in the second{"".join(lacking)}; give the datasets one list: classes=...'
+    pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
+    label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
+    message = (
+        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
+        f'{second} in the second'
     )
+    for place, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
+        if missing:
+            message += f'; {place} lacks {first_names(sorted(missing))}'
+    raise ValueError(f'{message}; give the datasets one list: classes=...')
 
 
 def path_of(dataset: Dataset) -> str:
@@ -233,19 +205,17 @@ def path_of(dataset: Dataset) -> str:
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises ValueError when labels do not fit; warns when most pixels are ignored."""
+    reduced = samples[0].get('reduce_zero_label', False)
     ignored = pixels = 0
     for sample in samples:
         labels = sample.gt_sem_seg.data
-        reduced = sample.get('reduce_zero_label', False)
         counted = labels != ignore_index
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = (
-                'reduce_zero_label=True has already made labels one lower'
-                if reduced
-                else 'if 0 marks unlabelled pixels, reduce_zero_label=True'
-            )
+            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
+            if sample.get('reduce_zero_label', False):
+                advice = 'reduce_zero_label=True has already made labels one lower'
             raise ValueError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
                 f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
@@ -253,23 +223,16 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
     cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
     if ignored == pixels:
         raise ValueError(
-            f'every pixel of the first batch is ignored ({cause}), {sample.get("seg_map_path")} among '
+            f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
             'them; are these annotations of another kind?'
         )
     if ignored > MAX_IGNORED * pixels:
-        print_log(
-            f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?',
-            logger='current',
-            level=logging.WARNING,
-        )
+        message = f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?'
+        print_log(message, logger='current', level=logging.WARNING)
 
 
 def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
-    """Mean and standard deviation of each channel, pixels 0-255, and the image size that the model is built for.
-
-    Returns:
-        Plain lists `mean`, `std` and `size` (height, width) in pixels, each only where the model has it.
-    """
+    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
     preprocessing = {}
     for name in ('mean', 'std'):
         if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
@@ -281,10 +244,7 @@ def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
 
 
 def check_normalisation(model: nn.Module) -> None:
-    """Warns when the weights were trained on images that were normalised otherwise.
-
-    The released checkpoints use three conventions, and a model that is fed by the wrong one works, only worse.
-    """
+    """Warns when the weights were trained on images that were normalised otherwise: they would work, only worse."""
     backbone = backbone_of(model)
     if backbone is None or backbone.load_report is None:
         return
@@ -292,12 +252,11 @@ def check_normalisation(model: nn.Module) -> None:
     for name in ('mean', 'std'):
         before = report.preprocessing.get(name)
         if before and name in now and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE):
-            print_log(
+            message = (
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
-                f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.',
-                logger='current',
-                level=logging.WARNING,
+                f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.'
             )
+            print_log(message, logger='current', level=logging.WARNING)
 
 
 def tokenizer_provenance(model: nn.Module) -> dict | None:

@@ -16,29 +16,26 @@ TOP = 5  # classes of a prediction that are kept
 class MIMMetric(BaseMetric):
     """Loss and accuracy on masked patches, and the entropies that they compete with.
 
-    A model that ignores the image and knows how frequent each visual token is has a loss of
-    `token_entropy`; one that also knows the position has `position_entropy`. Only a `mim_loss` below
-    both shows that the surroundings are read. With few images `position_entropy` is too low
-    (n images cannot show more than ln n nats), which makes the comparison harder, never easier.
+    A model that ignores the image and knows how frequent each visual token is has a loss of `token_entropy`; one that
+    also knows the position has `position_entropy`. Only a `mim_loss` below both shows that the surroundings are read.
+    With few images `position_entropy` is too low (n images cannot show more than ln n nats), which makes the comparison
+    harder, never easier.
 
     Returns (nats, except the accuracy):
         mim_loss: mean loss over all predicted patches (squared error for pixel regression).
-        mim_acc: share of the predicted patches whose most likely token is right.
+        mim_acc: part of the predicted patches whose most likely token is right.
         token_entropy: entropy of the token frequencies over all images and positions.
         position_entropy: mean over positions of the entropy of the frequencies there.
     """
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
-        """Keeps the sums and tokens of each image."""
         for sample in data_samples:
-            tokens = sample.get('tokens')
-            kept = {key: sample[key] for key in ('loss', 'correct', 'count') if key in sample}
-            if tokens is not None:
-                kept['tokens'] = np.asarray(tokens, dtype=np.int32).ravel()
-            self.results.append(kept)
+            result = {key: sample[key] for key in ('loss', 'correct', 'count') if key in sample}
+            if 'tokens' in sample:
+                result['tokens'] = np.asarray(sample['tokens'], dtype=np.int32).ravel()
+            self.results.append(result)
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
-        """Joins the images of all ranks."""
         count = max(sum(r['count'] for r in results), 1.0)
         metrics = dict(mim_loss=sum(r['loss'] for r in results) / count)
         if 'tokens' in results[0]:
@@ -52,34 +49,32 @@ class MIMMetric(BaseMetric):
 def entropy(tokens: np.ndarray) -> float:
     """Entropy in nats of the frequencies of integers in a 1-D array."""
     _, counts = np.unique(tokens, return_counts=True)
-    share = counts / counts.sum()
-    return float(-(share * np.log(share)).sum())
+    frequencies = counts / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum())
 
 
 @METRICS.register_module()
 class TokenizerMetric(BaseMetric):
     """Reconstruction error and codebook usage over the whole evaluation set.
 
-    `recon_mae_01`  mean absolute error of the images decoded from hard tokens, pixels in [0, 1]
-    `recon_mae_pm1` the same for pixels in [-1, 1], twice as large; probably the paper's unit
-    `codes_used`    different tokens that occur
-    `perplexity`    exp of the entropy of the token frequencies: how many tokens would be in use
-                    if all were used equally often
-
     Takes what `DiscreteVAE` predicts: per image `recon_mae_01`, a scalar, and `tokens`, int (h, w).
+
+    Returns (all under `tokenizer/`):
+        recon_mae_01: mean absolute error of the images decoded from hard tokens, pixels in [0, 1].
+        recon_mae_pm1: the same for pixels in [-1, 1], twice as large; probably the paper's unit.
+        codes_used: different tokens that occur.
+        perplexity: exp of the entropy of the token frequencies; the vocabulary's size if all are equally frequent.
     """
 
     default_prefix = 'tokenizer'
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
-            tokens = sample['tokens'].cpu().numpy().ravel()
-            self.results.append((float(sample['recon_mae_01']), tokens))
+            self.results.append((float(sample['recon_mae_01']), sample['tokens'].cpu().numpy().ravel()))
 
     def compute_metrics(self, results: list[tuple[float, np.ndarray]]) -> dict[str, float]:
-        errors, tokens = zip(*results, strict=True)
-        tokens = np.concatenate(tokens)
-        mae = float(np.mean(errors))
+        tokens = np.concatenate([tokens for _, tokens in results])
+        mae = float(np.mean([error for error, _ in results]))
         return dict(
             recon_mae_01=mae,
             recon_mae_pm1=2 * mae,
@@ -101,28 +96,23 @@ class LayerAccuracy(BaseMetric):
     default_prefix = 'accuracy'
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
-        """Keeps which layers are right about each image."""
         for sample in data_samples:
             label = int(sample['gt_label'])
-            self.results.append({layer: found == label for layer, found in sample['layer_labels'].items()})
+            self.results.append({layer: predicted == label for layer, predicted in sample['layer_labels'].items()})
 
     def compute_metrics(self, results: list[dict[int, bool]]) -> dict[str, float]:
-        """Joins the images of all ranks."""
         accuracy = {layer: 100 * sum(result[layer] for result in results) / len(results) for layer in results[0]}
-        best = max(accuracy, key=accuracy.get)
+        best = max(accuracy, key=lambda layer: accuracy[layer])
         rows = [f'{layer:5} {value:9.2f}{" *" if layer == best else ""}' for layer, value in accuracy.items()]
         title = f'Linear probes on {len(results)} images (layers from 0, best *)'
         print_log('\n'.join([title, 'layer  accuracy', *rows]), logger='current')
-        return {
-            **{f'layer_{layer}': value for layer, value in accuracy.items()},
-            'best': accuracy[best],
-            'best_layer': best,
-        }
+        layers = {f'layer_{layer}': value for layer, value in accuracy.items()}
+        return dict(layers, best=accuracy[best], best_layer=best)
 
 
 @METRICS.register_module()
 class Predictions(BaseMetric):
-    """Collects predictions and adds no number; the process that writes files finds them in `found`.
+    """Collects predictions and adds no number; the process that writes files finds them in `predicted`.
 
     Args:
         classes: names of the classes.
@@ -131,22 +121,20 @@ class Predictions(BaseMetric):
     def __init__(self, classes: Sequence[str], **kwargs):
         super().__init__(**kwargs)
         self.classes = classes
-        self.found: list[dict] = []
+        self.predicted: list[dict] = []
 
     def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
-        """Keeps each image's best classes."""
         for sample in data_samples:
             if 'pred_score' in sample:  # a probe of several layers has none
                 self.results.append(describe(sample['pred_score'], self.classes, sample.get('img_path')))
 
     def compute_metrics(self, results: list[dict]) -> dict:
-        """Keeps the images of all ranks."""
-        self.found = results
+        self.predicted = results
         return {}
 
 
 def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int = TOP) -> dict:
-    """One prediction.
+    """One prediction as plain values.
 
     Args:
         scores: probabilities (num_classes,).
@@ -155,8 +143,7 @@ def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int 
         top: how many classes to keep.
 
     Returns:
-        dict(path, label=most likely class, name=its name, scores=[[label, probability], ...] of the `top` most
-        likely, best first), plain values.
+        dict(path, label=most likely class, name=its name, scores=[[label, probability], ...], best first).
     """
     values, labels = scores.float().cpu().topk(min(top, len(scores)))
     best = int(labels[0])

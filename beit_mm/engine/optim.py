@@ -24,16 +24,12 @@ class AutocastOptimWrapper(OptimWrapper):
     """Runs the forward pass under autocast; scales the loss when, and only when, the type is float16.
 
     Args:
-        dtype: 'bfloat16', 'float16' or 'float32'. A CPU has no fast float16, and not every CPU has
-            bfloat16: float32 is used there instead, and the log says so.
+        dtype: 'bfloat16', 'float16' or 'float32'. A CPU has no fast float16, and not every CPU has bfloat16: float32 is
+            used there instead, and the log says so.
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
 
     Raises:
         ValueError: an unknown dtype.
-
-    Differs from mmengine's AmpOptimWrapper in: it runs on a CPU (that one refuses), so one config serves
-    every machine under `mim train` too; bfloat16 needs no scaler and gets none; a step whose gradient is not
-    finite is left out in every precision.
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
@@ -62,15 +58,16 @@ class AutocastOptimWrapper(OptimWrapper):
     def step(self, **kwargs) -> None:
         """Unscales and clips the gradients, then steps if they are finite.
 
-        Gradients are the same on all ranks, so all decide alike. With float16 an overflow only means that the
-        loss scale is being found; it is left to the scaler.
+        Gradients are the same on all ranks, so all decide alike. With float16 the scaler handles an overflow, which
+        only means that the loss scale is still too high.
 
         Raises:
-            FloatingPointError: no finite gradient in 25 steps in a row. (A loss scale of 2**16 has come down to
-                2**-9 by then.)
+            FloatingPointError: no finite gradient in 25 steps in a row; a loss scale of 2**16 is down to 2**-9 by then.
         """
         self.loss_scaler.unscale_(self.optimizer)
-        norm = self._clip_grad()
+        parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
+        self.message_hub.update_scalar('train/grad_norm', float(norm))
         self.steps_without_gradient = 0 if torch.isfinite(norm) else self.steps_without_gradient + 1
         if self.loss_scaler.is_enabled():
             self.loss_scaler.step(self.optimizer, **kwargs)
@@ -84,13 +81,6 @@ class AutocastOptimWrapper(OptimWrapper):
                 f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
                 'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
-
-    def _clip_grad(self) -> Tensor:
-        """Clips the gradients where that is asked for, logs their norm and returns it."""
-        parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
-        self.message_hub.update_scalar('train/grad_norm', float(norm))
-        return norm
 
     def state_dict(self) -> dict:
         """The optimizer's state, and the loss scale of float16."""
@@ -119,7 +109,7 @@ class BEiTOptimWrapperConstructor:
     """Parameter groups: with and without weight decay and, for fine-tuning, one learning rate for each layer.
 
     No decay for vectors (norms, biases, LayerScale) and for the backbone's class token and position embedding. The
-    mask token and bias tables decay.
+    mask token and bias tables decay. Frozen parameters are in no group.
 
     Args:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
@@ -132,9 +122,6 @@ class BEiTOptimWrapperConstructor:
         ValueError: another key or rate, an optimizer without `lr`, or not exactly one BEiTBackbone.
 
     Source: microsoft/unilm `beit/optim_factory.py`.
-    Differs from it in: class token and position embedding do not decay in a segmentor either; frozen parameters are in
-    no group. A few groups instead of one for each
-    parameter (mmengine's way) let the fused optimizer work on hundreds of tensors at once.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
@@ -142,10 +129,8 @@ class BEiTOptimWrapperConstructor:
         paramwise_cfg = dict(paramwise_cfg or {})
         self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
         if paramwise_cfg:
-            raise ValueError(
-                f'paramwise_cfg of BEiTOptimWrapperConstructor has {sorted(paramwise_cfg)}; it takes '
-                'layer_decay_rate only'
-            )
+            keys = sorted(paramwise_cfg)
+            raise ValueError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes layer_decay_rate only')
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
             raise ValueError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
@@ -153,54 +138,35 @@ class BEiTOptimWrapperConstructor:
         wrapper = dict(self.optim_wrapper_cfg)
         wrapper.setdefault('type', 'OptimWrapper')
         optimizer = dict(wrapper.pop('optimizer'))
-        groups = (
-            decay_groups(model)
-            if self.layer_decay_rate == 1
-            else layer_groups(model, self.layer_decay_rate, optimizer.get('lr'))
-        )
+        groups = parameter_groups(model, self.layer_decay_rate, optimizer.get('lr'))
         wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
         return OPTIM_WRAPPERS.build(wrapper)
 
 
-def decay_groups(model: nn.Module) -> list[dict]:
-    """Splits the trainable parameters; each group also lists their names under `names`."""
-    no_decay = {f'{prefix}{name}' for prefix, backbone in _backbones(model) for name in backbone.no_weight_decay()}
-    decay_group = dict(names=[], params=[])
-    no_decay_group = dict(names=[], params=[], weight_decay=0.0)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = no_decay_group if parameter.dim() <= 1 or name in no_decay else decay_group
-            group['names'].append(name)
-            group['params'].append(parameter)
-    return [group for group in (decay_group, no_decay_group) if group['params']]
+def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = None) -> list[dict]:
+    """Splits the trainable parameters by weight decay and, with a `rate` below 1, by layer, first layer first.
 
-
-def layer_groups(model: nn.Module, rate: float, lr: float | None) -> list[dict]:
-    """Splits the groups of `decay_groups` by layer, first layer first, each with its own `lr`: that of the last layer
-    times `rate` for every layer above."""
-    if lr is None:
+    Each group also lists the `names` of its parameters; the learning rate of the last layer is `lr`.
+    """
+    modules = model.named_modules()
+    backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, BEiTBackbone)]
+    if rate != 1 and lr is None:
         raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
-    backbones = _backbones(model)
-    if len(backbones) != 1:
-        raise ValueError(
-            f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {type(model).__name__} has '
-            f'{len(backbones)}'
-        )
-    prefix, backbone = backbones[0]
-    groups = {}
-    for decay, whole in enumerate(decay_groups(model)):
-        for name, parameter in zip(whole['names'], whole['params'], strict=True):
+    if rate != 1 and len(backbones) != 1:
+        name, number = type(model).__name__, len(backbones)
+        raise ValueError(f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number}')
+    no_decay = {f'{prefix}{name}' for prefix, backbone in backbones for name in backbone.no_weight_decay()}
+    groups: dict = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decayed = parameter.dim() > 1 and name not in no_decay
+        layer, settings = 0, {} if decayed else dict(weight_decay=0.0)
+        if rate != 1:
+            prefix, backbone = backbones[0]
             layer, num_layers = backbone.get_layer_depth(name, prefix)
-            group = groups.setdefault(
-                (layer, decay), dict(whole, names=[], params=[], lr=lr * rate ** (num_layers - 1 - layer))
-            )
-            group['names'].append(name)
-            group['params'].append(parameter)
+            settings['lr'] = lr * rate ** (num_layers - 1 - layer)
+        group = groups.setdefault((layer, not decayed), dict(settings, names=[], params=[]))
+        group['names'].append(name)
+        group['params'].append(parameter)
     return [groups[key] for key in sorted(groups)]
-
-
-def _backbones(model: nn.Module) -> list[tuple[str, BEiTBackbone]]:
-    """Every BEiTBackbone in a model, and what stands before its parameters' names."""
-    return [
-        (f'{name}.'.lstrip('.'), module) for name, module in model.named_modules() if isinstance(module, BEiTBackbone)
-    ]

@@ -9,7 +9,6 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
-from torch.utils.data import Dataset
 
 from beit_mm.engine.checks import check_size
 from beit_mm.registry import DATASETS, RUNNERS
@@ -21,10 +20,8 @@ class FolderRunner(Runner):
 
     Every dataset without a `data_root` of its own gets that one, and every `num_classes` of the model becomes the
     number of classes of the training dataset; where its folder is missing, as it may be in a test, of the tested one.
-    Where the validation dataset's folder is missing, there is no validation, and the log says so.
-    A config cannot do so itself, because `--cfg-options data_root=...` is merged after it was read. Our tools,
-    mmpretrain's and mmseg's train.py use this class, as `RUNNERS.build(cfg)` does; mmseg's test.py calls
-    `Runner.from_cfg(cfg)` and needs a config that names folders and numbers itself, as configs/demo/camvid_*.py do.
+    Where the validation dataset's folder is missing, there is no validation, and the log says so. A config cannot do so
+    itself, because `--cfg-options data_root=...` is merged after it was read. mmseg's test.py does not use this class.
 
     Raises:
         FileNotFoundError: a folder is missing; the dataset's own message.
@@ -35,12 +32,14 @@ class FolderRunner(Runner):
     def from_cfg(cls, cfg: Config) -> 'FolderRunner':
         """The runner of a config, which itself stays as it is."""
         cfg = copy.deepcopy(cfg)
-        loaders = [cfg.get(f'{split}_dataloader') for split in ('train', 'val', 'test')]
-        for loader in loaders:
-            if loader:
+        for split in ('train', 'val', 'test'):
+            if loader := cfg.get(f'{split}_dataloader'):
                 loader.dataset.setdefault('data_root', cfg.data_root)
         if any(entries_with_classes(cfg.model)):
-            set_num_classes(cfg.model, len(labelled_dataset(cfg).metainfo['classes']))
+            tested = missing_folder(cfg.train_dataloader) and not missing_folder(cfg.test_dataloader)
+            labelled = cfg.test_dataloader if tested else cfg.train_dataloader
+            dataset = DATASETS.build(dict(labelled.dataset, pipeline=[]))
+            set_num_classes(cfg.model, len(dataset.metainfo['classes']))
         missing = missing_folder(cfg.val_dataloader)
         if missing:
             cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
@@ -54,19 +53,6 @@ class FolderRunner(Runner):
         loop = super().build_train_loop(loop)
         check_size(loop.dataloader)
         return loop
-
-
-def labelled_dataset(cfg: Config) -> Dataset:
-    """The dataset that says which classes there are."""
-    train, test = (dict(cfg[f'{split}_dataloader'].dataset, pipeline=[]) for split in ('train', 'test'))
-    try:
-        return DATASETS.build(train)
-    except FileNotFoundError:
-        try:
-            return DATASETS.build(test)
-        except FileNotFoundError:
-            pass
-        raise
 
 
 def missing_folder(loader: dict | None) -> str | None:

@@ -471,8 +471,8 @@ class BEiTBackbone(BaseModule):
             prefix: what its names have before ours, such as 'backbone.'.
 
         Returns:
-            The layer: 0 for the embeddings, i + 1 for block i, num_layers + 1 for everything else, parameters outside of
-            the backbone included; and the number of layers, num_layers + 2.
+            The layer: 0 for the embeddings, i + 1 for block i, num_layers + 1 for everything else, also outside of the
+            backbone; and the number of layers, num_layers + 2.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')

@@ -1,4 +1,4 @@
-"""Images with a label for each pixel: two folders of the same shape, as ADE20K has them, and how labels are read."""
+"""Datasets of images with a label for each pixel, in two folders of the same shape, and the loading of labels."""
 
 import colorsys
 import os
@@ -22,8 +22,6 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this part of the colour circle fall 
 class SegmentationFolder(UnlabeledImages):
     """Images and annotations of the same names, `images/**/x.jpg` and `annotations/**/x.png` below `data_root`.
 
-    Images have any format that LoadImage reads, LoadAnnotation reads the labels; missing annotations are found at the
-    start. What a transform draws for a sample, a library's too, depends on its SampleKey only, as in UnlabeledImages.
     With LoadImage images are RGB, so the data preprocessor has `bgr_to_rgb=False`.
 
     Args:
@@ -47,15 +45,13 @@ class SegmentationFolder(UnlabeledImages):
         data_root: str = '',
         classes: str | Sequence[str] = (),
         reduce_zero_label: bool = False,
-        ann_file: str = '',
         data_prefix: str | dict = '',
         **kwargs,
     ) -> None:
+        names, palette = tuple(classes), None
         if isinstance(classes, str):
-            in_root = os.path.join(data_root, classes)
-            names, palette = named_classes(in_root if os.path.isfile(in_root) else classes)
-        else:
-            names, palette = tuple(classes), None
+            path = os.path.join(data_root, classes)
+            names, palette = named_classes(path if os.path.isfile(path) else classes)
         if not 0 < len(names) < IGNORE_INDEX:
             raise ValueError(
                 f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
@@ -63,17 +59,16 @@ class SegmentationFolder(UnlabeledImages):
             )
         if isinstance(data_prefix, dict):  # seg_map_path=None is how a command line takes it away
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
-        self.reduce_zero_label = reduce_zero_label
-        metainfo = dict(
-            classes=names, palette=palette or distinct_colours(len(names)), reduce_zero_label=reduce_zero_label
-        )
-        super().__init__(data_root, ann_file, data_prefix, metainfo=metainfo, **kwargs)
+        palette = palette or distinct_colours(len(names))
+        metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
+        super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         """Samples with `img_path`, `seg_map_path`, `reduce_zero_label` and `num_classes`."""
         samples = super().load_data_list()
+        reduced, num_classes = self._metainfo['reduce_zero_label'], len(self._metainfo['classes'])
         for sample in samples:
-            sample.update(reduce_zero_label=self.reduce_zero_label, num_classes=len(self._metainfo['classes']))
+            sample.update(reduce_zero_label=reduced, num_classes=num_classes)
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
@@ -89,23 +84,15 @@ class SegmentationFolder(UnlabeledImages):
             if name not in existing:
                 missing.append(sample)
         if missing:
-            first = missing[0]
             raise FileNotFoundError(
-                f'no annotation {first["seg_map_path"]!r} for {first["img_path"]!r}; {len(missing)}'
-                f' of {len(samples)} images have none'
+                f'no annotation {missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}; {len(missing)} of '
+                f'{len(samples)} images have none'
             )
         return samples
 
 
 def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
-    """Names of the classes of a file or of a registered dataset, and their colours, if it has any.
-
-    Args:
-        source: path of a file, or a dataset's registered name.
-
-    Raises:
-        ValueError: there is neither.
-    """
+    """Names of the classes of a file or of a registered dataset, and their colours, if it has any."""
     if os.path.isfile(source):
         lines = [line for line in read_lines(source) if line]
         header = lines[0].split('\t') if lines else []
@@ -133,11 +120,11 @@ def distinct_colours(number: int) -> list[list[int]]:
 
 @TRANSFORMS.register_module()
 class LoadAnnotation(BaseTransform):
-    """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored. Stands after
-    LoadImage. An image that has no `seg_map_path` passes as it is.
+    """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
-    Where `reduce_zero_label` of the sample is true, 0 in the file becomes 255 and every other label one lower.
-    An annotation belongs to the image as it is shown: upright, where its EXIF orientation turns it.
+    Stands after LoadImage; a sample without `seg_map_path` passes as it is. Where `reduce_zero_label` of the sample is
+    true, 0 in the file becomes 255 and every other label one lower. An annotation belongs to the image as it is shown:
+    upright, where its EXIF orientation turns it.
 
     Raises:
         UnreadableImageError: the file is missing or damaged.
@@ -151,10 +138,9 @@ class LoadAnnotation(BaseTransform):
         if path is None:
             return results
         labels = read_labels(path)
-        if labels.shape != tuple(results['ori_shape']):
-            raise ValueError(_wrong_size(path, labels.shape, results['img_path'], results['ori_shape']))
+        check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
-        _check_range(path, labels, results.get('num_classes'), reduced)
+        check_range(path, labels, results.get('num_classes'), reduced)
         table = np.arange(256, dtype=np.uint8)
         if reduced:
             table[1:IGNORE_INDEX] -= 1
@@ -165,18 +151,7 @@ class LoadAnnotation(BaseTransform):
 
 
 def read_labels(path: str) -> np.ndarray:
-    """The numbers in an annotation file.
-
-    Args:
-        path: PNG or any other lossless format, gray or with a palette (its indices count).
-
-    Returns:
-        Unsigned or signed integers (H, W), as they are in the file.
-
-    Raises:
-        UnreadableImageError: the file cannot be read.
-        ValueError: more than one number a pixel.
-    """
+    """The numbers (H, W) in a lossless image file, gray or with a palette; integers, as they are in the file."""
     with unreadable(path, Exception):  # as for images: whatever is raised, the file is the cause
         image = Image.open(path)
         image.load()
@@ -187,33 +162,29 @@ def read_labels(path: str) -> np.ndarray:
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
-def _wrong_size(path: str, size: tuple[int, int], image_path: str, image_size: tuple[int, int]) -> str:
-    with Image.open(image_path) as image:
-        turned = size == tuple(image_size)[::-1] and orientation(image) in SIDEWAYS
-    advice = (
-        "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
-        if turned
-        else 'expected the same size'
-    )
-    return (
-        f'{path} is {size[1]} x {size[0]} pixels, its image {image_path} is {image_size[1]} x {image_size[0]}; {advice}'
-    )
-
-
-def _check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
-    used = labels[labels != IGNORE_INDEX]
-    if not used.size:
+def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, int]) -> None:
+    """Raises ValueError unless labels (H, W) have the `size` of their image."""
+    if labels.shape == size:
         return
-    lowest, highest = used.min(), used.max()
+    advice = 'expected the same size'
+    with Image.open(image_path) as image:
+        if labels.shape == size[::-1] and orientation(image) in SIDEWAYS:
+            advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
+    height, width = labels.shape
+    raise ValueError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
+
+
+def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
+    """Raises ValueError for labels, as they are in the file, that no class has."""
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
-    if lowest < 0 or highest > limit:
-        count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
-        zero = (
-            ', 0 for unlabelled'
-            if reduced
-            else ('; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True')
-        )
-        raise ValueError(
-            f'{path} holds label {lowest if lowest < 0 else highest}; {count}expected {int(reduced)} to '
-            f'{limit}, {IGNORE_INDEX} for ignored{zero}'
-        )
+    wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
+    if not wrong.size:
+        return
+    count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
+    zero = '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True'
+    if reduced:
+        zero = ', 0 for unlabelled'
+    raise ValueError(
+        f'{path} holds label {wrong.min() if wrong.min() < 0 else wrong.max()}; {count}expected {int(reduced)} to '
+        f'{limit}, {IGNORE_INDEX} for ignored{zero}'
+    )

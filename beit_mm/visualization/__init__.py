@@ -1,3 +1,3 @@
-"""Pictures that no library draws."""
+"""Pictures of what a model makes of images."""
 
 from .pictures import ReconstructionHook

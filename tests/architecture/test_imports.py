@@ -33,7 +33,7 @@ REQUIRED = set('torch torchvision numpy PIL scipy safetensors matplotlib tensorb
 # Its extra `onnx`, which only apis may import, and only inside functions.
 OPTIONAL = {'onnx', 'onnxruntime'}
 # Attributes of ours that heads of the libraries have too, so that one may ask any module for them.
-SHARED_ATTRIBUTES = {'num_classes', 'pipeline'}
+SHARED_ATTRIBUTES = {'backbone', 'num_classes', 'pipeline'}
 
 
 def sources() -> dict[str, str]:

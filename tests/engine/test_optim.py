@@ -8,7 +8,7 @@ from beit_mm.engine.optim import (
     MAX_STEPS_WITHOUT_GRADIENT,
     AutocastOptimWrapper,
     BEiTOptimWrapperConstructor,
-    decay_groups,
+    parameter_groups,
     usable_dtype,
 )
 from beit_mm.registry import MODELS
@@ -29,7 +29,7 @@ def released_rule(name: str, parameter: torch.Tensor) -> bool:
 def test_groups_follow_the_released_rule(variant):
     backbone = dict(narrow_model()['backbone'], **variant)
     model = MODELS.build(narrow_model(backbone=backbone))
-    decayed, plain = decay_groups(model)
+    decayed, plain = parameter_groups(model)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     assert set(decayed['names']) == {n for n, p in trained.items() if released_rule(n, p)}
     assert set(plain['names']) == {n for n, p in trained.items() if not released_rule(n, p)}

@@ -10,7 +10,7 @@ from helpers import narrow_model
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
-from beit_mm.engine.optim import decay_groups
+from beit_mm.engine.optim import parameter_groups
 from beit_mm.models.beit import masked_positions
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
@@ -147,7 +147,7 @@ def test_tokenizer_stays_out_of_training_and_checkpoints():
     assert {k.split('.')[0] for k in state} == {'backbone', 'head'}
     model.load_state_dict(state, strict=True)
     torch.nn.ModuleDict(dict(module=model)).load_state_dict({f'module.{k}': v for k, v in state.items()}, strict=True)
-    grouped = {name for group in decay_groups(model) for name in group['names']}
+    grouped = {name for group in parameter_groups(model) for name in group['names']}
     assert grouped == set(state)
 
 

@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from beit_mm.checkpoint.io import AtomicBackend
 from beit_mm.engine.checks import check_normalisation, unwrap
 
-HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.PreprocessingCheckHook')
+HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.FitCheckHook')
 
 
 def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> Runner:
