@@ -47,7 +47,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     path = locate_weights(filename, ADVICE)
     # Not mapped: an optimizer on the CPU keeps the very tensors that it is given, and would crash the process when the
     # file is written again in place, as a script would that edits a checkpoint.
-    content = read_checkpoint(path, mmap=False)
+    content = read_checkpoint(path)
     check_version(content, path)
     meta_of(content).pop('config', None)
     weights = weights_of(content)

@@ -37,15 +37,14 @@ def test_decoder():
     torch.testing.assert_close(mine, images, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
-def test_pickled_modules_give_equal_tokens_and_images(tmp_path, legacy):
+def test_pickled_modules_give_equal_tokens_and_images(tmp_path):
     """The form of OpenAI's encoder.pkl and decoder.pkl: whole modules, pickled."""
     torch.manual_seed(0)
     encoder = dall_e.Encoder(n_hid=64, vocab_size=512)
     decoder = dall_e.Decoder(n_hid=64, vocab_size=512)
     paths = tmp_path / 'encoder.pkl', tmp_path / 'decoder.pkl'
     for module, path in zip((encoder, decoder), paths, strict=True):
-        torch.save(module, path, _use_new_zipfile_serialization=not legacy)
+        torch.save(module, path)
     tokenizer = DALLETokenizer(*map(str, paths), hidden=64, vocab_size=512)
     images = torch.rand(2, 3, 16, 24)
     with torch.no_grad():
