@@ -17,8 +17,9 @@ from mmpretrain.models import ImageClassifier
 from PIL import Image
 from torch import nn
 
+from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.loader import load_from_file, meta_of
+from beit_mm.checkpoint.names import meta_of
 from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.transforms import UPRIGHT, orientation, to_rgb
 from beit_mm.engine.checks import preprocessing_of_model

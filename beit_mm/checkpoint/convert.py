@@ -9,8 +9,18 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_checkpoint, weights_in, write_checkpoint
-from beit_mm.checkpoint.loader import FORMAT_VERSION, check_version, describe_source, meta_of, weights_of
-from beit_mm.checkpoint.names import FORMATS, SHARED_TABLE, TABLE, check_complete, convert_state_dict, task_of
+from beit_mm.checkpoint.names import (
+    FORMAT_VERSION,
+    FORMATS,
+    SHARED_TABLE,
+    TABLE,
+    check_complete,
+    convert_state_dict,
+    describe_source,
+    meta_of,
+    task_of,
+    weights_of,
+)
 from beit_mm.positions import square_grid, square_token_grid
 
 # Of a run's meta, what belongs to the weights rather than to the run
@@ -71,7 +81,6 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     if not source.is_file():
         raise FileNotFoundError(f'there is no file {source}')
     content = read_checkpoint(source)
-    check_version(content, source)
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
         write_checkpoint(target, weights)
@@ -176,8 +185,7 @@ def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
     meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
     if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
-    described = describe_source(content, source)
-    return dict(meta, preprocessing=described['preprocessing'], architecture=described['architecture'])
+    return meta | describe_source(content, source)
 
 
 def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, Any], suffix: str) -> dict[str, Any]:

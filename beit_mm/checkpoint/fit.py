@@ -1,13 +1,28 @@
-"""Weights made to fit a backbone of another task, image size, or number of channels, and what became of each."""
+"""Weights of any file in a backbone: how mmengine reads them, how they are made to fit, and what became of each."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Any
 
+from mmengine.logging import print_log
+from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import SHARED_TABLE, TABLE, Weights, convert_state_dict, expand_shared_table
+from beit_mm.checkpoint.io import CheckpointError, locate_weights, read_checkpoint
+from beit_mm.checkpoint.names import (
+    SHARED_TABLE,
+    TABLE,
+    Weights,
+    convert_state_dict,
+    describe_source,
+    detect_format,
+    expand_shared_table,
+    first_names,
+    meta_of,
+    weights_of,
+)
 from beit_mm.positions import (
     Grid,
     num_relative_positions,
@@ -17,9 +32,72 @@ from beit_mm.positions import (
     square_token_grid,
 )
 
-SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `loader.describe_source` says of the file
+SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `load_from_file` says of the file
+ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
+
+
+# --- mmengine's way to read files -----------------------------------------------------------------
+
+
+def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
+    """Content of a checkpoint file as mmengine wants it: of a BEiT dict(state_dict=..., meta=..., ...).
+
+    A BEiT's file of the released code, timm or transformers gets our names: it has no prefix by which mmengine could
+    find the backbone's part. Files with OpenMMLab's names keep them, since its own classes in the same process may want
+    them; our backbone translates what it is given. Other files stay as they are, but for the text `meta['config']`,
+    which mmengine's resume would execute. The metadata of the state dict tell the backbone's load hook `path`, `format`
+    (None for no BEiT), the first `names` in the file, and what `describe_source` finds.
+
+    Args:
+        filename: path or URL.
+        map_location: ignored; models and optimizers copy to where their parameters are.
+
+    Raises:
+        FileNotFoundError: with the places looked at.
+        CheckpointError: no checkpoint, damaged, or written by a later version.
+        UnsafeCheckpointError: the file wants to run code.
+    """
+    path = locate_weights(filename, ADVICE)
+    content = read_checkpoint(path)
+    weights, source = weights_of(content), describe_source(content, path)
+    names = first_names(weights)
+    meta_of(content).pop('config', None)
+    if (format := detect_format(weights)) in ('unilm', 'timm', 'hf'):
+        try:
+            weights, dropped, _ = convert_state_dict(weights, format)
+        except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
+            format = None
+        else:
+            content = dict(meta=dict(meta_of(content), preprocessing=source['preprocessing']))
+            if dropped:
+                message = f'{path} ({format}) holds tensors that no model of ours has: {dropped}'
+                print_log(message, logger='current', level=logging.WARNING)
+    if format is not None:
+        content['state_dict'] = weights  # under names without wrappers
+    # mmengine takes the whole content for a state dict where it has none
+    whole = not isinstance(content.get('state_dict'), dict)
+    given = content if whole else content['state_dict']
+    state_dict: Any = OrderedDict(given)
+    state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
+    for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
+        entry = dict(source, path=str(path), format=format, names=names)
+        state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: entry}
+    return state_dict if whole else dict(content, state_dict=state_dict)
+
+
+def install_loader() -> None:
+    """Makes `load_from_file` the way in which mmengine reads paths and URLs; its other schemes stay what they are.
+
+    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
+    `mim` and the libraries' own scripts start processes in which nothing of ours runs but what the config names, so
+    this is done when our models are imported.
+    """
+    CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_file, force=True)
+
+
+# --- into a backbone ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -28,7 +106,7 @@ class LoadReport:
 
     Attributes:
         source: file and format.
-        preprocessing: of the images that the weights were trained on, see `loader.describe_source`.
+        preprocessing: of the images that the weights were trained on, see `names.describe_source`.
         grid: patch grid (h, w) of these images, None where the file does not say.
         matched: loaded as they were in the file.
         expanded: tables copied from the one that all blocks shared.
@@ -40,7 +118,7 @@ class LoadReport:
     """
 
     source: str
-    preprocessing: Mapping = field(default_factory=dict)
+    preprocessing: Mapping
     grid: Grid | None = None
     matched: list[str] = field(default_factory=list)
     expanded: list[str] = field(default_factory=list)
@@ -55,17 +133,13 @@ class LoadReport:
         parts = [
             f'{len(self.matched)} matched',
             f'{len(self.expanded)} expanded',
-            f'{len(self.resized)} resized' + (f' ({grids})' if grids else ''),
+            f'{len(self.resized)} resized ({grids})',
             f'{len(self.adapted)} adapted',
             f'{len(self.folded)} folded',
-            _counted(self.missing_keys, 'missing'),
-            _counted(self.unexpected_keys, 'unexpected'),
+            f'{len(self.missing_keys)} missing ({_first(self.missing_keys)})',
+            f'{len(self.unexpected_keys)} unexpected ({_first(self.unexpected_keys)})',
         ]
-        return (
-            f'Backbone weights from {self.source}: '
-            + ', '.join(part for part in parts if not part.startswith('0 '))
-            + '.'
-        )
+        return f'Backbone weights from {self.source}: {", ".join(p for p in parts if not p.startswith("0 "))}.'
 
 
 def of_every_task(names: list[str]) -> list[str]:
@@ -84,11 +158,11 @@ def fit_state_dict(
     """What a backbone can load of a state dict, a whole model's or a backbone's.
 
     Args:
-        state_dict: names of any format; the loader's own once it has translated them (`source['translated']`).
+        state_dict: names of any format.
         own: the backbone's state dict.
         grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        source: what the loader says of the file, see `loader.describe_source`; None for a state dict by itself.
+        source: what `load_from_file` says of the file; None for a state dict by itself.
 
     Returns:
         The weights under the backbone's names and in its shapes, and what became of each.
@@ -96,46 +170,58 @@ def fit_state_dict(
     Raises:
         CheckpointError: not a BEiT, another architecture, or less than 95 % of the backbone; says what differs.
     """
-    path = source['path'] if source else 'the state dict'
-    dropped = []
-    if source and source['translated']:
-        weights, format = state_dict, source['format']
-    else:
-        try:
-            weights, dropped, format = convert_state_dict(state_dict)
-        except CheckpointError as error:
-            raise CheckpointError(f'{path} {error}. Nothing was loaded.') from None
-    if any(name.startswith('backbone.') for name in weights):
-        weights = {
-            name.removeprefix('backbone.'): tensor for name, tensor in weights.items() if name.startswith('backbone.')
-        }
-    if source and source['architecture'].get('num_heads', num_heads) != num_heads:
+    source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
+    try:
+        converted, dropped, format = convert_state_dict(state_dict)
+    except CheckpointError as error:
+        raise CheckpointError(f'{source["path"]} {error}. Nothing was loaded.') from None
+    prefix = 'backbone.'
+    weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
+    report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
+    if differences := _differences(weights, own, source['architecture'].get('num_heads'), num_heads):
         raise CheckpointError(
-            f'{path} has {source["architecture"]["num_heads"]} attention heads, the backbone '
-            f'{num_heads}. Nothing was loaded.'
+            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
+            'loaded; build the backbone as the weights are, or take other weights.'
         )
-    report = LoadReport(f'{path} ({source and source["format"] or format})', source['preprocessing'] if source else {})
-    report.unexpected_keys += [name.removeprefix('backbone.') for name in dropped if name.startswith('backbone.')]
-    return _fit_weights(dict(weights), own, grid, report, interpolate_mode), report
+    if size := source['preprocessing'].get('size'):
+        patch = own['patch_embed.proj.weight'].shape[-1]
+        report.grid = (-(-size[0] // patch), -(-size[1] // patch))
+    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
+        expand_shared_table(weights)
+        report.expanded = [name for name in weights if name.endswith(TABLE)]
+    if 'blocks.0.gamma_1' not in own:
+        report.folded = [name for name in weights if '.gamma_' in name]
+        _fold_layer_scale(weights)
+    fitted = {}
+    for name, target in own.items():
+        if name in weights:
+            fitted[name] = _fit(name, weights[name], target, grid, interpolate_mode, report)
+    changed = {*report.resized, *report.expanded, *report.adapted}
+    report.matched = [name for name in fitted if name not in changed]
+    report.missing_keys = [name for name in own if name not in fitted]
+    report.unexpected_keys = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
+    report.unexpected_keys += [name for name in weights if name not in own]
+    _check_coverage(own, report)
+    return fitted, report
 
 
-def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch embedding for images with another number of channels.
+def _differences(
+    weights: Mapping[str, Tensor], own: Mapping[str, Tensor], heads_of_file: int | None, num_heads: int
+) -> list[str]:
+    """What the architectures differ in, in words."""
+    table_heads = [tensor.shape[-1] for name, tensor in weights.items() if name.endswith(TABLE)]
+    pairs = dict(
+        heads=(heads_of_file or (table_heads or [num_heads])[0], num_heads),
+        blocks=tuple(sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)),
+    )
+    last_axes = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
+    for what, name in last_axes.items():
+        if name in weights:
+            pairs[what] = (weights[name].shape[-1], own[name].shape[-1])
+    return [f'{what} {theirs}, the model has {ours}' for what, (theirs, ours) in pairs.items() if theirs != ours]
 
-    One channel gets the sum of all filters, so that a gray image gives what its RGB copy gave. More channels
-    take the filters in turn, scaled so that the sum over channels stays what it was.
 
-    Args:
-        weight: (dims, c, patch, patch).
-        channels: c of the result.
-    """
-    if channels == 1:
-        return weight.sum(dim=1, keepdim=True)
-    repeats = -(-channels // weight.shape[1])  # rounded up
-    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
-
-
-def fold_layer_scale(weights: Weights) -> None:
+def _fold_layer_scale(weights: Weights) -> None:
     """Multiplies LayerScale into the layers before it, in place: the model computes the same without it."""
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
@@ -145,110 +231,62 @@ def fold_layer_scale(weights: Weights) -> None:
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
 
 
-def _fit_weights(
-    weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport, interpolate_mode: str
-) -> Weights:
-    """The part of `weights` that the backbone has a place for, and the report filled in."""
-    for name, tensor in weights.items():
-        if name in own and tensor.dim() != own[name].dim():
-            raise _wrong_shape(name, tensor, own[name], report)
-    if (size := report.preprocessing.get('size')) and (patch := _patch_size(weights)):
-        report.grid = tuple(-(-side // patch) for side in size)
-    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
-        expand_shared_table(weights)
-        report.expanded = [name for name in weights if name.endswith(TABLE)]
-    if 'blocks.0.gamma_1' not in own:
-        report.folded = [name for name in weights if '.gamma_' in name]
-        fold_layer_scale(weights)
-    if differences := _differences(weights, own):
+def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode: str, report: LoadReport) -> Tensor:
+    """A tensor in the backbone's shape; says in the report what was done to it."""
+    is_table = name.endswith(TABLE)
+    free_axis = 0 if is_table else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
+    shapes = [[size for axis, size in enumerate(t.shape) if axis != free_axis] for t in (tensor, target)]
+    if tensor.dim() != target.dim() or shapes[0] != shapes[1]:
         raise CheckpointError(
-            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
-            'loaded; build the backbone as the weights are, or take other weights.'
+            f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. '
+            'Nothing was loaded.'
         )
-    fitted = {
-        name: _fit(name, tensor, own[name], grid, report, interpolate_mode)
-        for name, tensor in weights.items()
-        if name in own
-    }
-    changed = {*report.resized, *report.expanded, *report.adapted}
-    report.matched = [name for name in fitted if name not in changed]
-    report.missing_keys = [name for name in own if name not in fitted]
-    report.unexpected_keys += [name for name in weights if name not in own]
-    _check_coverage(own, report)
-    return fitted
-
-
-def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadReport, interpolate_mode: str) -> Tensor:
-    if (
-        name == 'patch_embed.proj.weight'
-        and tensor.shape[1] != target.shape[1]
-        and (tensor[:, 0].shape == target[:, 0].shape)
-    ):
+    if name == 'patch_embed.proj.weight' and tensor.shape != target.shape:
         report.adapted.append(name)
-        return adapt_channels(tensor, target.shape[1])
-    if name.endswith(TABLE):
-        source = _source_grid(len(tensor), grid, report, num_relative_positions, square_grid)
-        fitted = resize_bias_table(tensor, source, grid)
-    elif name == 'pos_embed':
-        source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], square_token_grid)
-        fitted = resize_position_embedding(tensor, source, grid, interpolate_mode)
-    elif tensor.shape == target.shape:
+        return _adapt_channels(tensor, target.shape[1])
+    if not is_table and name != 'pos_embed':
         return tensor
-    else:
-        raise _wrong_shape(name, tensor, target, report)
-    if source != grid:
-        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
-    return fitted
-
-
-def _wrong_shape(name: str, tensor: Tensor, target: Tensor, report: LoadReport) -> CheckpointError:
-    return CheckpointError(
-        f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. Nothing was loaded.'
-    )
-
-
-def _source_grid(
-    length: int, grid: Grid, report: LoadReport, length_of: Callable[[Grid], int], square_of: Callable[[int], Grid]
-) -> Grid:
-    """Patch grid of a table or position embedding of so many rows."""
-    for candidate in (report.grid, grid):
-        if candidate is not None and length_of(candidate) == length:
-            return candidate
     try:
-        return square_of(length)
+        source = _grid_of(tensor, is_table, grid, report)
     except ValueError as error:
         raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
+    if source != grid:
+        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
+    if is_table:
+        return resize_bias_table(tensor, source, grid)
+    return resize_position_embedding(tensor, source, grid, interpolate_mode)
 
 
-def _differences(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Of the architecture, in words."""
-    measured = {
-        'width': lambda w: w['cls_token'].shape[-1] if 'cls_token' in w else None,
-        'blocks': lambda w: next(i for i in count() if f'blocks.{i}.attn.qkv.weight' not in w),
-        'patch size': _patch_size,
-        'heads': lambda w: next((tensor.shape[1] for name, tensor in w.items() if name.endswith(TABLE)), None),
-        'MLP width': lambda w: len(w['blocks.0.mlp.fc1.bias']) if 'blocks.0.mlp.fc1.bias' in w else None,
-    }
-    pairs = {what: (measure(weights), measure(own)) for what, measure in measured.items()}
-    return [
-        f'{what} {theirs}, the model has {ours}'
-        for what, (theirs, ours) in pairs.items()
-        if None not in (theirs, ours) and theirs != ours
-    ]
+def _grid_of(tensor: Tensor, is_table: bool, grid: Grid, report: LoadReport) -> Grid:
+    """Patch grid of a table or position embedding."""
+    rows = len(tensor) if is_table else tensor.shape[1]
+    for candidate in (report.grid, grid):
+        if candidate and rows == (num_relative_positions(candidate) if is_table else 1 + candidate[0] * candidate[1]):
+            return candidate
+    return square_grid(rows) if is_table else square_token_grid(rows)
 
 
-def _patch_size(weights: Mapping[str, Tensor]) -> int | None:
-    return weights['patch_embed.proj.weight'].shape[-1] if 'patch_embed.proj.weight' in weights else None
+def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """Patch embedding (dims, c, patch, patch) for images with another number of channels.
+
+    One channel gets the sum of all filters, so that a gray image gives what its RGB copy gave. More channels
+    take the filters in turn, scaled so that the sum over channels stays what it was.
+    """
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    repeats = -(-channels // weight.shape[1])  # rounded up
+    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
+    """Raises CheckpointError where too much of the backbone would stay as it was initialised."""
     needed, missing = len(of_every_task([*own])), of_every_task(report.missing_keys)
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {_counted(missing, "missing")}. Nothing was loaded; build the '
-            'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({_first(missing)}). Nothing was loaded; build '
+            'the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
         )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
     positions = [
@@ -262,7 +300,5 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
         )
 
 
-def _counted(names: list[str], what: str) -> str:
-    """Number, kind and the first few of some names."""
-    shown = ', '.join(names[:4]) + (', ...' if len(names) > 4 else '')
-    return f'{len(names)} {what} ({shown})' if names else f'0 {what}'
+def _first(names: list[str]) -> str:
+    return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '')
