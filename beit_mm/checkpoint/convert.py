@@ -17,11 +17,11 @@ from beit_mm.checkpoint.names import (
     check_complete,
     convert_state_dict,
     describe_source,
+    grid_of,
     meta_of,
     task_of,
     weights_of,
 )
-from beit_mm.positions import square_grid, square_token_grid
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
@@ -154,17 +154,16 @@ def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> d
     """
     task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
-    table = next((tensor for name, tensor in weights.items() if name.endswith(TABLE)), None)
-    heads = meta['architecture'].get('num_heads') or dims / HEAD_DIMS if table is None else table.shape[1]
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    heads = tables[0].shape[1] if tables else meta['architecture'].get('num_heads') or dims / HEAD_DIMS
     if heads != int(heads):
         raise CheckpointError(
             f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
         )
+    position = next((name for name in weights if name.endswith((TABLE, 'pos_embed'))), None)
     size = meta['preprocessing'].get('size')
-    if not size and table is not None:
-        size = [side * patch for side in square_grid(len(table))]
-    elif not size and 'backbone.pos_embed' in weights:
-        size = [side * patch for side in square_token_grid(weights['backbone.pos_embed'].shape[1])]
+    if not size and position:
+        size = [side * patch for side in grid_of(position, weights[position])]
     height, width = size or (224, 224)
     config = dict(
         model_type='beit',

@@ -20,21 +20,16 @@ from beit_mm.checkpoint.names import (
     detect_format,
     expand_shared_table,
     first_names,
+    grid_of,
     meta_of,
     weights_of,
 )
-from beit_mm.positions import (
-    Grid,
-    num_relative_positions,
-    resize_bias_table,
-    resize_position_embedding,
-    square_grid,
-    square_token_grid,
-)
+from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `load_from_file` says of the file
 ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
+LAST_AXES = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 
 
@@ -131,15 +126,16 @@ class LoadReport:
     def __str__(self) -> str:
         grids = ', '.join(sorted(set(self.resized.values())))
         parts = [
-            f'{len(self.matched)} matched',
-            f'{len(self.expanded)} expanded',
-            f'{len(self.resized)} resized ({grids})',
-            f'{len(self.adapted)} adapted',
-            f'{len(self.folded)} folded',
-            f'{len(self.missing_keys)} missing ({_first(self.missing_keys)})',
-            f'{len(self.unexpected_keys)} unexpected ({_first(self.unexpected_keys)})',
+            (self.matched, 'matched'),
+            (self.expanded, 'expanded'),
+            (self.resized, f'resized ({grids})'),
+            (self.adapted, 'adapted'),
+            (self.folded, 'folded'),
+            (self.missing_keys, f'missing ({_first(self.missing_keys)})'),
+            (self.unexpected_keys, f'unexpected ({_first(self.unexpected_keys)})'),
         ]
-        return f'Backbone weights from {self.source}: {", ".join(p for p in parts if not p.startswith("0 "))}.'
+        counts = ', '.join(f'{len(names)} {what}' for names, what in parts if names)
+        return f'Backbone weights from {self.source}: {counts}.'
 
 
 def of_every_task(names: list[str]) -> list[str]:
@@ -178,14 +174,20 @@ def fit_state_dict(
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
-    if differences := _differences(weights, own, source['architecture'].get('num_heads'), num_heads):
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    file_heads = source['architecture'].get('num_heads') or (tables[0].shape[-1] if tables else num_heads)
+    depths = [sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)]
+    sizes = [('heads', file_heads, num_heads), ('blocks', *depths)]
+    for what, name in LAST_AXES.items():
+        if name in weights:
+            sizes.append((what, weights[name].shape[-1], own[name].shape[-1]))
+    if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
             f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
             'loaded; build the backbone as the weights are, or take other weights.'
         )
-    if size := source['preprocessing'].get('size'):
-        patch = own['patch_embed.proj.weight'].shape[-1]
-        report.grid = (-(-size[0] // patch), -(-size[1] // patch))
+    size, patch = source['preprocessing'].get('size'), own['patch_embed.proj.weight'].shape[-1]
+    report.grid = (-(-size[0] // patch), -(-size[1] // patch)) if size else None
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
         expand_shared_table(weights)
         report.expanded = [name for name in weights if name.endswith(TABLE)]
@@ -203,22 +205,6 @@ def fit_state_dict(
     report.unexpected_keys += [name for name in weights if name not in own]
     _check_coverage(own, report)
     return fitted, report
-
-
-def _differences(
-    weights: Mapping[str, Tensor], own: Mapping[str, Tensor], heads_of_file: int | None, num_heads: int
-) -> list[str]:
-    """What the architectures differ in, in words."""
-    table_heads = [tensor.shape[-1] for name, tensor in weights.items() if name.endswith(TABLE)]
-    pairs = dict(
-        heads=(heads_of_file or (table_heads or [num_heads])[0], num_heads),
-        blocks=tuple(sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)),
-    )
-    last_axes = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
-    for what, name in last_axes.items():
-        if name in weights:
-            pairs[what] = (weights[name].shape[-1], own[name].shape[-1])
-    return [f'{what} {theirs}, the model has {ours}' for what, (theirs, ours) in pairs.items() if theirs != ours]
 
 
 def _fold_layer_scale(weights: Weights) -> None:
@@ -247,7 +233,7 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode
     if not is_table and name != 'pos_embed':
         return tensor
     try:
-        source = _grid_of(tensor, is_table, grid, report)
+        source = grid_of(name, tensor, report.grid, grid)
     except ValueError as error:
         raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
     if source != grid:
@@ -255,15 +241,6 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode
     if is_table:
         return resize_bias_table(tensor, source, grid)
     return resize_position_embedding(tensor, source, grid, interpolate_mode)
-
-
-def _grid_of(tensor: Tensor, is_table: bool, grid: Grid, report: LoadReport) -> Grid:
-    """Patch grid of a table or position embedding."""
-    rows = len(tensor) if is_table else tensor.shape[1]
-    for candidate in (report.grid, grid):
-        if candidate and rows == (num_relative_positions(candidate) if is_table else 1 + candidate[0] * candidate[1]):
-            return candidate
-    return square_grid(rows) if is_table else square_token_grid(rows)
 
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:

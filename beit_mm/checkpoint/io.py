@@ -52,14 +52,7 @@ class UnsafeCheckpointError(CheckpointError):
 class Attributes(dict):
     """Stands for an object whose class is not imported: the attributes that it was saved with."""
 
-    def __new__(cls, *_: Any) -> 'Attributes':
-        return super().__new__(cls)
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        self.update(state)
+    __setstate__ = dict.update
 
 
 class PickledModule(Attributes):
@@ -120,11 +113,7 @@ ALLOWED += [_named(target, name) for name, target in STAND_INS.items()]
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, 64 lower-case hexadecimal digits."""
-    with open(path, 'rb') as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
@@ -337,12 +326,12 @@ def _without_attributes(content: Any) -> Any:
 
 def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers reads no file without it
-    try:
-        if content.keys() == {'state_dict', 'meta'}:
+    if content.keys() == {'state_dict', 'meta'}:
+        try:
             # the only key: the library writes several in any order, and equal content would get another hash
             weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f'{path} cannot be written: its meta is not made of plain values ({error}).') from error
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f'{path} cannot be written: its meta has not plain values only ({error}).') from error
     if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             f'{path} cannot be written: safetensors files hold tensors, but {others[0]!r} is a '

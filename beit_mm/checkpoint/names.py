@@ -8,7 +8,6 @@ Our names are those of our models: the released code's below `backbone.`, mmpret
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from beit_mm.checkpoint.io import HUB_FILES, CheckpointError
-from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid
+from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
 
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
@@ -25,7 +24,6 @@ TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
-OURS: Table = (('', ''),)
 # microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too
 UNILM: Table = (('head.lm_head.', 'lm_head.'), ('head.fc.', 'head.'), ('backbone.', ''))
 # microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
@@ -151,8 +149,7 @@ def convert_state_dict(
     converted, without_place = _rename(ours, special.get((target, task_of(ours)), tables[target]))
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
-            rows = len(converted[name])
-            table_grid = grid if grid and num_relative_positions(grid) == rows else square_grid(rows)
+            table_grid = grid_of(name, converted[name], grid)
             converted[name.replace(TABLE, INDEX)] = relative_position_index(table_grid)
     return Converted(converted, dropped + without_place, source)
 
@@ -207,6 +204,16 @@ def first_names(names: Iterable[str]) -> str:
     return f'{", ".join(names[:3])}, ... ({len(names)} in all)' if names else 'none'
 
 
+def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
+    """Patch grid of a bias table or position embedding: of the candidates, or a square; else ValueError."""
+    is_table = name.endswith(TABLE)
+    rows = len(tensor) if is_table else tensor.shape[1]
+    for grid in candidates:
+        if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
+            return grid
+    return square_grid(rows) if is_table else square_token_grid(rows)
+
+
 def expand_shared_table(weights: Weights) -> None:
     """Gives every block a copy of the table that they shared, in place, on top of its own: a model adds both."""
     for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
@@ -227,7 +234,9 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
             }
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    tables = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN)
+    tables = dict(
+        beit_mm=(('', ''),), unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN
+    )
     table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else tables[source]
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
@@ -258,18 +267,9 @@ def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
 
 def _new_name(name: str, table: Table) -> str | None:
     for source, target in table:
-        if match := _beginning(source).match(name):
-            if target is None:
-                return None
-            for number in match.groups():
-                target = target.replace('*', number, 1)
-            return target + name[match.end() :]
+        if match := re.match(re.escape(source).replace(r'\*', r'(\d+)'), name):
+            return None if target is None else target.replace('*', ''.join(match.groups())) + name[match.end() :]
     return None
-
-
-@cache
-def _beginning(source: str) -> re.Pattern:
-    return re.compile(re.escape(source).replace(r'\*', r'(\d+)'))
 
 
 def _fuse_qkv(weights: Weights) -> None:

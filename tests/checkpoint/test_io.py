@@ -356,7 +356,7 @@ def test_full_disk_leaves_the_old_file(tmp_path, suffix):
     [
         ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
         ('w', WEIGHTS, 'must end in'),
-        ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'meta is not made of plain values'),
+        ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
         ('w.safetensors', dict(state_dict=WEIGHTS, meta={}, optimizer={}), "'state_dict' is a dict; write a .pth"),
         ('w.safetensors', dict(w=torch.ones(2), epoch=3), "'epoch' is a int; write a .pth"),
     ],
