@@ -45,7 +45,7 @@ class _Inferencer:
     scope: str  # the library's, in which the types are named
     types: re.Pattern[str]
     training_keys: tuple[str, ...]  # of a model's config, without use here
-    needed: str  # of a config, for the message where it is missing
+    multi_scale = False
 
     def __init__(
         self,
@@ -95,7 +95,8 @@ class _Inferencer:
             parts = _without(dict(model=model, pipeline=pipeline), self.training_keys)
             parts['model']['type'], parts['pipeline'][0]['type']
         except (KeyError, TypeError, IndexError):
-            raise ValueError(f'{name} has no {self.needed} of a {self.task}; give another: {advice}') from None
+            needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
+            raise ValueError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
         if config is not None:
             if self.dataset_meta.get('classes') and str(values.get('runner_type')).endswith('FolderRunner'):
                 # which that runner found out, whatever the config says
@@ -147,11 +148,10 @@ class ClassificationInferencer(_Inferencer):
             weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    A config without images to test on has no test pipeline; images are then loaded as in training, and the middle is
-    taken in the model's size, as our configs with a test pipeline do. On a GPU it computes in bfloat16.
+    Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16.
     """
 
-    task, scope, needed = 'classifier', 'mmpretrain', 'model and test pipeline'
+    task, scope = 'classifier', 'mmpretrain'
     types = re.compile(
         r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadImage)|'
         r'(mmpretrain\.)?(ImageClassifier|LinearClsHead|StackedLinearClsHead|ClsDataPreprocessor|'
@@ -238,7 +238,6 @@ class SegmentationInferencer(_Inferencer):
         from beit_mm.segmentation.datasets import distinct_colours
 
         self.multi_scale = multi_scale
-        self.needed = 'tta_model and tta_pipeline' if multi_scale else 'model and test pipeline'
         super().__init__(checkpoint, device, config)
         self.palette: list[list[int]] = self.dataset_meta.get('palette') or distinct_colours(self.num_classes)
 

@@ -24,7 +24,7 @@ from beit_mm.checkpoint.names import (
 )
 
 # Of a run's meta, what belongs to the weights rather than to the run
-KEPT = ('tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
+KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
 HF_CLASSES = dict(
     pretraining='BeitForMaskedImageModeling',
     classification='BeitForImageClassification',
@@ -90,7 +90,8 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
     if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
         raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
-    meta = {key: value for key, value in meta_of(content).items() if key in KEPT} | describe_source(content, source)
+    meta = meta_of(content) | describe_source(content, source)
+    meta = {key: value for key, value in meta.items() if key in KEPT}
     if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     try:
@@ -99,7 +100,7 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         task, size = task_of(ours.state_dict), meta['preprocessing'].get('size')
         patch = ours.state_dict['backbone.patch_embed.proj.weight'].shape[-1]
         theirs = convert_state_dict(ours.state_dict, 'beit_mm', to, size and tuple(-(-side // patch) for side in size))
-        config = hf_model_config(ours.state_dict, meta) if to == 'hf' else {}
+        config = _hf_config(ours.state_dict, meta) if to == 'hf' else {}
     except ValueError as error:
         raise CheckpointError(f'{source} {error}. Nothing was written.') from None
     notes = []
@@ -141,17 +142,8 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     return named
 
 
-def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of transformers' config.json.
-
-    Args:
-        weights: state dict of ours.
-        meta: of our file; of it `preprocessing.size`, `architecture` and `dataset_meta.classes`.
-
-    Raises:
-        CheckpointError: a number of heads or sides of a rectangle that the file does not say, or segmentation heads
-            that transformers does not have.
-    """
+def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of transformers' config.json, of a state dict and meta of ours."""
     task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]

@@ -17,16 +17,14 @@ from beit_mm.checkpoint.names import (
     Weights,
     convert_state_dict,
     describe_source,
-    detect_format,
     expand_shared_table,
-    first_names,
     grid_of,
     meta_of,
     weights_of,
 )
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
-SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `load_from_file` says of the file
+SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
 ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 LAST_AXES = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
@@ -42,8 +40,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     A BEiT's file of the released code, timm or transformers gets our names: it has no prefix by which mmengine could
     find the backbone's part. Files with OpenMMLab's names keep them, since its own classes in the same process may want
     them; our backbone translates what it is given. Other files stay as they are, but for the text `meta['config']`,
-    which mmengine's resume would execute. The metadata of the state dict tell the backbone's load hook `path`, `format`
-    (None for no BEiT), the first `names` in the file, and what `describe_source` finds.
+    which mmengine's resume would execute. What `describe_source` says is in the metadata of the state dict.
 
     Args:
         filename: path or URL.
@@ -56,29 +53,28 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     """
     path = locate_weights(filename, ADVICE)
     content = read_checkpoint(path)
-    weights, source = weights_of(content), describe_source(content, path)
-    names = first_names(weights)
+    source = describe_source(content, path)
     meta_of(content).pop('config', None)
-    if (format := detect_format(weights)) in ('unilm', 'timm', 'hf'):
+    if source['format'] in ('unilm', 'timm', 'hf'):
         try:
-            weights, dropped, _ = convert_state_dict(weights, format)
+            weights, dropped, _ = convert_state_dict(weights_of(content), source['format'])
         except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
-            format = None
+            source['format'] = None
         else:
-            content = dict(meta=dict(meta_of(content), preprocessing=source['preprocessing']))
+            meta = dict(meta_of(content), preprocessing=source['preprocessing'])
+            content = dict(state_dict=weights, meta=meta)
             if dropped:
-                message = f'{path} ({format}) holds tensors that no model of ours has: {dropped}'
+                message = f'{path} ({source["format"]}) holds tensors that no model of ours has: {dropped}'
                 print_log(message, logger='current', level=logging.WARNING)
-    if format is not None:
-        content['state_dict'] = weights  # under names without wrappers
+    elif source['format'] is not None:
+        content['state_dict'] = weights_of(content)  # under names without wrappers
     # mmengine takes the whole content for a state dict where it has none
     whole = not isinstance(content.get('state_dict'), dict)
     given = content if whole else content['state_dict']
     state_dict: Any = OrderedDict(given)
     state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
     for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
-        entry = dict(source, path=str(path), format=format, names=names)
-        state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: entry}
+        state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
     return state_dict if whole else dict(content, state_dict=state_dict)
 
 
@@ -86,8 +82,7 @@ def install_loader() -> None:
     """Makes `load_from_file` the way in which mmengine reads paths and URLs; its other schemes stay what they are.
 
     mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
-    `mim` and the libraries' own scripts start processes in which nothing of ours runs but what the config names, so
-    this is done when our models are imported.
+    In processes of `mim` and the libraries' own scripts nothing of ours runs before our models are imported.
     """
     CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_file, force=True)
 
@@ -158,7 +153,7 @@ def fit_state_dict(
         own: the backbone's state dict.
         grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        source: what `load_from_file` says of the file; None for a state dict by itself.
+        source: what `describe_source` says of the file; None for a state dict by itself.
 
     Returns:
         The weights under the backbone's names and in its shapes, and what became of each.

@@ -248,11 +248,7 @@ def name_of_url(url: str) -> str:
 
 
 def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's; any other path as it is.
-
-    Raises:
-        FileNotFoundError: the folder has none, or has it in pieces.
-    """
+    """The weight file of a folder of transformers' or timm's, FileNotFoundError without; any other path as it is."""
     if not path.is_dir():
         return path
     for name in HUB_FILES:

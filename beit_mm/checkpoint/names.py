@@ -329,18 +329,21 @@ def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
-    """What file, neighbours and file name say of the weights beside their names and shapes.
+def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a file, its neighbours and its name say of the weights in it.
 
     Returns:
+        path: of the file.
+        format: one of FORMATS, None for no BEiT.
+        names: of the first tensors.
         preprocessing: of the images that they were trained on: `mean` and `std` of each channel, pixels 0-255, and
             `size` (height, width) in pixels.
-        architecture: `num_heads` and `out_indices`.
+        architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
 
     Raises:
         CheckpointError: written by a later version of this package, or a neighbour that is no JSON.
     """
-    meta, args = meta_of(content), content.get('args')
+    weights, meta, args = weights_of(content), meta_of(content), content.get('args')
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(
@@ -366,6 +369,9 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, dict[st
         architecture = dict(num_heads=config.get('num_attention_heads'))
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
     return dict(
+        path=str(path),
+        format=detect_format(weights),
+        names=first_names(weights),
         preprocessing={
             name: numbers for name in ('mean', 'std', 'size') if (numbers := _numbers(preprocessing.get(name)))
         },
