@@ -186,10 +186,8 @@ class ClassificationInferencer(_Inferencer):
         while batch := list(islice(sources, batch_size)):
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
                 samples = self.model.test_step(default_collate([self._sample(image) for image in batch]))
-            results += [
-                describe(sample.pred_score, self.classes, path_of(image), top)
-                for image, sample in zip(batch, samples, strict=True)
-            ]
+            for image, sample in zip(batch, samples, strict=True):
+                results.append(describe(sample.pred_score, self.classes, _path(image), top))
         return results
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
@@ -258,7 +256,7 @@ class SegmentationInferencer(_Inferencer):
             with torch.no_grad():
                 (sample,) = self.model.test_step(pseudo_collate([self._sample(image)]))
             labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
-            yield dict(path=path_of(image), labels=labels)
+            yield dict(path=_path(image), labels=labels)
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         if self.multi_scale:
@@ -305,9 +303,8 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.array(image if turn is None else image.transpose(turn))
 
 
-def path_of(source: ImageInput) -> str | None:
-    """The file of an image, None of an array or PIL image."""
-    return str(source) if isinstance(source, (str, Path)) else None
+def _path(image: ImageInput) -> str | None:
+    return str(image) if isinstance(image, (str, Path)) else None
 
 
 def usual_preparation(model: nn.Module) -> list[dict]:

@@ -12,6 +12,7 @@ from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_c
 from beit_mm.checkpoint.names import (
     FORMAT_VERSION,
     FORMATS,
+    POSITIONS,
     SHARED_TABLE,
     TABLE,
     check_complete,
@@ -122,14 +123,14 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     the config with the paths in it.
 
     Args:
-        source: any BEiT checkpoint, as `convert_checkpoint` takes it.
+        source: any BEiT checkpoint.
         target: name of the file, .safetensors or .pth.
 
     Returns:
         The file: `target` with the first eight digits of its SHA-256 before the suffix.
 
     Raises:
-        CheckpointError, FileNotFoundError: as `convert_checkpoint` does; nothing is left behind.
+        As `convert_checkpoint`; nothing is left behind.
     """
     target = Path(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
@@ -152,7 +153,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         raise CheckpointError(
             f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
         )
-    position = next((name for name in weights if name.endswith((TABLE, 'pos_embed'))), None)
+    position = next((name for name in weights if name.endswith(POSITIONS)), None)
     size = meta['preprocessing'].get('size')
     if not size and position:
         size = [side * patch for side in grid_of(position, weights[position])]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint.io import CheckpointError, locate_weights, read_checkpoint
 from beit_mm.checkpoint.names import (
+    POSITIONS,
     SHARED_TABLE,
     TABLE,
     Weights,
@@ -214,8 +215,7 @@ def _fold_layer_scale(weights: Weights) -> None:
 
 def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode: str, report: LoadReport) -> Tensor:
     """A tensor in the backbone's shape; says in the report what was done to it."""
-    is_table = name.endswith(TABLE)
-    free_axis = 0 if is_table else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
+    free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
     shapes = [[size for axis, size in enumerate(t.shape) if axis != free_axis] for t in (tensor, target)]
     if tensor.dim() != target.dim() or shapes[0] != shapes[1]:
         raise CheckpointError(
@@ -225,7 +225,7 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode
     if name == 'patch_embed.proj.weight' and tensor.shape != target.shape:
         report.adapted.append(name)
         return _adapt_channels(tensor, target.shape[1])
-    if not is_table and name != 'pos_embed':
+    if not name.endswith(POSITIONS):
         return tensor
     try:
         source = grid_of(name, tensor, report.grid, grid)
@@ -233,20 +233,17 @@ def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode
         raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
     if source != grid:
         report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
-    if is_table:
+    if name.endswith(TABLE):
         return resize_bias_table(tensor, source, grid)
     return resize_position_embedding(tensor, source, grid, interpolate_mode)
 
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch embedding (dims, c, patch, patch) for images with another number of channels.
-
-    One channel gets the sum of all filters, so that a gray image gives what its RGB copy gave. More channels
-    take the filters in turn, scaled so that the sum over channels stays what it was.
-    """
-    if channels == 1:
+    """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
+    if channels == 1:  # a gray image gives what its RGB copy gave
         return weight.sum(dim=1, keepdim=True)
     repeats = -(-channels // weight.shape[1])  # rounded up
+    # the filters in turn, scaled so that their sum stays what it was
     return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
 
@@ -261,10 +258,7 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
             'the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
         )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
-    positions = [
-        [name for name in names if name == 'pos_embed' or name.endswith(TABLE)]
-        for names in (missing, report.unexpected_keys)
-    ]
+    positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]
     if all(positions):
         raise CheckpointError(
             f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '

@@ -164,10 +164,14 @@ def _read_torch(path: Path) -> Any:
         with torch.serialization.safe_globals(allowed):
             return _plain(torch.load(path, map_location='cpu', weights_only=True))
     except pickle.UnpicklingError as error:
-        name = REFUSED_NAME.search(str(error))
-        reason = f'{"" if "." in name[1] else "builtins."}{name[1]}' if name else 'more than tensors and plain values'
+        if name := REFUSED_NAME.search(str(error)):
+            reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'
+        elif 'Only persistent_load of storage' in str(error):
+            reason = 'it holds a whole network in the form before torch 1.6, which only running it would read'
+        else:
+            reason = 'it holds more than tensors and plain values'
         raise UnsafeCheckpointError(
-            f'{path} is refused, nothing in it was run: it asks for {reason}. Where you trust the file, '
+            f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
             'save tensors instead: torch.save(model.state_dict(), ...).'
         ) from None
     except Exception as error:  # a program of someone else's: it can fail in any way

@@ -22,6 +22,7 @@ Table = tuple[tuple[str, str | None], ...]
 FORMATS = ('beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain', 'mmseg')
 TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
+POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
 # microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too

@@ -1,9 +1,12 @@
 """Our DALL-E networks beside those of the `DALL-E` package, with the same random weights."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from beit_mm.checkpoint.io import UnsafeCheckpointError
 from beit_mm.models import DALLETokenizer
 from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
@@ -37,15 +40,18 @@ def test_decoder():
     torch.testing.assert_close(mine, images, atol=1e-4, rtol=0)
 
 
-def test_pickled_modules_give_equal_tokens_and_images(tmp_path):
-    """The form of OpenAI's encoder.pkl and decoder.pkl: whole modules, pickled."""
+def test_pickled_modules_give_equal_tokens_and_images(tmp_path, monkeypatch):
+    """The form of OpenAI's encoder.pkl and decoder.pkl: whole modules, read where their package cannot be imported."""
     torch.manual_seed(0)
     encoder = dall_e.Encoder(n_hid=64, vocab_size=512)
     decoder = dall_e.Decoder(n_hid=64, vocab_size=512)
     paths = tmp_path / 'encoder.pkl', tmp_path / 'decoder.pkl'
     for module, path in zip((encoder, decoder), paths, strict=True):
         torch.save(module, path)
-    tokenizer = DALLETokenizer(*map(str, paths), hidden=64, vocab_size=512)
+    with monkeypatch.context() as without_package:
+        for name in [name for name in sys.modules if name.split('.')[0] == 'dall_e']:
+            without_package.setitem(sys.modules, name, None)
+        tokenizer = DALLETokenizer(*map(str, paths), hidden=64, vocab_size=512)
     images = torch.rand(2, 3, 16, 24)
     with torch.no_grad():
         tokens = encoder(dall_e.map_pixels(images)).argmax(1)
@@ -53,6 +59,14 @@ def test_pickled_modules_give_equal_tokens_and_images(tmp_path):
     assert torch.equal(tokenizer.encode(images), tokens)
     pictures = dall_e.unmap_pixels(torch.sigmoid(stats[:, :3]))
     torch.testing.assert_close(tokenizer.decode(tokens), pictures, atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings('ignore:Couldn.t retrieve source code')
+def test_pickled_modules_in_the_form_before_torch_1_6_are_refused(tmp_path):
+    """torch's own reader of weights does not read them either."""
+    torch.save(dall_e.Encoder(n_hid=8, vocab_size=16), tmp_path / 'encoder.pkl', _use_new_zipfile_serialization=False)
+    with pytest.raises(UnsafeCheckpointError, match=r'before torch 1.6.* save tensors instead'):
+        DALLETokenizer(str(tmp_path / 'encoder.pkl'), hidden=8, vocab_size=16)
 
 
 def test_pixel_maps():
