@@ -29,7 +29,8 @@ from beit_mm.models import LinearProbe
 from beit_mm.registry import MODELS, TRANSFORMS
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
-LOADERS = ('LoadImage', 'LoadImageFromFile')
+ConfigInput: TypeAlias = str | Path | Config | None
+Device: TypeAlias = str | torch.device | None
 IMPORTING_KEYS = ('_scope_', 'backend_args', 'file_client_args')  # with these mmengine imports what a config names
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
 
@@ -47,23 +48,16 @@ class _Inferencer:
     training_keys: tuple[str, ...]  # of a model's config, without use here
     multi_scale = False
 
-    def __init__(
-        self,
-        checkpoint: str | Path,
-        device: str | torch.device | None = None,
-        config: str | Path | Config | None = None,
-    ):
+    def __init__(self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None):
         content = load_from_file(str(checkpoint))
         self.meta = meta_of(content)
         self.dataset_meta: Mapping[str, Any] = self.meta.get('dataset_meta') or {}
         cfg = self._config(checkpoint, config)
         load, *prepare = cfg.pipeline
-        if load['type'].split('.')[-1] not in LOADERS:
-            raise ValueError(f'the test pipeline begins with {load["type"]}; expected one of {LOADERS}')
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
             module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
-            self._reads_rgb = load['type'].endswith('LoadImage')
+            self._reads_rgb = load['type'].endswith('LoadImage')  # OpenMMLab's loaders give BGR
             self._load = TRANSFORMS.build(load)
             self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
         if (num_classes := self._num_classes(module)) is None:
@@ -80,7 +74,7 @@ class _Inferencer:
         self.num_classes: int = num_classes
         self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(num_classes)))
 
-    def _config(self, checkpoint: str | Path, config: str | Path | Config | None) -> ConfigDict:
+    def _config(self, checkpoint: str | Path, config: ConfigInput) -> ConfigDict:
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
         if config is None:
@@ -227,11 +221,7 @@ class SegmentationInferencer(_Inferencer):
     training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
     def __init__(
-        self,
-        checkpoint: str | Path,
-        device: str | torch.device | None = None,
-        config: str | Path | Config | None = None,
-        multi_scale: bool = False,
+        self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
     ):
         from beit_mm.segmentation.datasets import distinct_colours
 
@@ -309,11 +299,7 @@ def _path(image: ImageInput) -> str | None:
 
 def usual_preparation(model: nn.Module) -> list[dict]:
     """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
-    if (size := preprocessing_of_model(model).get('size')) is None:
-        raise ValueError(
-            f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
-            'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)'
-        )
+    size = preprocessing_of_model(model)['size']
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),

@@ -18,6 +18,7 @@ from beit_mm.checkpoint.names import (
     check_complete,
     convert_state_dict,
     describe_source,
+    first_names,
     grid_of,
     meta_of,
     task_of,
@@ -62,7 +63,7 @@ class Conversion(NamedTuple):
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {", ".join(self.dropped_keys)}')
+            lines.append(f'dropped, {len(self.dropped_keys)}: {first_names(self.dropped_keys)}')
         return '\n'.join([*lines, *self.notes])
 
 

@@ -19,6 +19,7 @@ from beit_mm.checkpoint.names import (
     convert_state_dict,
     describe_source,
     expand_shared_table,
+    first_names,
     grid_of,
     meta_of,
     weights_of,
@@ -35,9 +36,11 @@ TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 # --- mmengine's way to read files -----------------------------------------------------------------
 
 
+@CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://'), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """Content of a checkpoint file as mmengine wants it: of a BEiT dict(state_dict=..., meta=..., ...).
+    """How mmengine reads paths and URLs: of a BEiT's file dict(state_dict=..., meta=..., ...).
 
+    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
     A BEiT's file of the released code, timm or transformers gets our names: it has no prefix by which mmengine could
     find the backbone's part. Files with OpenMMLab's names keep them, since its own classes in the same process may want
     them; our backbone translates what it is given. Other files stay as they are, but for the text `meta['config']`,
@@ -79,15 +82,6 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     return state_dict if whole else dict(content, state_dict=state_dict)
 
 
-def install_loader() -> None:
-    """Makes `load_from_file` the way in which mmengine reads paths and URLs; its other schemes stay what they are.
-
-    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
-    In processes of `mim` and the libraries' own scripts nothing of ours runs before our models are imported.
-    """
-    CheckpointLoader.register_scheme(('', 'http://', 'https://'), load_from_file, force=True)
-
-
 # --- into a backbone ------------------------------------------------------------------------------
 
 
@@ -127,8 +121,8 @@ class LoadReport:
             (self.resized, f'resized ({grids})'),
             (self.adapted, 'adapted'),
             (self.folded, 'folded'),
-            (self.missing_keys, f'missing ({_first(self.missing_keys)})'),
-            (self.unexpected_keys, f'unexpected ({_first(self.unexpected_keys)})'),
+            (self.missing_keys, f'missing ({first_names(self.missing_keys)})'),
+            (self.unexpected_keys, f'unexpected ({first_names(self.unexpected_keys)})'),
         ]
         counts = ', '.join(f'{len(names)} {what}' for names, what in parts if names)
         return f'Backbone weights from {self.source}: {counts}.'
@@ -254,8 +248,8 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({_first(missing)}). Nothing was loaded; build '
-            'the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was loaded; '
+            'build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
         )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
     positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]
@@ -264,7 +258,3 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
             f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
         )
-
-
-def _first(names: list[str]) -> str:
-    return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '')

@@ -151,8 +151,6 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
     content = _read_torch(path)
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
-    for key, value in content.items():
-        content[key] = _plain(value)
     return content
 
 
@@ -162,7 +160,10 @@ def _read_torch(path: Path) -> Any:
     allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
     try:
         with torch.serialization.safe_globals(allowed):
-            return _plain(torch.load(path, map_location='cpu', weights_only=True))
+            content = _plain(torch.load(path, map_location='cpu', weights_only=True))
+        if isinstance(content, dict):
+            content.update({key: _plain(value) for key, value in content.items()})
+        return content
     except pickle.UnpicklingError as error:
         if name := REFUSED_NAME.search(str(error)):
             reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'

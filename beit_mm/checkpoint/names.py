@@ -200,9 +200,9 @@ def unwrapped(name: str) -> str:
 
 
 def first_names(names: Iterable[str]) -> str:
-    """The first few of some names, and how many there are."""
+    """The first few of some names."""
     names = list(names)
-    return f'{", ".join(names[:3])}, ... ({len(names)} in all)' if names else 'none'
+    return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
 
 
 def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:

@@ -1,7 +1,5 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
 
-from beit_mm.checkpoint.fit import install_loader
-
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from .probe import ClassificationDataPreprocessor, LinearProbe
 from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer
@@ -19,5 +17,3 @@ __all__ = [
     'Tokenizer',
     'TwoViewDataPreprocessor',
 ]
-
-install_loader()

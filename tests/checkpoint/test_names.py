@@ -315,7 +315,7 @@ def transformers_model(name: str) -> dict:
     ('make', 'message'),
     [
         (lambda: {}, 'tensors are none'),
-        (resnet, r'holds no BEiT weights: its tensors are conv1.weight, .* \(122 in all\)'),
+        (resnet, r'holds no BEiT weights: its tensors are conv1.weight, .*, \.\.\.$'),
         (lambda: {'head.fc.weight': torch.zeros(2, 2)}, 'holds no BEiT weights'),
         (lambda: transformers_model('ViTForImageClassification'), 'holds no BEiT weights'),
         (lambda: transformers_model('ViTModel'), 'holds no BEiT weights'),
