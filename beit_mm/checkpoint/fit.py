@@ -248,8 +248,8 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was loaded; '
-            'build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was '
+            'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
     positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]

@@ -60,7 +60,8 @@ class PickledModule(Attributes):
 
     def state_dict(self, prefix: str = '') -> dict[str, Tensor]:
         """What `torch.nn.Module.state_dict` would give; empties the object."""
-        weights = {prefix + name: tensor.detach() for name, tensor in self['_parameters'].items()}
+        parameters = self['_parameters'].items()
+        weights = {prefix + name: tensor.detach() for name, tensor in parameters if isinstance(tensor, Tensor)}
         # taken out, or a module that is in many places would be visited without end
         for name, child in self.pop('_modules').items():
             weights |= child.state_dict(f'{prefix}{name}.')

@@ -187,9 +187,9 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
-    blocks = {name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}
+    depth = 1 + max(int(name.split('.')[2]) for name in weights if name.startswith('backbone.blocks.'))
     needed = [f'backbone.{part}' for part in STEM_PARTS]
-    needed += [f'backbone.blocks.{block}.{part}' for block in sorted(blocks) for part in BLOCK_PARTS]
+    needed += [f'backbone.blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS]
     if missing := [name for name in needed if name not in weights]:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
