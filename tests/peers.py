@@ -17,7 +17,7 @@ from timm.models.beit import Beit
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.io import read_checkpoint
-from beit_mm.checkpoint.loader import weights_of
+from beit_mm.checkpoint.names import weights_of
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, PATCH, SIZE = 32, 2, 8, 48

@@ -54,20 +54,20 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ImportError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
-    if not isinstance(getattr(model, 'backbone', None), BEiTBackbone):
+    backbone = dict(model.named_children()).get('backbone')
+    if not isinstance(backbone, BEiTBackbone):
         raise ValueError(
             'ONNX export takes a classifier whose backbone is a BEiTBackbone, not '
-            f'{type(model).__name__} on {type(getattr(model, "backbone", None)).__name__}'
+            f'{type(model).__name__} on {type(backbone).__name__}'
         )
     model = copy.deepcopy(model).cpu().float().eval()
-    channels = model.backbone.patch_embed.proj.in_channels
+    channels = backbone.patch_embed.proj.in_channels
     images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = _fold(model, images)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
-            found = f'shape {tuple(logits.shape)}' if isinstance(logits, Tensor) else f'a {type(logits).__name__}'
             raise ValueError(
-                f'ONNX export takes a model that gives logits (batch, classes), not {found}: it needs '
+                'ONNX export takes a model that gives logits (batch, classes): it needs '
                 "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
             )
         program = torch.onnx.export(
@@ -79,7 +79,12 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
             output_names=['logits'],
             verbose=False,
         )
-    program.model.metadata_props.update(_metadata(model, size))
+    preprocessing = dict(preprocessing_of_model(model), size=list(size))
+    program.model.metadata_props.update(
+        {name: json.dumps(value) for name, value in preprocessing.items()},
+        input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
+        output='logits: float32 (batch, classes), before the softmax',
+    )
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,25 +111,15 @@ def _fold(model: nn.Module, images: Tensor) -> Tensor:
     return output
 
 
-def _metadata(model: nn.Module, size: tuple[int, int]) -> dict[str, str]:
-    """The graph's metadata: how images are made ready for it."""
-    preprocessing = dict(preprocessing_of_model(model), size=list(size))
-    return dict(
-        {name: json.dumps(value) for name, value in preprocessing.items()},
-        input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
-        output='logits: float32 (batch, classes), before the softmax',
-    )
-
-
 def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
     """Largest difference of the graph's logits from the model's, as a share of the largest logit."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    # Batches of one and more than one.
-    found = [torch.from_numpy(session.run(['logits'], {'images': part.numpy()})[0]) for part in images.split([1, 2])]
+    # batches of one and more than one
+    parts = [torch.from_numpy(session.run(['logits'], {'images': part.numpy()})[0]) for part in images.split([1, 2])]
     scale = logits.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    difference = ((torch.cat(found) - logits).abs().max() / scale).item()
+    difference = ((torch.cat(parts) - logits).abs().max() / scale).item()
     if not difference <= TOLERANCE:  # not a number is no agreement either
         raise RuntimeError(
             f'The exported graph differs from the model by {difference:.1e} of the largest logit, '

@@ -1,10 +1,10 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from mmpretrain.models import ImageClassifier
 from PIL import Image
 from torch import nn
 
+from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.loader import load_from_file, meta_of
+from beit_mm.checkpoint.names import meta_of
 from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.transforms import UPRIGHT, orientation, to_rgb
 from beit_mm.engine.checks import preprocessing_of_model
@@ -27,11 +28,11 @@ from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import LinearProbe
 from beit_mm.registry import MODELS, TRANSFORMS
 
-ImageInput = str | Path | np.ndarray | Image.Image
-LOADERS = ('LoadImage', 'LoadImageFromFile')
+ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
+ConfigInput: TypeAlias = str | Path | Config | None
+Device: TypeAlias = str | torch.device | None
 IMPORTING_KEYS = ('_scope_', 'backend_args', 'file_client_args')  # with these mmengine imports what a config names
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
-MAX_CLASSES = 256  # that labels of 8 bits can tell apart
 
 
 class _Inferencer:
@@ -45,22 +46,21 @@ class _Inferencer:
     scope: str  # the library's, in which the types are named
     types: re.Pattern[str]
     training_keys: tuple[str, ...]  # of a model's config, without use here
+    multi_scale = False
 
-    def __init__(self, checkpoint: str | Path, device: str | torch.device | None, config: str | Path | Config | None):
+    def __init__(self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None):
         content = load_from_file(str(checkpoint))
         self.meta = meta_of(content)
-        cfg = self._own_config(checkpoint) if config is None else self._given_config(config)
+        self.dataset_meta: Mapping[str, Any] = self.meta.get('dataset_meta') or {}
+        cfg = self._config(checkpoint, config)
         load, *prepare = cfg.pipeline
-        if load['type'].split('.')[-1] not in LOADERS:
-            raise ValueError(f'the test pipeline begins with {load["type"]}; expected one of {LOADERS}')
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
             module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
-            self._reads_rgb = load['type'].endswith('LoadImage')
+            self._reads_rgb = load['type'].endswith('LoadImage')  # OpenMMLab's loaders give BGR
             self._load = TRANSFORMS.build(load)
             self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
-        self.num_classes = self._num_classes(module)
-        if self.num_classes is None:
+        if (num_classes := self._num_classes(module)) is None:
             raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
         weights = content.get('state_dict', content)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
@@ -71,54 +71,47 @@ class _Inferencer:
             raise CheckpointError(f'{checkpoint} does not fit its config: {" ".join(str(error).split())}') from None
         self.device = torch.device(device or get_device())
         self.model.to(self.device).eval()
-        self.dataset_meta: Mapping[str, Any] = self.meta.get('dataset_meta') or {}
-        self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(self.num_classes)))
+        self.num_classes: int = num_classes
+        self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(num_classes)))
 
-    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Model, pipeline and scope of a config called `name`, without what only training needs."""
-        try:
-            model = _without(values['model'], self.training_keys)
-            loader = values.get('test_dataloader') or values.get('val_dataloader')
-            pipeline = loader['dataset']['pipeline'] if loader else self._training_pipeline(values)
-            model['type'], pipeline[0]['type']
-        except (KeyError, TypeError, IndexError):
-            raise ValueError(
-                f'{name} has no model and test pipeline of a {self.task}; give another: '
-                f'{type(self).__name__}(checkpoint, config=...)'
-            ) from None
-        return dict(model=model, pipeline=list(pipeline), default_scope=values.get('default_scope', self.scope))
-
-    def _training_pipeline(self, values: Mapping[str, Any]) -> list[dict]:
-        """What stands for the pipeline of a config without one to test."""
-        raise KeyError('test_dataloader')
-
-    def _num_classes(self, model: nn.Module) -> int | None:
-        """Number of classes; None for a model of another task."""
-        raise NotImplementedError
-
-    def _own_config(self, checkpoint: str | Path) -> ConfigDict:
-        values = self.meta.get('config_dict')
+    def _config(self, checkpoint: str | Path, config: ConfigInput) -> ConfigDict:
+        """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
-        if not isinstance(values, dict):
-            raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: {advice}')
-        parts = dict(self._select(values, f'The config in {checkpoint}'), default_scope=self.scope)
+        if config is None:
+            name, values = f'The config in {checkpoint}', self.meta.get('config_dict')
+            if not isinstance(values, dict):
+                raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: {advice}')
+        else:
+            values = config if isinstance(config, Config) else Config.fromfile(str(config))
+            name = f'The config {values.filename or ""}'.rstrip()
+        try:
+            model, pipeline = self._select(values)
+            parts = _without(dict(model=model, pipeline=pipeline), self.training_keys)
+            parts['model']['type'], parts['pipeline'][0]['type']
+        except (KeyError, TypeError, IndexError):
+            needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
+            raise ValueError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
+        if config is not None:
+            if self.dataset_meta.get('classes') and str(values.get('runner_type')).endswith('FolderRunner'):
+                # which that runner found out, whatever the config says
+                set_num_classes(parts['model'], len(self.dataset_meta['classes']))
+            return ConfigDict(parts, default_scope=values.get('default_scope', self.scope))
         parts = _without(parts, IMPORTING_KEYS)
         for name in _types(parts):
             if not isinstance(name, str) or not self.types.fullmatch(name):
                 raise CheckpointError(
-                    f'The config in {checkpoint} asks for {name!r}, which is no part of a '
-                    f'{self.task} that is built on the word of a checkpoint; if you trust it, give '
-                    f'the config: {advice}'
+                    f'The config in {checkpoint} asks for {name!r}, which is no part of a {self.task} that is built '
+                    f'on the word of a checkpoint; if you trust it, give the config: {advice}'
                 )
-        return ConfigDict(parts)
+        return ConfigDict(parts, default_scope=self.scope)
 
-    def _given_config(self, config: str | Path | Config) -> ConfigDict:
-        cfg = config if isinstance(config, Config) else Config.fromfile(str(config))
-        parts = self._select(cfg, f'The config {cfg.filename or ""}'.rstrip())
-        classes = (self.meta.get('dataset_meta') or {}).get('classes')
-        if classes and str(cfg.get('runner_type')).endswith('FolderRunner'):
-            set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
-        return ConfigDict(parts)
+    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
+        """Model and test pipeline of a config; KeyError, TypeError or IndexError where it lacks them."""
+        raise NotImplementedError
+
+    def _num_classes(self, model: nn.Module) -> int | None:
+        """Number of classes; None for a model of another task."""
+        raise NotImplementedError
 
     def _sample(self, source: ImageInput) -> dict:
         """What the test pipeline makes of an image."""
@@ -149,8 +142,7 @@ class ClassificationInferencer(_Inferencer):
             weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    A config without images to test on has no test pipeline; images are then loaded as in training, and the middle is
-    taken in the model's size, as our configs with a test pipeline do. On a GPU it computes in bfloat16.
+    Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16.
     """
 
     task, scope = 'classifier', 'mmpretrain'
@@ -160,14 +152,6 @@ class ClassificationInferencer(_Inferencer):
         r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)'
     )
     training_keys = ('init_cfg', 'loss', 'pretrained', 'train_cfg')
-
-    def __init__(
-        self,
-        checkpoint: str | Path,
-        device: str | torch.device | None = None,
-        config: str | Path | Config | None = None,
-    ):
-        super().__init__(checkpoint, device, config)
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP
@@ -196,20 +180,17 @@ class ClassificationInferencer(_Inferencer):
         while batch := list(islice(sources, batch_size)):
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
                 samples = self.model.test_step(default_collate([self._sample(image) for image in batch]))
-            results += [
-                describe(sample.pred_score, self.classes, path_of(image), top)
-                for image, sample in zip(batch, samples, strict=True)
-            ]
+            for image, sample in zip(batch, samples, strict=True):
+                results.append(describe(sample.pred_score, self.classes, _path(image), top))
         return results
 
-    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-        parts = super()._select(values, name)
+    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
+        model = dict(values['model'])
         if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
-            parts['model'].setdefault('data_preprocessor', values['data_preprocessor'])
-        return parts
-
-    def _training_pipeline(self, values: Mapping[str, Any]) -> list[dict]:
-        return values['train_dataloader']['dataset']['pipeline'][:1]
+            model.setdefault('data_preprocessor', values['data_preprocessor'])
+        if loader := values.get('test_dataloader') or values.get('val_dataloader'):
+            return model, loader['dataset']['pipeline']
+        return model, values['train_dataloader']['dataset']['pipeline'][:1]
 
     def _num_classes(self, model: nn.Module) -> int | None:
         if isinstance(model, LinearProbe):
@@ -225,10 +206,7 @@ class SegmentationInferencer(_Inferencer):
         multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
 
     Raises:
-        FileNotFoundError: no such file.
-        CheckpointError: the checkpoint has no config, or one that names types which only a given config may; or its
-            weights do not fit.
-        ValueError: the config describes something else than a segmentor, or has no scales.
+        As ClassificationInferencer.
 
     Labels are those of tools/test.py, of which `test_cfg` of the model says the windows and the precision. `classes`
     are the names, `palette` the colours, [red, green, blue] of 0-255.
@@ -243,18 +221,12 @@ class SegmentationInferencer(_Inferencer):
     training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
     def __init__(
-        self,
-        checkpoint: str | Path,
-        device: str | torch.device | None = None,
-        config: str | Path | Config | None = None,
-        multi_scale: bool = False,
+        self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
     ):
         from beit_mm.segmentation.datasets import distinct_colours
 
         self.multi_scale = multi_scale
         super().__init__(checkpoint, device, config)
-        if self.num_classes > MAX_CLASSES:
-            raise ValueError(f'{checkpoint} has {self.num_classes} classes; labels of 8 bits have {MAX_CLASSES}')
         self.palette: list[list[int]] = self.dataset_meta.get('palette') or distinct_colours(self.num_classes)
 
     def __call__(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[dict[str, Any]]:
@@ -264,30 +236,25 @@ class SegmentationInferencer(_Inferencer):
             images: as of ClassificationInferencer; of any size.
 
         Yields:
-            For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), indices into
-            `classes`, of the image as a viewer shows it).
+            For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
+            classes, indices into `classes`, of the image as a viewer shows it).
 
         Raises:
-            FileNotFoundError: no such file, or a folder without images.
-            UnreadableImageError: a file that is no image; names it.
-            TypeError, ValueError: something else than images.
+            As ClassificationInferencer.
         """
         for image in iterate_images(images):
             with torch.no_grad():
                 (sample,) = self.model.test_step(pseudo_collate([self._sample(image)]))
-            yield dict(path=path_of(image), labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.uint8))
+            labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
+            yield dict(path=_path(image), labels=labels)
 
-    def _select(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-        parts = super()._select(values, name)
+    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         if self.multi_scale:
-            if not {'tta_model', 'tta_pipeline'} <= set(values):
-                raise ValueError(
-                    f'{name} has no tta_model and tta_pipeline, which multi_scale takes; give another: '
-                    'SegmentationInferencer(checkpoint, config=..., multi_scale=True)'
-                )
-            parts.update(model=dict(values['tta_model'], module=parts['model']), pipeline=values['tta_pipeline'])
-        parts['pipeline'] = [step for step in parts['pipeline'] if 'LoadAnnotation' not in str(step.get('type'))]
-        return parts
+            model, pipeline = dict(values['tta_model'], module=values['model']), values['tta_pipeline']
+        else:
+            loader = values.get('test_dataloader') or values['val_dataloader']
+            model, pipeline = values['model'], loader['dataset']['pipeline']
+        return model, [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
 
     def _num_classes(self, model: nn.Module) -> int | None:
         from mmseg.models import EncoderDecoder
@@ -296,31 +263,26 @@ class SegmentationInferencer(_Inferencer):
 
 
 def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
-    """Files, arrays and images, folders and lists taken apart.
-
-    Raises:
-        FileNotFoundError: no such file, or a folder without images.
-        TypeError: something else than images.
-    """
-    if isinstance(sources, (str, Path)):
-        if not Path(sources).exists():
-            raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
-        if not Path(sources).is_dir():
-            yield sources
-        elif names := list_images(str(sources)):
-            yield from (str(Path(sources, name)) for name in names)
-        else:
-            raise FileNotFoundError(f'no images in {str(sources)!r}')
-    elif isinstance(sources, (np.ndarray, Image.Image)):
-        yield sources
-    elif isinstance(sources, Iterable) and not isinstance(sources, (bytes, bytearray, torch.Tensor)):
+    """Files, arrays and images, folders and lists taken apart."""
+    if isinstance(sources, (list, tuple)):
         for source in sources:
             yield from iterate_images(source)
-    else:
+    elif isinstance(sources, (np.ndarray, Image.Image)):
+        yield sources
+    elif not isinstance(sources, (str, Path)):
         raise TypeError(
             f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
             'array, a PIL image, or a list of these'
         )
+    elif Path(sources).is_dir():
+        names = list_images(str(sources))
+        if not names:
+            raise FileNotFoundError(f'no images in {str(sources)!r}')
+        yield from (str(Path(sources, name)) for name in names)
+    elif Path(sources).exists():
+        yield sources
+    else:
+        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
 
 
 def pixels(image: Image.Image) -> np.ndarray:
@@ -331,18 +293,13 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.array(image if turn is None else image.transpose(turn))
 
 
-def path_of(source: ImageInput) -> str | None:
-    """The file of an image, None of an array or PIL image."""
-    return str(source) if isinstance(source, (str, Path)) else None
+def _path(image: ImageInput) -> str | None:
+    return str(image) if isinstance(image, (str, Path)) else None
 
 
 def usual_preparation(model: nn.Module) -> list[dict]:
     """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
-    if (size := preprocessing_of_model(model).get('size')) is None:
-        raise ValueError(
-            f'the config of this {type(model).__name__} has no test pipeline, and its backbone no image '
-            'size to make one for; give another: ClassificationInferencer(checkpoint, config=...)'
-        )
+    size = preprocessing_of_model(model)['size']
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),

@@ -9,9 +9,21 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_checkpoint, weights_in, write_checkpoint
-from beit_mm.checkpoint.loader import FORMAT_VERSION, check_version, describe_source, meta_of, weights_of
-from beit_mm.checkpoint.names import FORMATS, SHARED_TABLE, TABLE, check_complete, convert_state_dict, task_of
-from beit_mm.positions import square_grid, square_token_grid
+from beit_mm.checkpoint.names import (
+    FORMAT_VERSION,
+    FORMATS,
+    POSITIONS,
+    SHARED_TABLE,
+    TABLE,
+    check_complete,
+    convert_state_dict,
+    describe_source,
+    first_names,
+    grid_of,
+    meta_of,
+    task_of,
+    weights_of,
+)
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
@@ -20,6 +32,12 @@ HF_CLASSES = dict(
     classification='BeitForImageClassification',
     segmentation='BeitForSemanticSegmentation',
     features='BeitModel',
+)
+HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide as the backbone
+    'neck.upsample_4x.0.weight',
+    'neck.upsample_2x.0.weight',
+    'decode_head.psp_modules.3.1.conv.weight',
+    'decode_head.fpn_bottleneck.conv.weight',
 )
 RELEASED_OUT_INDICES = {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}
 HEAD_DIMS = 64  # of every published BEiT
@@ -45,10 +63,7 @@ class Conversion(NamedTuple):
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(
-                f'dropped, {len(self.dropped_keys)}: {", ".join(self.dropped_keys[:8])}'
-                + (', ...' if len(self.dropped_keys) > 8 else '')
-            )
+            lines.append(f'dropped, {len(self.dropped_keys)}: {first_names(self.dropped_keys)}')
         return '\n'.join([*lines, *self.notes])
 
 
@@ -71,28 +86,34 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     if not source.is_file():
         raise FileNotFoundError(f'there is no file {source}')
     content = read_checkpoint(source)
-    check_version(content, source)
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
         write_checkpoint(target, weights)
         return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
     if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
         raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
-    meta = _meta(content, source)
+    meta = meta_of(content) | describe_source(content, source)
+    meta = {key: value for key, value in meta.items() if key in KEPT}
+    if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
+        meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     try:
         ours = convert_state_dict(weights)
         check_complete(ours.state_dict)
         task, size = task_of(ours.state_dict), meta['preprocessing'].get('size')
         patch = ours.state_dict['backbone.patch_embed.proj.weight'].shape[-1]
         theirs = convert_state_dict(ours.state_dict, 'beit_mm', to, size and tuple(-(-side // patch) for side in size))
-        config = hf_model_config(ours.state_dict, meta) if to == 'hf' else None
+        config = _hf_config(ours.state_dict, meta) if to == 'hf' else {}
     except ValueError as error:
         raise CheckpointError(f'{source} {error}. Nothing was written.') from None
     notes = []
     if to == 'hf':
         notes = _write_hub_folder(target, theirs.state_dict, config, meta['preprocessing'])
+    elif to == 'timm' or to == 'unilm' and task != 'segmentation':
+        is_torch = to == 'unilm' and target.suffix != '.safetensors'
+        write_checkpoint(target, dict(model=theirs.state_dict) if is_torch else theirs.state_dict)
     else:
-        write_checkpoint(target, _container(to, task, theirs.state_dict, meta, target.suffix))
+        version = dict(beit_mm_format=FORMAT_VERSION) if to == 'beit_mm' else {}
+        write_checkpoint(target, dict(state_dict=theirs.state_dict, meta=meta | version))
     return Conversion(ours.source, task, len(theirs.state_dict), ours.dropped_keys + theirs.dropped_keys, notes)
 
 
@@ -103,14 +124,14 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     the config with the paths in it.
 
     Args:
-        source: any BEiT checkpoint, as `convert_checkpoint` takes it.
+        source: any BEiT checkpoint.
         target: name of the file, .safetensors or .pth.
 
     Returns:
         The file: `target` with the first eight digits of its SHA-256 before the suffix.
 
     Raises:
-        CheckpointError, FileNotFoundError: as `convert_checkpoint` does; nothing is left behind.
+        As `convert_checkpoint`; nothing is left behind.
     """
     target = Path(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
@@ -123,27 +144,29 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
     return named
 
 
-def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of transformers' config.json.
-
-    Args:
-        weights: state dict of ours.
-        meta: of our file; of it `preprocessing.size`, `architecture` and `dataset_meta.classes`.
-
-    Raises:
-        CheckpointError: a number of heads or sides of a rectangle that the file does not say, or segmentation heads
-            that transformers does not have.
-    """
+def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Content of transformers' config.json, of a state dict and meta of ours."""
     task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    heads = tables[0].shape[1] if tables else meta['architecture'].get('num_heads') or dims / HEAD_DIMS
+    if heads != int(heads):
+        raise CheckpointError(
+            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
+        )
+    position = next((name for name in weights if name.endswith(POSITIONS)), None)
+    size = meta['preprocessing'].get('size')
+    if not size and position:
+        size = [side * patch for side in grid_of(position, weights[position])]
+    height, width = size or (224, 224)
     config = dict(
         model_type='beit',
         architectures=[HF_CLASSES[task]],
         hidden_size=dims,
         num_hidden_layers=depth,
-        num_attention_heads=_num_heads(weights, dims, meta),
+        num_attention_heads=int(heads),
         intermediate_size=len(weights['backbone.blocks.0.mlp.fc1.bias']),
-        image_size=_image_size(weights, patch, meta),
+        image_size=height if height == width else [height, width],
         patch_size=patch,
         num_channels=channels,
         layer_norm_eps=1e-6,
@@ -157,38 +180,35 @@ def hf_model_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> d
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
     )
     if task == 'pretraining':
-        return dict(config, vocab_size=len(weights['head.lm_head.bias']))
-    if task == 'classification':
-        return config | _hf_labels(weights['head.fc.bias'], meta)
+        config['vocab_size'] = len(weights['head.lm_head.bias'])
+    if task in ('classification', 'segmentation'):
+        number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
+        classes = meta.get('dataset_meta', {}).get('classes') or meta.get('CLASSES') or []
+        if len(classes) != number:
+            classes = [f'LABEL_{label}' for label in range(number)]
+        config['id2label'] = {str(label): name for label, name in enumerate(classes)}
+        config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
-        blocks = meta.get('architecture', {}).get('out_indices') or []
+        if any(name not in weights or len(weights[name]) != dims for name in HF_HEAD):
+            raise CheckpointError(
+                f'has a segmentation head that transformers has not: its UperNet is as wide as the backbone, {dims}'
+            )
+        blocks = meta['architecture'].get('out_indices') or []
         if len(blocks) != 4:
             blocks = RELEASED_OUT_INDICES.get(depth, [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)])
         # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
         # which the released UperNet uses: its own files name the blocks then, and give other logits there
         numbers = [block + 2 for block in blocks]
-        config |= dict(out_indices=blocks if max(numbers) > depth else numbers)
-        config |= _hf_labels(weights['decode_head.conv_seg.bias'], meta) | _hf_heads(weights, dims)
+        config['out_indices'] = blocks if max(numbers) > depth else numbers
+        config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
+        if config['use_auxiliary_head']:
+            convs = [
+                name for name in weights if name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight')
+            ]
+            config['auxiliary_channels'] = weights['auxiliary_head.conv_seg.weight'].shape[1]
+            config['auxiliary_num_convs'] = len(convs)
+            config['auxiliary_concat_input'] = 'auxiliary_head.conv_cat.conv.weight' in weights
     return config
-
-
-def _meta(content: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    meta = {key: value for key, value in meta_of(content).items() if key in KEPT}
-    if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
-        meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
-    described = describe_source(content, source)
-    return dict(meta, preprocessing=described['preprocessing'], architecture=described['architecture'])
-
-
-def _container(to: str, task: str, weights: dict[str, Tensor], meta: dict[str, Any], suffix: str) -> dict[str, Any]:
-    """The form in which each code base keeps a state dict."""
-    if to == 'beit_mm':
-        return dict(state_dict=weights, meta=dict(meta, beit_mm_format=FORMAT_VERSION))
-    if to == 'timm':
-        return weights
-    if to == 'unilm' and task != 'segmentation':
-        return weights if suffix == '.safetensors' else dict(model=weights)
-    return dict(state_dict=weights, meta=meta)
 
 
 def _write_hub_folder(
@@ -197,92 +217,21 @@ def _write_hub_folder(
     """Writes transformers' two or three files; returns what there is to say."""
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
-    processor = folder / 'preprocessor_config.json'
+    file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
-        processor.unlink(missing_ok=True)  # of other weights
+        file.unlink(missing_ok=True)  # of other weights
         return ['the source does not say how its images are prepared: no preprocessor_config.json']
-    height, width = preprocessing['size']
-    processor.write_text(
-        json.dumps(
-            dict(
-                image_processor_type='BeitImageProcessor',
-                do_resize=True,
-                size=dict(height=height, width=width),
-                resample=3,  # bicubic
-                do_center_crop=False,
-                do_rescale=True,
-                rescale_factor=1 / 255,
-                do_normalize=True,
-                image_mean=[value / 255 for value in preprocessing['mean']],
-                image_std=[value / 255 for value in preprocessing['std']],
-            ),
-            indent=2,
-        )
-        + '\n'
+    processor = dict(
+        image_processor_type='BeitImageProcessor',
+        do_resize=True,
+        size=dict(zip(('height', 'width'), preprocessing['size'], strict=True)),
+        resample=3,  # bicubic
+        do_center_crop=False,
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        image_mean=[value / 255 for value in preprocessing['mean']],
+        image_std=[value / 255 for value in preprocessing['std']],
     )
+    file.write_text(json.dumps(processor, indent=2) + '\n')
     return []
-
-
-def _first_table(weights: Mapping[str, Tensor]) -> Tensor | None:
-    return next((tensor for name, tensor in weights.items() if name.endswith(TABLE)), None)
-
-
-def _num_heads(weights: Mapping[str, Tensor], dims: int, meta: Mapping[str, Any]) -> int:
-    if (table := _first_table(weights)) is not None:
-        return table.shape[1]
-    if heads := meta.get('architecture', {}).get('num_heads'):
-        return heads
-    if dims % HEAD_DIMS:
-        raise CheckpointError(
-            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
-        )
-    return dims // HEAD_DIMS
-
-
-def _image_size(weights: Mapping[str, Tensor], patch: int, meta: Mapping[str, Any]) -> int | list[int]:
-    size = meta.get('preprocessing', {}).get('size')
-    try:
-        if size is None and (table := _first_table(weights)) is not None:
-            size = [side * patch for side in square_grid(len(table))]
-        elif size is None and 'backbone.pos_embed' in weights:
-            size = [side * patch for side in square_token_grid(weights['backbone.pos_embed'].shape[1])]
-    except ValueError as error:
-        raise CheckpointError(f'does not say its image size: {error}') from None
-    height, width = size or (224, 224)
-    return height if height == width else [height, width]
-
-
-def _hf_labels(bias: Tensor, meta: Mapping[str, Any]) -> dict[str, Any]:
-    classes = meta.get('dataset_meta', {}).get('classes') or meta.get('CLASSES') or []
-    if len(classes) != len(bias):
-        classes = [f'LABEL_{number}' for number in range(len(bias))]
-    return dict(
-        id2label={str(number): label for number, label in enumerate(classes)},
-        label2id={label: number for number, label in enumerate(classes)},
-    )
-
-
-def _hf_heads(weights: Mapping[str, Tensor], dims: int) -> dict[str, Any]:
-    """What can be said of transformers' pyramid, UperNet and FCN head."""
-    for name in (
-        'neck.upsample_4x.0.weight',
-        'neck.upsample_2x.0.weight',
-        'decode_head.psp_modules.3.1.conv.weight',
-        'decode_head.fpn_bottleneck.conv.weight',
-    ):
-        if name not in weights or len(weights[name]) != dims:
-            found = len(weights[name]) if name in weights else 'no such tensor'
-            raise CheckpointError(
-                f'has a segmentation head that transformers has not: {name} {found}, there it is a '
-                f'UperNet as wide as the backbone, {dims}'
-            )
-    if 'auxiliary_head.conv_seg.weight' not in weights:
-        return dict(use_auxiliary_head=False)
-    return dict(
-        use_auxiliary_head=True,
-        auxiliary_channels=weights['auxiliary_head.conv_seg.weight'].shape[1],
-        auxiliary_num_convs=sum(
-            name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight') for name in weights
-        ),
-        auxiliary_concat_input='auxiliary_head.conv_cat.conv.weight' in weights,
-    )

@@ -1,25 +1,88 @@
-"""Weights made to fit a backbone of another task, image size, or number of channels, and what became of each."""
+"""Weights of any file in a backbone: how mmengine reads them, how they are made to fit, and what became of each."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Any
 
+from mmengine.logging import print_log
+from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import SHARED_TABLE, TABLE, Weights, convert_state_dict, expand_shared_table
-from beit_mm.positions import (
-    Grid,
-    num_relative_positions,
-    resize_bias_table,
-    resize_position_embedding,
-    square_grid,
-    square_token_grid,
+from beit_mm.checkpoint.io import CheckpointError, locate_weights, read_checkpoint
+from beit_mm.checkpoint.names import (
+    POSITIONS,
+    SHARED_TABLE,
+    TABLE,
+    Weights,
+    convert_state_dict,
+    describe_source,
+    expand_shared_table,
+    first_names,
+    grid_of,
+    meta_of,
+    weights_of,
 )
+from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
-SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `loader.describe_source` says of the file
+SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
+ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
+LAST_AXES = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
+
+
+# --- mmengine's way to read files -----------------------------------------------------------------
+
+
+@CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://'), force=True)
+def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
+    """How mmengine reads paths and URLs: of a BEiT's file dict(state_dict=..., meta=..., ...).
+
+    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
+    A BEiT's file of the released code, timm or transformers gets our names: it has no prefix by which mmengine could
+    find the backbone's part. Files with OpenMMLab's names keep them, since its own classes in the same process may want
+    them; our backbone translates what it is given. Other files stay as they are, but for the text `meta['config']`,
+    which mmengine's resume would execute. What `describe_source` says is in the metadata of the state dict.
+
+    Args:
+        filename: path or URL.
+        map_location: ignored; models and optimizers copy to where their parameters are.
+
+    Raises:
+        FileNotFoundError: with the places looked at.
+        CheckpointError: no checkpoint, damaged, or written by a later version.
+        UnsafeCheckpointError: the file wants to run code.
+    """
+    path = locate_weights(filename, ADVICE)
+    content = read_checkpoint(path)
+    source = describe_source(content, path)
+    meta_of(content).pop('config', None)
+    if source['format'] in ('unilm', 'timm', 'hf'):
+        try:
+            weights, dropped, _ = convert_state_dict(weights_of(content), source['format'])
+        except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
+            source['format'] = None
+        else:
+            meta = dict(meta_of(content), preprocessing=source['preprocessing'])
+            content = dict(state_dict=weights, meta=meta)
+            if dropped:
+                message = f'{path} ({source["format"]}) holds tensors that no model of ours has: {dropped}'
+                print_log(message, logger='current', level=logging.WARNING)
+    elif source['format'] is not None:
+        content['state_dict'] = weights_of(content)  # under names without wrappers
+    # mmengine takes the whole content for a state dict where it has none
+    whole = not isinstance(content.get('state_dict'), dict)
+    given = content if whole else content['state_dict']
+    state_dict: Any = OrderedDict(given)
+    state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
+    for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
+        state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
+    return state_dict if whole else dict(content, state_dict=state_dict)
+
+
+# --- into a backbone ------------------------------------------------------------------------------
 
 
 @dataclass
@@ -28,7 +91,7 @@ class LoadReport:
 
     Attributes:
         source: file and format.
-        preprocessing: of the images that the weights were trained on, see `loader.describe_source`.
+        preprocessing: of the images that the weights were trained on, see `names.describe_source`.
         grid: patch grid (h, w) of these images, None where the file does not say.
         matched: loaded as they were in the file.
         expanded: tables copied from the one that all blocks shared.
@@ -40,7 +103,7 @@ class LoadReport:
     """
 
     source: str
-    preprocessing: Mapping = field(default_factory=dict)
+    preprocessing: Mapping
     grid: Grid | None = None
     matched: list[str] = field(default_factory=list)
     expanded: list[str] = field(default_factory=list)
@@ -53,19 +116,16 @@ class LoadReport:
     def __str__(self) -> str:
         grids = ', '.join(sorted(set(self.resized.values())))
         parts = [
-            f'{len(self.matched)} matched',
-            f'{len(self.expanded)} expanded',
-            f'{len(self.resized)} resized' + (f' ({grids})' if grids else ''),
-            f'{len(self.adapted)} adapted',
-            f'{len(self.folded)} folded',
-            _counted(self.missing_keys, 'missing'),
-            _counted(self.unexpected_keys, 'unexpected'),
+            (self.matched, 'matched'),
+            (self.expanded, 'expanded'),
+            (self.resized, f'resized ({grids})'),
+            (self.adapted, 'adapted'),
+            (self.folded, 'folded'),
+            (self.missing_keys, f'missing ({first_names(self.missing_keys)})'),
+            (self.unexpected_keys, f'unexpected ({first_names(self.unexpected_keys)})'),
         ]
-        return (
-            f'Backbone weights from {self.source}: '
-            + ', '.join(part for part in parts if not part.startswith('0 '))
-            + '.'
-        )
+        counts = ', '.join(f'{len(names)} {what}' for names, what in parts if names)
+        return f'Backbone weights from {self.source}: {counts}.'
 
 
 def of_every_task(names: list[str]) -> list[str]:
@@ -84,11 +144,11 @@ def fit_state_dict(
     """What a backbone can load of a state dict, a whole model's or a backbone's.
 
     Args:
-        state_dict: names of any format; the loader's own once it has translated them (`source['translated']`).
+        state_dict: names of any format.
         own: the backbone's state dict.
         grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        source: what the loader says of the file, see `loader.describe_source`; None for a state dict by itself.
+        source: what `describe_source` says of the file; None for a state dict by itself.
 
     Returns:
         The weights under the backbone's names and in its shapes, and what became of each.
@@ -96,46 +156,48 @@ def fit_state_dict(
     Raises:
         CheckpointError: not a BEiT, another architecture, or less than 95 % of the backbone; says what differs.
     """
-    path = source['path'] if source else 'the state dict'
-    dropped = []
-    if source and source['translated']:
-        weights, format = state_dict, source['format']
-    else:
-        try:
-            weights, dropped, format = convert_state_dict(state_dict)
-        except CheckpointError as error:
-            raise CheckpointError(f'{path} {error}. Nothing was loaded.') from None
-    if any(name.startswith('backbone.') for name in weights):
-        weights = {
-            name.removeprefix('backbone.'): tensor for name, tensor in weights.items() if name.startswith('backbone.')
-        }
-    if source and source['architecture'].get('num_heads', num_heads) != num_heads:
+    source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
+    try:
+        converted, dropped, format = convert_state_dict(state_dict)
+    except CheckpointError as error:
+        raise CheckpointError(f'{source["path"]} {error}. Nothing was loaded.') from None
+    prefix = 'backbone.'
+    weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
+    report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    file_heads = source['architecture'].get('num_heads') or (tables[0].shape[-1] if tables else num_heads)
+    depths = [sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)]
+    sizes = [('heads', file_heads, num_heads), ('blocks', *depths)]
+    for what, name in LAST_AXES.items():
+        if name in weights:
+            sizes.append((what, weights[name].shape[-1], own[name].shape[-1]))
+    if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
-            f'{path} has {source["architecture"]["num_heads"]} attention heads, the backbone '
-            f'{num_heads}. Nothing was loaded.'
+            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
+            'loaded; build the backbone as the weights are, or take other weights.'
         )
-    report = LoadReport(f'{path} ({source and source["format"] or format})', source['preprocessing'] if source else {})
-    report.unexpected_keys += [name.removeprefix('backbone.') for name in dropped if name.startswith('backbone.')]
-    return _fit_weights(dict(weights), own, grid, report, interpolate_mode), report
+    size, patch = source['preprocessing'].get('size'), own['patch_embed.proj.weight'].shape[-1]
+    report.grid = (-(-size[0] // patch), -(-size[1] // patch)) if size else None
+    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
+        expand_shared_table(weights)
+        report.expanded = [name for name in weights if name.endswith(TABLE)]
+    if 'blocks.0.gamma_1' not in own:
+        report.folded = [name for name in weights if '.gamma_' in name]
+        _fold_layer_scale(weights)
+    fitted = {}
+    for name, target in own.items():
+        if name in weights:
+            fitted[name] = _fit(name, weights[name], target, grid, interpolate_mode, report)
+    changed = {*report.resized, *report.expanded, *report.adapted}
+    report.matched = [name for name in fitted if name not in changed]
+    report.missing_keys = [name for name in own if name not in fitted]
+    report.unexpected_keys = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
+    report.unexpected_keys += [name for name in weights if name not in own]
+    _check_coverage(own, report)
+    return fitted, report
 
 
-def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch embedding for images with another number of channels.
-
-    One channel gets the sum of all filters, so that a gray image gives what its RGB copy gave. More channels
-    take the filters in turn, scaled so that the sum over channels stays what it was.
-
-    Args:
-        weight: (dims, c, patch, patch).
-        channels: c of the result.
-    """
-    if channels == 1:
-        return weight.sum(dim=1, keepdim=True)
-    repeats = -(-channels // weight.shape[1])  # rounded up
-    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
-
-
-def fold_layer_scale(weights: Weights) -> None:
+def _fold_layer_scale(weights: Weights) -> None:
     """Multiplies LayerScale into the layers before it, in place: the model computes the same without it."""
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
@@ -145,124 +207,54 @@ def fold_layer_scale(weights: Weights) -> None:
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
 
 
-def _fit_weights(
-    weights: Weights, own: Mapping[str, Tensor], grid: Grid, report: LoadReport, interpolate_mode: str
-) -> Weights:
-    """The part of `weights` that the backbone has a place for, and the report filled in."""
-    for name, tensor in weights.items():
-        if name in own and tensor.dim() != own[name].dim():
-            raise _wrong_shape(name, tensor, own[name], report)
-    if (size := report.preprocessing.get('size')) and (patch := _patch_size(weights)):
-        report.grid = tuple(-(-side // patch) for side in size)
-    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
-        expand_shared_table(weights)
-        report.expanded = [name for name in weights if name.endswith(TABLE)]
-    if 'blocks.0.gamma_1' not in own:
-        report.folded = [name for name in weights if '.gamma_' in name]
-        fold_layer_scale(weights)
-    if differences := _differences(weights, own):
+def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode: str, report: LoadReport) -> Tensor:
+    """A tensor in the backbone's shape; says in the report what was done to it."""
+    free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
+    shapes = [[size for axis, size in enumerate(t.shape) if axis != free_axis] for t in (tensor, target)]
+    if tensor.dim() != target.dim() or shapes[0] != shapes[1]:
         raise CheckpointError(
-            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
-            'loaded; build the backbone as the weights are, or take other weights.'
+            f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. '
+            'Nothing was loaded.'
         )
-    fitted = {
-        name: _fit(name, tensor, own[name], grid, report, interpolate_mode)
-        for name, tensor in weights.items()
-        if name in own
-    }
-    changed = {*report.resized, *report.expanded, *report.adapted}
-    report.matched = [name for name in fitted if name not in changed]
-    report.missing_keys = [name for name in own if name not in fitted]
-    report.unexpected_keys += [name for name in weights if name not in own]
-    _check_coverage(own, report)
-    return fitted
-
-
-def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, report: LoadReport, interpolate_mode: str) -> Tensor:
-    if (
-        name == 'patch_embed.proj.weight'
-        and tensor.shape[1] != target.shape[1]
-        and (tensor[:, 0].shape == target[:, 0].shape)
-    ):
+    if name == 'patch_embed.proj.weight' and tensor.shape != target.shape:
         report.adapted.append(name)
-        return adapt_channels(tensor, target.shape[1])
-    if name.endswith(TABLE):
-        source = _source_grid(len(tensor), grid, report, num_relative_positions, square_grid)
-        fitted = resize_bias_table(tensor, source, grid)
-    elif name == 'pos_embed':
-        source = _source_grid(tensor.shape[1], grid, report, lambda g: 1 + g[0] * g[1], square_token_grid)
-        fitted = resize_position_embedding(tensor, source, grid, interpolate_mode)
-    elif tensor.shape == target.shape:
+        return _adapt_channels(tensor, target.shape[1])
+    if not name.endswith(POSITIONS):
         return tensor
-    else:
-        raise _wrong_shape(name, tensor, target, report)
-    if source != grid:
-        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
-    return fitted
-
-
-def _wrong_shape(name: str, tensor: Tensor, target: Tensor, report: LoadReport) -> CheckpointError:
-    return CheckpointError(
-        f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. Nothing was loaded.'
-    )
-
-
-def _source_grid(
-    length: int, grid: Grid, report: LoadReport, length_of: Callable[[Grid], int], square_of: Callable[[int], Grid]
-) -> Grid:
-    """Patch grid of a table or position embedding of so many rows."""
-    for candidate in (report.grid, grid):
-        if candidate is not None and length_of(candidate) == length:
-            return candidate
     try:
-        return square_of(length)
+        source = grid_of(name, tensor, report.grid, grid)
     except ValueError as error:
         raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
+    if source != grid:
+        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
+    if name.endswith(TABLE):
+        return resize_bias_table(tensor, source, grid)
+    return resize_position_embedding(tensor, source, grid, interpolate_mode)
 
 
-def _differences(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Of the architecture, in words."""
-    measured = {
-        'width': lambda w: w['cls_token'].shape[-1] if 'cls_token' in w else None,
-        'blocks': lambda w: next(i for i in count() if f'blocks.{i}.attn.qkv.weight' not in w),
-        'patch size': _patch_size,
-        'heads': lambda w: next((tensor.shape[1] for name, tensor in w.items() if name.endswith(TABLE)), None),
-        'MLP width': lambda w: len(w['blocks.0.mlp.fc1.bias']) if 'blocks.0.mlp.fc1.bias' in w else None,
-    }
-    pairs = {what: (measure(weights), measure(own)) for what, measure in measured.items()}
-    return [
-        f'{what} {theirs}, the model has {ours}'
-        for what, (theirs, ours) in pairs.items()
-        if None not in (theirs, ours) and theirs != ours
-    ]
-
-
-def _patch_size(weights: Mapping[str, Tensor]) -> int | None:
-    return weights['patch_embed.proj.weight'].shape[-1] if 'patch_embed.proj.weight' in weights else None
+def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
+    if channels == 1:  # a gray image gives what its RGB copy gave
+        return weight.sum(dim=1, keepdim=True)
+    repeats = -(-channels // weight.shape[1])  # rounded up
+    # the filters in turn, scaled so that their sum stays what it was
+    return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
+    """Raises CheckpointError where too much of the backbone would stay as it was initialised."""
     needed, missing = len(of_every_task([*own])), of_every_task(report.missing_keys)
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {_counted(missing, "missing")}. Nothing was loaded; build the '
-            'backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed), or take other weights.'
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was '
+            'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
     # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
-    positions = [
-        [name for name in names if name == 'pos_embed' or name.endswith(TABLE)]
-        for names in (missing, report.unexpected_keys)
-    ]
+    positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]
     if all(positions):
         raise CheckpointError(
             f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
         )
-
-
-def _counted(names: list[str], what: str) -> str:
-    """Number, kind and the first few of some names."""
-    shown = ', '.join(names[:4]) + (', ...' if len(names) > 4 else '')
-    return f'{len(names)} {what} ({shown})' if names else f'0 {what}'

@@ -2,18 +2,16 @@
 
 import hashlib
 import http.client
+import io
 import json
 import os
-import pathlib
 import pickle
 import re
 import secrets
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -31,9 +29,12 @@ HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm
 HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # as published by OpenMMLab, torchvision and ourselves
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
-TORCH_SUFFIXES = ('.pth', '.pt', '.bin')
-SUFFIXES = (*TORCH_SUFFIXES, '.safetensors')
-WGET_LOG = re.compile(r'--\d{4}-\d\d-\d\d')  # what `wget -o` leaves where `-O` was meant
+SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
+NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
+    b'<': 'a web page',
+    b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
+    b'--20': 'a log of wget (its option -o names the log; -O names the file)',
+}
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 
 
@@ -51,36 +52,19 @@ class UnsafeCheckpointError(CheckpointError):
 class Attributes(dict):
     """Stands for an object whose class is not imported: the attributes that it was saved with."""
 
-    def __new__(cls, *_: Any) -> 'Attributes':
-        return super().__new__(cls)
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.update(state)
+    __setstate__ = dict.update
 
 
 class PickledModule(Attributes):
-    """Stands for a network that was saved whole."""
+    """Stands for a network of DALL-E that was saved whole; these have no buffers."""
 
-    def state_dict(self, prefix: str = '', seen: set[int] | None = None) -> dict[str, Tensor]:
-        """What `torch.nn.Module.state_dict` would give."""
-        seen = set() if seen is None else seen
-        if id(self) in seen:  # could go on without end
-            raise CheckpointError('holds one module in two places')
-        seen.add(id(self))
-        skipped = self.get('_non_persistent_buffers_set') or ()
-        tensors = {**self['_parameters'], **self['_buffers']}
-        weights = {
-            prefix + name: tensor.detach()
-            for name, tensor in tensors.items()
-            if isinstance(tensor, Tensor) and name not in skipped
-        }
-        for name, child in self['_modules'].items():
-            if isinstance(child, PickledModule):
-                weights |= child.state_dict(f'{prefix}{name}.', seen)
+    def state_dict(self, prefix: str = '') -> dict[str, Tensor]:
+        """What `torch.nn.Module.state_dict` would give; empties the object."""
+        parameters = self['_parameters'].items()
+        weights = {prefix + name: tensor.detach() for name, tensor in parameters if isinstance(tensor, Tensor)}
+        # taken out, or a module that is in many places would be visited without end
+        for name, child in self.pop('_modules').items():
+            weights |= child.state_dict(f'{prefix}{name}.')
         return weights
 
 
@@ -104,67 +88,41 @@ def _named(target: Any, full_name: str) -> Any:
     return call
 
 
-_NUMPY = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]  # how numbers and arrays are pickled
-# What torch's weights-only reader may call beside its own list
-ALLOWED = [
-    HistoryBuffer,
-    _named(_statistics_method, 'builtins.getattr'),
-    ConfigDict,
-    _named(Attributes, 'argparse.Namespace'),  # the released code's `args`
-    *[
-        _named(getattr(pathlib, f'Pure{kind}Path'), f'{module}.{kind}Path')
-        for kind in ('Posix', 'Windows')
-        for module in ('pathlib', 'pathlib._local')
-    ],
-    np.dtype,
-    np.ndarray,
-    *{type(np.dtype(code)) for code in '?bhilqBHILQefdU'},
-    *[
-        _named(function, f'numpy.{core}.multiarray.{function.__name__}')  # NumPy 1 and 2
+# in OpenAI's encoder.pkl and decoder.pkl
+DALLE_MODULES = """
+    dall_e.encoder.Encoder dall_e.encoder.EncoderBlock dall_e.decoder.Decoder dall_e.decoder.DecoderBlock
+    dall_e.utils.Conv2d torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU
+    torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
+    torch.nn.modules.upsampling.Upsample
+""".split()
+STAND_INS = {
+    'builtins.getattr': _statistics_method,
+    'argparse.Namespace': Attributes,  # the released code's `args`
+    **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
+    **{  # how NumPy 1 and 2 pickle numbers and arrays
+        f'numpy.{core}.multiarray.{function.__name__}': function
         for core in ('core', '_core')
-        for function in _NUMPY
-    ],
-    # OpenAI's encoder.pkl and decoder.pkl
-    *[
-        _named(PickledModule, f'{package}.{name}')
-        for package, names in {
-            'dall_e': (
-                'encoder.Encoder',
-                'encoder.EncoderBlock',
-                'decoder.Decoder',
-                'decoder.DecoderBlock',
-                'utils.Conv2d',
-            ),
-            'torch.nn.modules': (
-                'container.Sequential',
-                'activation.ReLU',
-                'conv.Conv2d',
-                'linear.Identity',
-                'pooling.MaxPool2d',
-                'upsampling.Upsample',
-            ),
-        }.items()
-        for name in names
-    ],
-]
+        for function in (np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0])
+    },
+    **dict.fromkeys(DALLE_MODULES, PickledModule),
+}
+# What torch's weights-only reader may call beside its own list
+ALLOWED = [HistoryBuffer, ConfigDict, np.dtype, np.ndarray]
+ALLOWED += {type(np.dtype(code)) for code in '?bhilqBHILQefdU'}
+ALLOWED += [_named(target, name) for name, target in STAND_INS.items()]
 
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, 64 lower-case hexadecimal digits."""
-    with open(path, 'rb') as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def read_checkpoint(path: str | Path, sha256: str | None = None, mmap: bool = True) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
-        mmap: tensors may stay in the file until they are used; it must not be written over in place meanwhile.
 
     Returns:
         The file's content, tensors on the CPU. Of a safetensors file its tensors by name; of one that
@@ -176,40 +134,48 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mmap: bool = Tr
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
-    kind = _file_kind(path)
-    if sha256 is not None and (found := file_sha256(path)) != sha256.lower():
+    with path.open('rb') as file:
+        head = file.read(64)
+    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
         raise CheckpointError(
-            f'{path} has SHA-256 {found}, expected {sha256}: it is another file, or was changed on '
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on '
             'its way here. Fetch it again.'
         )
-    content = _read_safetensors(path, mmap) if kind == 'safetensors' else _read_torch(path, mmap and kind == 'zip')
+    # before pickles, whose first byte a length can begin with
+    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= MAX_HEADER:
+        return _read_safetensors(path)
+    if not head.startswith((b'PK\x03\x04', b'\x80')):
+        text = head.removeprefix(b'\xef\xbb\xbf').lstrip()
+        described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
+        begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
+        raise CheckpointError(f'{path} is {described}: it {begins}.')
+    content = _read_torch(path)
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
     return content
 
 
-def _read_torch(path: Path, mmap: bool) -> Any:
+def _read_torch(path: Path) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
     # leaving the block would also take back what someone else has allowed
     allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
     try:
         with torch.serialization.safe_globals(allowed):
-            return _without_stand_ins(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap), set())
+            content = _plain(torch.load(path, map_location='cpu', weights_only=True))
+        if isinstance(content, dict):
+            content.update({key: _plain(value) for key, value in content.items()})
+        return content
     except pickle.UnpicklingError as error:
-        text = str(error)[:5000]
-        if name := REFUSED_NAME.search(text):
-            reason = f'it asks for {name[1] if "." in name[1] else f"builtins.{name[1]}"}'
-        elif 'Only persistent_load of storage' in text:
+        if name := REFUSED_NAME.search(str(error)):
+            reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'
+        elif 'Only persistent_load of storage' in str(error):
             reason = 'it holds a whole network in the form before torch 1.6, which only running it would read'
         else:
-            reason = text.partition('WeightsUnpickler error:')[2].partition('Check the documentation')[0]
-            reason = ' '.join(reason.split())[:200]
+            reason = 'it holds more than tensors and plain values'
         raise UnsafeCheckpointError(
             f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
             'save tensors instead: torch.save(model.state_dict(), ...).'
         ) from None
-    except CheckpointError as error:
-        raise CheckpointError(f'{path} {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
         raise CheckpointError(
             f'{path} is damaged or cut short, or torch.save did not write it '
@@ -220,68 +186,22 @@ def _read_torch(path: Path, mmap: bool) -> Any:
         HistoryBuffer._statistics_methods.update(statistics)
 
 
-def _without_stand_ins(value: Any, seen: set[int]) -> Any:
-    """Networks as state dicts and attributes as dicts, in nested dicts and lists, which are changed in place."""
+def _plain(value: Any) -> Any:
+    """A network as its state dict, another object as its attributes."""
     if isinstance(value, PickledModule):
         return value.state_dict()
-    if isinstance(value, Attributes):
-        value = dict(value)
-    if isinstance(value, (dict, list)) and id(value) not in seen:
-        seen.add(id(value))
-        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            if (plain := _without_stand_ins(item, seen)) is not item:
-                value[key] = plain
-    return value
+    return dict(value) if isinstance(value, Attributes) else value
 
 
-def _read_safetensors(path: Path, mmap: bool) -> dict[str, Any]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework='pt') as file:
-            meta = (file.metadata() or {}).get(META_KEY)
-        weights = safetensors.torch.load_file(path)
-        if not mmap:
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
-    except SafetensorError as error:
+            meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
+            # copied out of the file, which may be written again while they are in use
+            weights = {name: file.get_tensor(name).clone() for name in file.keys()}
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
-    if meta is None:
-        return weights
-    try:
-        meta = json.loads(meta)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f'{path} is damaged: its metadata {META_KEY!r} is no JSON ({error}).') from error
-    if not isinstance(meta, dict):
-        raise CheckpointError(f'{path} is damaged: its metadata {META_KEY!r} is no dict.')
-    return dict(state_dict=weights, meta=meta)
-
-
-def _file_kind(path: Path) -> str:
-    """'zip', 'pickle' or 'safetensors'; anything else is named in an error."""
-    with path.open('rb') as file:
-        head = file.read(512)
-    if not head:
-        raise CheckpointError(f'{path} is empty.')
-    if head.startswith(b'PK\x03\x04'):
-        if not zipfile.is_zipfile(path):  # the directory stands at the end
-            raise CheckpointError(f'{path} is cut short at {path.stat().st_size} bytes: fetch it again.')
-        return 'zip'
-    # before pickles, whose first byte a length can begin with
-    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= MAX_HEADER:
-        return 'safetensors'
-    if head[0] == 0x80:
-        return 'pickle'
-    text = head.decode('utf-8', errors='replace').lstrip('\ufeff \r\n\t')
-    first_line = text.splitlines()[0] if text else ''
-    if text.startswith('<'):
-        described = 'a web page'
-    elif text.startswith('version https://git-lfs'):
-        described = 'a git-lfs pointer (`git lfs pull` fetches the file it stands for)'
-    elif WGET_LOG.match(text):
-        described = 'a log of wget (its option -o names the log; -O names the file)'
-    elif first_line.isprintable() and '\ufffd' not in first_line:
-        described = f'a text file beginning with {first_line[:60]!r}'
-    else:
-        described = f'of an unknown kind, beginning with the bytes {head[:8].hex(" ")}'
-    raise CheckpointError(f'{path} is {described}, not a checkpoint.')
+    return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
 # --- finding --------------------------------------------------------------------------------------
@@ -334,57 +254,45 @@ def name_of_url(url: str) -> str:
 
 
 def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's; any other path as it is.
-
-    Raises:
-        FileNotFoundError: the folder has none, or has it in pieces.
-    """
+    """The weight file of a folder of transformers' or timm's, FileNotFoundError without; any other path as it is."""
     if not path.is_dir():
         return path
-    if found := [path / name for name in HUB_FILES if (path / name).is_file()]:
-        return found[0]
-    if list(path.glob('*.index.json')):
-        raise FileNotFoundError(
-            f'{path} has its weights in pieces; save them with transformers in one: '
-            "model.save_pretrained(folder, max_shard_size='100GB')"
-        )
-    raise FileNotFoundError(f'{path} is a folder without {" or ".join(HUB_FILES)}')
+    for name in HUB_FILES:
+        if (path / name).is_file():
+            return path / name
+    raise FileNotFoundError(
+        f'{path} is a folder without {" or ".join(HUB_FILES)}; transformers saves weights in pieces as one by '
+        "model.save_pretrained(folder, max_shard_size='100GB')"
+    )
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write, which gets its name when all of it is on the disk.
-
-    Full disks, interruptions and errors leave what had the name as it was. Folders above it are created.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
-    try:
-        with partial.open('xb') as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 @register_backend('beit_mm', force=True)
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, written by `atomic_file`: `CheckpointHook(backend_args=dict(backend='beit_mm'))`."""
+    """mmengine's local files, written whole or not at all: `CheckpointHook(backend_args=dict(backend='beit_mm'))`."""
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Writes bytes: all of them, or none."""
-        with atomic_file(filepath) as file:
-            file.write(obj)
+        """Writes bytes to a file that gets its name when all of them are on the disk.
+
+        Full disks, interruptions and errors leave what had the name as it was. Folders above it are created.
+        """
+        path = Path(filepath)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
+        try:
+            with partial.open('xb') as file:
+                file.write(obj)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, see `atomic_file`. Equal content gives equal bytes.
+    """Writes a checkpoint, whole or not at all. Equal content gives equal bytes.
 
     Args:
         path: .pth, .pt and .bin are written by torch.save; .safetensors files hold nothing that could be run.
@@ -398,15 +306,13 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
-    data = _safetensors_bytes(path, content) if path.suffix == '.safetensors' else None
-    with atomic_file(path) as file:
-        if data is not None:
-            file.write(data)
-            return
-        try:
-            torch.save(_without_attributes(content), file)  # given a path, torch would put its name into the file
-        except RuntimeError as error:  # of torch's own writer, which hides the system's
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+    if path.suffix == '.safetensors':
+        data = _safetensors_bytes(path, content)
+    else:
+        buffer = io.BytesIO()  # given a path, torch would put its name into the file
+        torch.save(_without_attributes(content), buffer)
+        data = buffer.getvalue()
+    AtomicBackend().put(data, path)
 
 
 def _without_attributes(content: Any) -> Any:
@@ -422,19 +328,17 @@ def _without_attributes(content: Any) -> Any:
 
 def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
     weights, metadata = content, dict(format='pt')  # transformers reads no file without it
-    try:
-        if content.keys() == {'state_dict', 'meta'}:
+    if content.keys() == {'state_dict', 'meta'}:
+        try:
             # the only key: the library writes several in any order, and equal content would get another hash
             weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f'{path} cannot be written: its meta is not made of plain values ({error}).') from error
-    for name, value in weights.items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided:
-            described = value.layout if isinstance(value, Tensor) else f'a {type(value).__name__}'
-            raise CheckpointError(
-                f'{path} cannot be written: safetensors files hold tensors of numbers, but {name!r} '
-                f'is {described}; write a .pth file, or leave it out.'
-            )
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f'{path} cannot be written: its meta has not plain values only ({error}).') from error
+    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+        raise CheckpointError(
+            f'{path} cannot be written: safetensors files hold tensors, but {others[0]!r} is a '
+            f'{type(weights[others[0]]).__name__}; write a .pth file, or leave it out.'
+        )
     # each with memory of its own, as the format has it
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

@@ -1,29 +1,30 @@
-"""The formats in which BEiTs are published, and state dicts from one into another.
+"""The formats in which BEiTs are published, state dicts from one into another, and what a file says of itself.
 
 A format is a table of (ours, theirs): how a name begins here and there, with `*` for a block's number. The first row
 that fits decides, in both directions, and what follows the beginning is kept. `None` stands for "has no place there".
 Our names are those of our models: the released code's below `backbone.`, mmpretrain's and mmseg's for neck and heads.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid
+from beit_mm.checkpoint.io import HUB_FILES, CheckpointError
+from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
 
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
 FORMATS = ('beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain', 'mmseg')
 TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
+POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
-OURS: Table = (('', ''),)
 # microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too
 UNILM: Table = (('head.lm_head.', 'lm_head.'), ('head.fc.', 'head.'), ('backbone.', ''))
 # microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
@@ -80,27 +81,24 @@ HF: Table = (
     ('auxiliary_head.', 'auxiliary_head.'),
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
-HF_ROOTS = ('embeddings.', 'encoder.', 'pooler.')  # modules of BeitModel, which other models have below `beit.`
+# Modules of BeitModel, which other models have below `beit.`
+HF_ROOTS = ('embeddings.', 'encoder.', 'pooler.', 'layernorm.')
 
-BLOCK_PARTS = (
-    'attn.qkv.weight',
-    'attn.q_bias',
-    'attn.v_bias',
-    'attn.proj.weight',
-    'attn.proj.bias',
-    *(f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')),
-)
 # All that our backbone can have; another name in a block is a layer that BEiT has not.
-OUR_BACKBONE = re.compile(
-    r"""backbone\.(
-    cls_token | mask_token | pos_embed | patch_embed\.proj\.(weight|bias) | (fc_)?norm\.(weight|bias)
-    | rel_pos_bias\.relative_position_bias_table
-    | blocks\.\d+\.(
-        norm[12]\.(weight|bias) | mlp\.fc[12]\.(weight|bias) | gamma_[12]
-        | attn\.(q_bias | v_bias | qkv\.weight | proj\.(weight|bias) | relative_position_bias_table)
-    )
-)""",
-    re.VERBOSE,
+STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
+BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weight', 'attn.proj.bias') + tuple(
+    f'{part}.{kind}' for part in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for kind in ('weight', 'bias')
+)
+OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gamma_1', 'gamma_2') + tuple(
+    f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
+)
+FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
+WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema')  # keys of the state dict
+IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
+# The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do.
+RELEASED = re.compile(
+    r'beit_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>toade20k)?(?:-\w+)?\.\w+$'
 )
 
 
@@ -147,12 +145,14 @@ def convert_state_dict(
         _fit_mmseg(ours)
     if target == 'hf':
         _split_qkv(ours)
+    tables = dict(unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
+    special = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
+    converted, without_place = _rename(ours, special.get((target, task_of(ours)), tables[target]))
     if target in ('unilm', 'mmpretrain', 'mmseg'):
-        _add_index_buffers(ours, grid)
-    table = _table(target, task_of(ours))
-    converted = {_rename(name, table): tensor for name, tensor in ours.items()}
-    converted.pop(None, None)
-    return Converted(converted, dropped + [name for name in ours if _rename(name, table) is None], source)
+        for name in [name for name in converted if name.endswith(TABLE)]:
+            table_grid = grid_of(name, converted[name], grid)
+            converted[name.replace(TABLE, INDEX)] = relative_position_index(table_grid)
+    return Converted(converted, dropped + without_place, source)
 
 
 def detect_format(names: Iterable[str]) -> str | None:
@@ -188,25 +188,31 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 def check_complete(weights: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
     depth = 1 + max(int(name.split('.')[2]) for name in weights if name.startswith('backbone.blocks.'))
-    needed = ['backbone.cls_token', 'backbone.patch_embed.proj.weight', 'backbone.patch_embed.proj.bias']
-    needed += [f'backbone.blocks.{index}.{part}' for index in range(depth) for part in BLOCK_PARTS]
+    needed = [f'backbone.{part}' for part in STEM_PARTS]
+    needed += [f'backbone.blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS]
     if missing := [name for name in needed if name not in weights]:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
 
 def unwrapped(name: str) -> str:
     """A name without what DistributedDataParallel and torch.compile put before or into it."""
-    name = name.replace('_orig_mod.', '')
-    while name.startswith('module.'):
-        name = name.removeprefix('module.')
-    return name
+    return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
 
 
 def first_names(names: Iterable[str]) -> str:
-    """The first few of some names, and how many there are."""
+    """The first few of some names."""
     names = list(names)
-    shown = ', '.join(names[:3])
-    return f'{shown}, ... ({len(names)} in all)' if shown else 'none'
+    return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
+
+
+def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
+    """Patch grid of a bias table or position embedding: of the candidates, or a square; else ValueError."""
+    is_table = name.endswith(TABLE)
+    rows = len(tensor) if is_table else tensor.shape[1]
+    for grid in candidates:
+        if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
+            return grid
+    return square_grid(rows) if is_table else square_token_grid(rows)
 
 
 def expand_shared_table(weights: Weights) -> None:
@@ -218,15 +224,6 @@ def expand_shared_table(weights: Weights) -> None:
             weights[own] = weights[own] + table if own in weights else table.clone()
 
 
-def _table(target: str, task: str) -> Table:
-    """The names that a format has for a model of a task."""
-    if target == 'unilm' and task == 'segmentation':
-        return UNILM_SEGMENTATION
-    if target == 'hf' and task == 'pretraining':
-        return HF_PRETRAINING
-    return dict(beit_mm=OURS, unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)[target]
-
-
 def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
     """A state dict of a known format under our names, and the names that have no place."""
     if source == 'hf':
@@ -234,48 +231,46 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
             raise CheckpointError('has the names of a model of transformers in memory: save it by its save_pretrained')
         if not any(name.startswith('beit.') for name in weights):  # BeitModel, BeitBackbone
             weights = {
-                f'beit.{name}' if name.startswith((*HF_ROOTS, 'layernorm.')) else name: tensor
-                for name, tensor in weights.items()
+                f'beit.{name}' if name.startswith(HF_ROOTS) else name: tensor for name, tensor in weights.items()
             }
-    elif source in ('mmpretrain', 'mmseg') and 'layers.0.attn.qkv.weight' in weights:
+    elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    tables = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN)
+    tables = dict(
+        beit_mm=(('', ''),), unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN
+    )
     table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else tables[source]
-    reverse = tuple((theirs, ours) for ours, theirs in table)
-    ours: Weights = {}
+    ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
+    _fuse_qkv(ours)
+    parts = {*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS}
+    for name in [name for name in ours if name.startswith('backbone.')]:
+        if re.sub(r'^backbone\.(blocks\.\d+\.)?', '', name) not in parts:
+            if name.startswith('backbone.blocks.'):
+                raise CheckpointError(f'is no BEiT: its blocks have {name}')
+            dropped.append(name)
+            del ours[name]
+    return ours, dropped
+
+
+def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
+    """A state dict by the names on a table's right side, and the names that have no place there."""
+    renamed: Weights = {}
     dropped = []
     for name, tensor in weights.items():
-        renamed = _rename(name, reverse)
-        if renamed is None or renamed in ours and torch.equal(tensor, ours[renamed]):
+        target = _new_name(name, table)
+        if target is None or target in renamed and torch.equal(tensor, renamed[target]):
             dropped.append(name)  # mmsegmentation's converter writes the patch embedding under two names
-        elif renamed in ours:
-            raise CheckpointError(f'has two tensors for {renamed}, {name} among them: our model applies only one')
+        elif target in renamed:
+            raise CheckpointError(f'has two tensors for {target}, {name} among them: our model applies only one')
         else:
-            ours[renamed] = tensor
-    _fuse_qkv(ours)
-    unknown = [name for name in ours if name.startswith('backbone.') and not OUR_BACKBONE.fullmatch(name)]
-    if in_blocks := [name for name in unknown if name.startswith('backbone.blocks.')]:
-        raise CheckpointError(f'is no BEiT: its blocks have {first_names(in_blocks)}')
-    for name in unknown:
-        del ours[name]
-    return ours, dropped + unknown
+            renamed[target] = tensor
+    return renamed, dropped
 
 
-def _rename(name: str, table: Table) -> str | None:
-    """A name after the first row whose left side it begins with; None when it has no place."""
+def _new_name(name: str, table: Table) -> str | None:
     for source, target in table:
-        if match := _beginning(source).match(name):
-            if target is None:
-                return None
-            for number in match.groups():
-                target = target.replace('*', number, 1)
-            return target + name[match.end() :]
+        if match := re.match(re.escape(source).replace(r'\*', r'(\d+)'), name):
+            return None if target is None else target.replace('*', ''.join(match.groups())) + name[match.end() :]
     return None
-
-
-@cache
-def _beginning(source: str) -> re.Pattern:
-    return re.compile(re.escape(source).replace(r'\*', r'(\d+)'))
 
 
 def _fuse_qkv(weights: Weights) -> None:
@@ -317,9 +312,87 @@ def _fit_mmseg(weights: Weights) -> None:
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
 
-def _add_index_buffers(weights: Weights, grid: Grid | None) -> None:
-    for name in [name for name in weights if name.endswith(TABLE)]:
-        rows = len(weights[name])
-        if grid is None or num_relative_positions(grid) != rows:
-            grid = square_grid(rows)
-        weights[name.replace(TABLE, INDEX)] = relative_position_index(grid)
+# --- what a file says of itself -------------------------------------------------------------------
+
+
+def weights_of(content: Mapping[str, Any]) -> Weights:
+    """The state dict in a file's content, however it and its names are wrapped."""
+    while inner := next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), None):
+        content = inner
+    return {
+        unwrapped(name): value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The `meta` of OpenMMLab's and our files; empty in others."""
+    meta = content.get('meta')
+    return meta if isinstance(meta, dict) else {}
+
+
+def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a file, its neighbours and its name say of the weights in it.
+
+    Returns:
+        path: of the file.
+        format: one of FORMATS, None for no BEiT.
+        names: of the first tensors.
+        preprocessing: of the images that they were trained on: `mean` and `std` of each channel, pixels 0-255, and
+            `size` (height, width) in pixels.
+        architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
+
+    Raises:
+        CheckpointError: written by a later version of this package, or a neighbour that is no JSON.
+    """
+    weights, meta, args = weights_of(content), meta_of(content), content.get('args')
+    version = meta.get('beit_mm_format', 0)
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CheckpointError(
+            f'{path} has format {version}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
+        )
+    processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
+    preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
+    if not preprocessing and isinstance(args, dict):  # of unilm's trainers
+        normalisation = IMAGENET if args.get('imagenet_default_mean_and_std') else HALF
+        preprocessing = dict(normalisation, size=[args.get('input_size')] * 2)
+    elif not preprocessing and (processor or config):  # of transformers and timm, which have pixels in [0, 1]
+        timm = config.get('pretrained_cfg') or {}
+        size = config.get('image_size') or (timm.get('input_size') or [None])[-2:]
+        preprocessing = dict(
+            mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
+            std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
+            size=[size] * 2 if isinstance(size, int) else size,
+        )
+    elif not preprocessing and (match := RELEASED.search(path.name)):
+        normalisation = IMAGENET if match['data'] == 'pt1k' or match['ade'] else HALF
+        preprocessing = dict(normalisation, size=[int(match['size'])] * 2)
+    if not architecture and config.get('model_type') == 'beit':
+        architecture = dict(num_heads=config.get('num_attention_heads'))
+    preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
+    return dict(
+        path=str(path),
+        format=detect_format(weights),
+        names=first_names(weights),
+        preprocessing={
+            name: numbers for name in ('mean', 'std', 'size') if (numbers := _numbers(preprocessing.get(name)))
+        },
+        architecture={name: value for name, value in architecture.items() if isinstance(value, (int, list))},
+    )
+
+
+def _numbers(values: Any) -> list:
+    """A list of numbers; empty for anything else."""
+    is_list = isinstance(values, (list, tuple)) and all(isinstance(value, (int, float)) for value in values)
+    return list(values) if is_list else []
+
+
+def _neighbour(path: Path, name: str) -> dict[str, Any]:
+    """Content of a JSON file in the same folder as weights that bear one of the hub's names; empty without one."""
+    file = path.with_name(name)
+    if path.name not in HUB_FILES or not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f'{file} beside the weights is no JSON: {error}.') from None
+    return content if isinstance(content, dict) else {}

@@ -16,7 +16,7 @@ from mmengine.runner import Runner, set_random_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from beit_mm.checkpoint.loader import FORMAT_VERSION
+from beit_mm.checkpoint.names import FORMAT_VERSION
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.registry import HOOKS
 

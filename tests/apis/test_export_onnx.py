@@ -147,7 +147,7 @@ def test_a_graph_that_differs_is_not_written(tmp_path):
 def test_what_is_no_classifier_is_refused(tmp_path):
     with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
         export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx', BUILT)
-    with pytest.raises(ValueError, match=r"logits \(batch, classes\), not shape \(3, 17, 7\).*'avg_featmap'"):
+    with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
         export_onnx(classifier(out_type='raw'), tmp_path / 'model.onnx', BUILT)
 
 

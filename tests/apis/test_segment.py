@@ -191,7 +191,7 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
         (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
         (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
         (dict(config, model=wide), 'does not fit|another'),
-        (dict(a=1), 'has no model and test pipeline'),
+        (dict(a=1), 'has no tta_model and tta_pipeline of a segmentor'),
         ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline'),
     ):
         torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), path)

@@ -279,7 +279,8 @@ def test_every_classification_config_is_built_on_a_checkpoints_word():
         if path.parent.name != '_base_' and cfg.model.type in ('ImageClassifier', 'beit_mm.LinearProbe'):
             inferencer = ClassificationInferencer.__new__(ClassificationInferencer)
             inferencer.meta = dict(config_dict=plain_values(cfg.to_dict()))
-            inferencer._own_config(path)
+            inferencer.dataset_meta = {}
+            inferencer._config(path, None)
             seen += 1
     assert seen > 20
 

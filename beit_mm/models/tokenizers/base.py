@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.io import file_sha256, locate_weights, read_checkpoint
-from beit_mm.checkpoint.loader import weights_of
+from beit_mm.checkpoint.names import weights_of
 from beit_mm.models.vit import take_tokens
 
 PADDING = -1  # position, and token, of a slot that holds nothing
