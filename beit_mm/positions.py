@@ -25,11 +25,7 @@ def num_relative_positions(grid: Grid) -> int:
 
 
 def square_grid(num_rows: int) -> Grid:
-    """The square patch grid whose bias table has `num_rows` rows: 14 x 14 for 732.
-
-    Raises:
-        ValueError: there is none, as for the table of a rectangle.
-    """
+    """The square patch grid whose bias table has `num_rows` rows, 14 x 14 for 732; ValueError where there is none."""
     side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
     if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
         raise ValueError(f'a bias table of {num_rows} rows belongs to no square patch grid')
@@ -148,11 +144,7 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 
 
 def square_token_grid(num_rows: int) -> Grid:
-    """The square patch grid whose position embedding has `num_rows` rows: 14 x 14 for 197.
-
-    Raises:
-        ValueError: there is none, as for the position embedding of a rectangle.
-    """
+    """The square grid whose position embedding has `num_rows` rows, 14 x 14 for 197; ValueError where there is none."""
     side = math.isqrt(max(num_rows - 1, 0))
     if side**2 != num_rows - 1:
         raise ValueError(f'a position embedding of {num_rows} rows belongs to no square patch grid')

@@ -1,6 +1,7 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -35,7 +36,7 @@ IMPORTING_KEYS = ('_scope_', 'backend_args', 'file_client_args')  # with these m
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
 
 
-class _Inferencer:
+class _Inferencer(ABC):
     """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
 
     Building a type runs code with the config's arguments, and mmengine imports names that it does not know from
@@ -105,13 +106,13 @@ class _Inferencer:
                 )
         return ConfigDict(parts, default_scope=self.scope)
 
+    @abstractmethod
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         """Model and test pipeline of a config; KeyError, TypeError or IndexError where it lacks them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _num_classes(self, model: nn.Module) -> int | None:
         """Number of classes; None for a model of another task."""
-        raise NotImplementedError
 
     def _sample(self, source: ImageInput) -> dict:
         """What the test pipeline makes of an image."""

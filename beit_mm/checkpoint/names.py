@@ -312,13 +312,10 @@ def _fit_mmseg(weights: Weights) -> None:
             weights.setdefault(f'{block}{gamma}', torch.ones_like(weights[name]))
 
 
-# --- what a file says of itself -------------------------------------------------------------------
-
-
 def weights_of(content: Mapping[str, Any]) -> Weights:
     """The state dict in a file's content, however it and its names are wrapped."""
-    while inner := next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), None):
-        content = inner
+    for _ in WRAPPERS:  # a file may hold itself
+        content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
     return {
         unwrapped(name): value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
     }

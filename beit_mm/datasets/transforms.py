@@ -131,8 +131,7 @@ class TwoViews(BaseTransform):
 
     Args:
         size: side of the first view in pixels, or (height, width); bicubic.
-        second_size: the same for the tokenizer's view, Lanczos; 8 times the token grid for DALL-E. None: no second
-            view.
+        second_size: of the tokenizer's view, Lanczos; 8 times the token grid for DALL-E. None: no second view.
     """
 
     def __init__(self, size: Size = 224, second_size: Size | None = 112) -> None:

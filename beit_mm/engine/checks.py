@@ -138,7 +138,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     tokenizer = model.target_generator
     if views.second_size is not None and tokenizer is not None:
         try:
-            tokens = tokenizer.grid_size(*views.second_size)
+            tokens: object = tokenizer.grid_size(*views.second_size)
         except ValueError as error:  # no whole number of tokens
             tokens = error
         if tokens != grid:

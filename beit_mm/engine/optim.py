@@ -165,7 +165,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
         if rate != 1:
             prefix, backbone = backbones[0]
             layer, num_layers = backbone.get_layer_depth(name, prefix)
-            settings['lr'] = lr * rate ** (num_layers - 1 - layer)
+            settings['lr'] = lr * rate ** (num_layers - 1 - layer)  # type: ignore[operator]
         group = groups.setdefault((layer, not decayed), dict(settings, names=[], params=[]))
         group['names'].append(name)
         group['params'].append(parameter)

@@ -69,15 +69,10 @@ class BEiTPretrainer(BaseModel):
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
-        """Runs the model.
-
-        Args:
-            inputs: what TwoViewDataPreprocessor returns.
-            data_samples: unused, part of mmengine's interface.
-            mode: 'loss' for training, 'predict' for evaluation, 'tensor' for hidden states.
+        """mmengine's entry, for what TwoViewDataPreprocessor returns.
 
         Returns:
-            'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
+            mode 'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
         """
         if mode == 'loss':
             return self.loss(inputs)
@@ -229,8 +224,7 @@ class BEiTMIMHead(BaseModule):
         vocab_size: number of visual tokens.
 
     Source: paper section 2.4; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
-    `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image
-    by image).
+    `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image by image).
     """
 
     def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None):
@@ -277,8 +271,8 @@ class BEiTMIMHead(BaseModule):
 class PixelRegressionHead(BaseModule):
     """Predicts the normalised pixels of patches ("- visual tokens" of the ablation table).
 
-    The paper states neither the loss nor the normalisation; this is the mean squared error on the
-    image as the backbone sees it.
+    The paper states neither the loss nor the normalisation; this is the mean squared error on the image as the backbone
+    sees it.
 
     Args:
         embed_dims: width of the hidden states.
@@ -336,12 +330,11 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch.
+        """Prepares one batch, in training and evaluation alike.
 
         Args:
             data: `inputs` holds images uint8 (B, H, W, 3) and, where the pipeline makes them, tokenizer_images
                 uint8 (B, h, w, 3), mask bool (B, gh, gw) and jitter float (B, 7).
-            training: unused; both modes are the same.
 
         Returns:
             dict(inputs=dict(images=float (B, 3, H, W) normalised, tokenizer_images=float (B, 3, h, w) in [0, 1],
@@ -377,16 +370,12 @@ def _planar(images: Tensor, jitter: Tensor | None) -> Tensor:
 def masked_positions(mask: Tensor) -> Tensor:
     """Indices of the masked patches of each image, in one rectangular tensor.
 
-    Images of a batch hold different numbers of masked patches (64 to 75 of 196 with the released
-    generator). A boolean gather would make the host wait for the device; on the mask's CPU copy this
-    costs nothing, and the few padded places (0.7 % for 75) are left out of the loss.
-
-    Args:
-        mask: bool (B, h, w), True = masked.
+    Images of a batch hold different numbers of masked patches (64 to 75 of 196 with the released generator). A boolean
+    gather would make the host wait for the device; on the mask's CPU copy this costs nothing, and the few padded places
+    (0.7 % for 75) are left out of the loss.
 
     Returns:
-        int64 (B, K), row-major patch indices in rising order, padded with -1; K is the largest count
-        in the batch, at least 1.
+        int64 (B, K), row-major patch indices in rising order, padded with -1; K is the largest count, at least 1.
     """
     flat = mask.flatten(1)
     counts = flat.sum(dim=1, keepdim=True)

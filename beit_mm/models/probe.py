@@ -66,15 +66,10 @@ class LinearProbe(BaseModel):
             nn.init.zeros_(head.bias)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
-        """Runs the model.
-
-        Args:
-            inputs: images (B, C, H, W), normalised.
-            data_samples: one an image, with `gt_label` for mode 'loss'.
-            mode: 'loss' for training, 'predict' for evaluation, 'tensor' for logits.
+        """mmengine's entry, for images (B, 3, H, W), normalised.
 
         Returns:
-            'loss': dict(loss=sum over the layers). 'predict': the data samples, see `predict`. 'tensor': logits of
+            mode 'loss': dict(loss=sum over the layers). 'predict': the data samples, see `predict`. 'tensor': logits of
             each layer, (B, num_classes).
         """
         logits = [head(feature) for head, feature in zip(self.heads.values(), self.features(inputs), strict=True)]

@@ -52,14 +52,9 @@ def take_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Linear projection of non-overlapping patches, as a strided convolution.
+    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1).
 
-    Args:
-        patch_size: side of a patch in pixels.
-        in_channels: channels of the image.
-        embed_dims: width of a token.
-
-    Source: paper section 2.1. Sides that are no multiple of the patch are padded with zeros at the bottom and right.
+    Sides that are no multiple of the patch are padded with zeros at the bottom and right.
     """
 
     def __init__(self, patch_size: int, in_channels: int, embed_dims: int):
@@ -78,11 +73,7 @@ class PatchEmbed(nn.Module):
 
 
 class BiasReader(nn.Module):
-    """Reads a relative position bias from a table; holds no parameters.
-
-    Args:
-        table_grid: patch grid (h, w) that the table is made for.
-    """
+    """Reads a relative position bias from a table made for the patch grid `table_grid`; holds no parameters."""
 
     def __init__(self, table_grid: Grid):
         super().__init__()
@@ -94,12 +85,7 @@ class BiasReader(nn.Module):
 
 
 class PositionEmbeddingReader(nn.Module):
-    """Resamples a position embedding to the grid of the input; holds no parameters.
-
-    Args:
-        trained_grid: patch grid (h, w) that the embedding is made for.
-        mode: 'bicubic' or 'bilinear'.
-    """
+    """Resamples a position embedding from the patch grid `trained_grid` to the input's; holds no parameters."""
 
     def __init__(self, trained_grid: Grid, mode: str):
         super().__init__()
@@ -112,14 +98,7 @@ class PositionEmbeddingReader(nn.Module):
 
 
 class SharedRelativePositionBias(nn.Module):
-    """A bias table that all blocks share. Starts at zero.
-
-    Args:
-        grid: patch grid (h, w) that the table is made for.
-        num_heads: attention heads.
-
-    Source: paper appendix A; microsoft/unilm `beit/modeling_pretrain.py`.
-    """
+    """A bias table that all blocks share; starts at zero. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
 
     def __init__(self, grid: Grid, num_heads: int):
         super().__init__()
@@ -134,10 +113,7 @@ class SharedRelativePositionBias(nn.Module):
 class Attention(nn.Module):
     """Self-attention over class token and patches; bias for query and value, none for key.
 
-    Args:
-        dims: width of a token.
-        num_heads: attention heads.
-        table_grid: patch grid (h, w) of a bias table of this layer's own; None for no table.
+    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
@@ -231,11 +207,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
 
-    Args:
-        dims, num_heads, hidden_dims: width of a token, heads, width inside the MLP.
-        drop_path: probability that a sample skips a branch.
-        layer_scale_init: start value of gamma_1 and gamma_2; None for no LayerScale.
-        table_grid: patch grid (h, w) of the layer's own relative position bias; None for none.
+    `drop_path` is the probability that a sample skips a branch; without `layer_scale_init` there are no gammas.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`.
     """

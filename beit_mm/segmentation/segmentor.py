@@ -228,20 +228,10 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What a window adds to the wanted pixels along one axis.
+    """What window `index` of the `intervals` adds to `size` wanted pixels along one axis.
 
-    Args:
-        intervals: of all windows along the axis.
-        index: which of them.
-        size: wanted pixels.
-        flip: mirror the result.
-        resolution: logits of the window.
-        padding: pixels that were added to the window before the network.
-        align_corners: as F.interpolate.
-        device: of the matrix.
-
-    Returns:
-        The wanted pixels that this window reaches, and float32 (these pixels, resolution).
+    The window has `resolution` logits, also of `padding` pixels that were added before the network. Returns the wanted
+    pixels that it reaches, and float32 (these pixels, resolution).
     """
     start, stop = intervals[index]
     length = intervals[-1][1]
@@ -262,13 +252,7 @@ def bilinear_matrix(
 ) -> Tensor:
     """F.interpolate(mode='bilinear') along one axis as a matrix: resized = matrix @ pixels.
 
-    Args:
-        source, target: length of the axis before and after, in pixels.
-        align_corners: as F.interpolate.
-        start, stop: the columns that are wanted; all unless given.
-
-    Returns:
-        float32 (target, stop - start).
+    From `source` to `target` pixels; float32 (target, stop - start), the columns from `start` to `stop`.
     """
     position = torch.arange(target, dtype=torch.float32)
     if align_corners:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
-from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 
 from beit_mm.registry import MODELS
 
@@ -288,6 +288,7 @@ def test_linear_probe_is_the_published_one(name):
     assert (val['ResizeEdge'].scale, val['CenterCrop'].crop_size) == (256, 224)
     assert tuple(cfg.model.data_preprocessor.mean) == IMAGENET_STATISTICS
     assert sum(p.numel() for p in build_on_meta(name).parameters()) == parameters
+    init_default_scope('mmpretrain')
     all_blocks = copy.deepcopy(cfg.model)
     all_blocks.layers = None
     with torch.device('meta'):

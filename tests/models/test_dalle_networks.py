@@ -10,19 +10,19 @@ from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, log
 
 
 @pytest.mark.parametrize(
-    ('network', 'kwargs', 'published'),
+    ('network', 'arguments', 'published'),
     [
-        (DALLEEncoder, {}, 53_786_240),
-        (DALLEDecoder, {}, 43_829_766),
-        (ConvEncoder, {}, 7_953_408),
-        (ConvDecoder, {}, 12_128_003),
-        (ConvEncoder, dict(bottleneck_blocks=2), 6_707_456),
-        (ConvDecoder, dict(bottleneck_blocks=2), 9_964_803),
+        (DALLEEncoder, (), 53_786_240),
+        (DALLEDecoder, (), 43_829_766),
+        (ConvEncoder, (256, 8192, 3, None), 7_953_408),
+        (ConvDecoder, (256, 8192, 512, 3, None, 3), 12_128_003),
+        (ConvEncoder, (256, 8192, 3, 2), 6_707_456),
+        (ConvDecoder, (256, 8192, 512, 3, 2, 3), 9_964_803),
     ],
 )
-def test_parameter_count(network, kwargs, published):
+def test_parameter_count(network, arguments, published):
     with torch.device('meta'):
-        model = network(**kwargs)
+        model = network(*arguments)
     assert sum(p.numel() for p in model.parameters()) == published
 
 
@@ -30,8 +30,8 @@ def test_parameter_count(network, kwargs, published):
     ('encoder', 'decoder'),
     [
         (DALLEEncoder(8, 20), DALLEDecoder(8, 20, 16)),
-        (ConvEncoder(8, 20), ConvDecoder(8, 20, 16)),
-        (ConvEncoder(8, 20, bottleneck_blocks=1), ConvDecoder(8, 20, 16, bottleneck_blocks=1)),
+        (ConvEncoder(8, 20, 3, None), ConvDecoder(8, 20, 16, 3, None, 3)),
+        (ConvEncoder(8, 20, 3, 1), ConvDecoder(8, 20, 16, 3, 1, 3)),
     ],
 )
 def test_shapes_and_lookup_equals_one_hot(encoder, decoder):

@@ -77,7 +77,10 @@ def test_weights_from_files(tmp_path, suffix):
         tokenizer.decode(torch.zeros(1, 2, 2, dtype=torch.int64))
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(str(path), sha256='0' * 64, **SMALL_DALLE)
-    with pytest.raises(ValueError, match=r'2 of another shape \(blocks.output.conv.w is \(32, 64'):
+    with pytest.raises(
+        ValueError,
+        match='encoder.* does not hold the weights of this DALLEEncoder: .*size mismatch for blocks.output.conv.w',
+    ):
         DALLETokenizer(str(path), hidden=8, vocab_size=64)
 
 
@@ -141,7 +144,7 @@ def test_precision():
 # --- the discrete VAE ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('loss', ['laplace', 'mse', 'smooth_l1'])
+@pytest.mark.parametrize('loss', ['laplace', 'mse'])
 @pytest.mark.parametrize('arch', ['dalle', 'conv'])
 def test_losses_reach_every_parameter(arch, loss):
     torch.manual_seed(0)

@@ -160,16 +160,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager:
 
 
 def map_pixels(images: Tensor) -> Tensor:
-    """Squeeze pixels from [0, 1] into [0.1, 0.9].
-
-    Args:
-        images: any shape, values in [0, 1].
-
-    Returns:
-        Same shape and dtype.
-
-    Source: openai/DALL-E `dall_e/utils.py`.
-    """
+    """Squeezes pixels of any shape from [0, 1] into [0.1, 0.9]. Source: openai/DALL-E `dall_e/utils.py`."""
     return (1 - 2 * EPS) * images + EPS
 
 
@@ -194,26 +185,9 @@ def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
-    """Loads a state dict whose names and shapes must be the module's; nothing is half loaded.
-
-    Raises:
-        ValueError: with counts and the first offenders.
-    """
-    own = module.state_dict()
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    shapes = [
-        f'{name} is {tuple(state[name].shape)}, not {tuple(own[name].shape)}'
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    if missing or unexpected or shapes:
-        problems = ', '.join(
-            f'{len(names)} {kind} ({names[0]}, ...)'
-            for kind, names in (('missing', missing), ('unexpected', unexpected), ('of another shape', shapes))
-            if names
-        )
-        raise ValueError(
-            f'{path} does not hold the weights of this {type(module).__name__}: of {len(own)} tensors {problems}.'
-        )
-    module.load_state_dict(state)
+    """Loads a state dict whose names and shapes must be the module's; ValueError says which are not."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{path} does not hold the weights of this {type(module).__name__}: {reason:.400}') from None

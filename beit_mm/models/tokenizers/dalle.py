@@ -26,6 +26,7 @@ DECODER_ADVICE = (
 )
 SMOKE_SEED = 0  # random weights are the same on all ranks, whatever the run's seed
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
+BLOCKS_PER_GROUP = 2
 STRIDE = 8  # pixels per token: three poolings between the four groups
 
 
@@ -132,11 +133,8 @@ class DALLEConv2d(nn.Module):
 class DALLEBlock(nn.Module):
     """Residual block: four convolutions at a quarter of the width, added with a small gain.
 
-    Args:
-        in_channels: channels of the input; another number than `out_channels` gets a 1x1 shortcut.
-        out_channels: channels of the output, a multiple of 4.
-        kernel_sizes: of the four convolutions; (3, 3, 3, 1) in the encoder, (1, 3, 3, 3) in the decoder.
-        gain: factor of the residual path; 1 / (number of blocks)^2 keeps a deep stack's variance at 1.
+    A gain of 1 / (number of blocks)^2 keeps a deep stack's variance at 1. Another number of input channels than
+    `out_channels`, a multiple of 4, gets a 1x1 shortcut.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...], gain: float) -> None:
@@ -156,18 +154,14 @@ class DALLEBlock(nn.Module):
 
 
 def _groups(
-    in_channels: int,
-    widths: list[int],
-    blocks_per_group: int,
-    kernel_sizes: tuple[int, ...],
-    between: tuple[str, nn.Module],
+    in_channels: int, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]
 ) -> OrderedDict:
     """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
-    gain = 1 / (len(widths) * blocks_per_group) ** 2
+    gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2
     groups: OrderedDict[str, nn.Module] = OrderedDict()
     for g, width in enumerate(widths, start=1):
         group = groups[f'group_{g}'] = nn.Sequential()
-        for b in range(1, blocks_per_group + 1):
+        for b in range(1, BLOCKS_PER_GROUP + 1):
             group.add_module(f'block_{b}', DALLEBlock(in_channels, width, kernel_sizes, gain))
             in_channels = width
         if g < len(widths):
@@ -176,26 +170,18 @@ def _groups(
 
 
 class DALLEEncoder(nn.Module):
-    """Images to token logits.
-
-    Args:
-        hidden: width of the first group; the last has eight times as much.
-        vocab_size: number of visual tokens.
-        blocks_per_group: residual blocks in each of the four groups.
-        in_channels: channels of the images.
+    """Images to token logits; the first group is `hidden` wide, the last eight times as much.
 
     Source: openai/DALL-E `dall_e/encoder.py`.
     """
 
-    def __init__(
-        self, hidden: int = 256, vocab_size: int = 8192, blocks_per_group: int = 2, in_channels: int = 3
-    ) -> None:
+    def __init__(self, hidden: int = 256, vocab_size: int = 8192) -> None:
         super().__init__()
         widths = [factor * hidden for factor in GROUP_WIDTHS]
         self.blocks = nn.Sequential(
             OrderedDict(
-                input=DALLEConv2d(in_channels, hidden, 7),
-                **_groups(hidden, widths, blocks_per_group, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
+                input=DALLEConv2d(3, hidden, 7),
+                **_groups(hidden, widths, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
                 output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1))),
             )
         )
@@ -222,33 +208,20 @@ class DALLEEncoder(nn.Module):
 class DALLEDecoder(nn.Module):
     """(Relaxed) one-hot tokens to the parameters of the pixels' distribution.
 
-    The codebook is the input convolution: its columns are the tokens' embeddings.
-
-    Args:
-        hidden: width of the last group; the first has eight times as much.
-        vocab_size: number of visual tokens.
-        embed_dims: width of the codebook.
-        blocks_per_group: residual blocks in each of the four groups.
-        out_channels: 6 for the logit-Laplace's location and ln scale of three colours.
+    The codebook is the input convolution: its columns are the tokens' embeddings, `embed_dims` wide. The 6
+    `out_channels` are the logit-Laplace's location and ln scale of three colours.
 
     Source: openai/DALL-E `dall_e/decoder.py`.
     """
 
-    def __init__(
-        self,
-        hidden: int = 256,
-        vocab_size: int = 8192,
-        embed_dims: int = 128,
-        blocks_per_group: int = 2,
-        out_channels: int = 6,
-    ) -> None:
+    def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
         super().__init__()
         widths = [factor * hidden for factor in reversed(GROUP_WIDTHS)]
         upsample = ('upsample', nn.Upsample(scale_factor=2, mode='nearest'))
         self.blocks = nn.Sequential(
             OrderedDict(
                 input=DALLEConv2d(vocab_size, embed_dims, 1),
-                **_groups(embed_dims, widths, blocks_per_group, (1, 3, 3, 3), upsample),
+                **_groups(embed_dims, widths, (1, 3, 3, 3), upsample),
                 output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(hidden, out_channels, 1))),
             )
         )

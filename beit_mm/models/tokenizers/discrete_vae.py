@@ -22,14 +22,14 @@ from beit_mm.registry import MODELS
 class DiscreteVAE(CodebookTokenizer, BaseModel):
     """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer.
 
-    The encoder gives every position of the token grid a distribution over the vocabulary. Training
-    decodes a relaxed sample of it and minimises
+    The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
+    sample of it and minimises
 
         loss_recon   mean over pixels and colours of the reconstruction loss
         loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * 3)
 
-    so both are per pixel value, as in DALL-E, whose beta of 6.6 at 192 values a token (8 x 8 x 3)
-    is a weight of 6.6 / 192 on the KL per position. As a tokenizer it takes the argmax.
+    so both are per pixel value, as in DALL-E, whose beta of 6.6 at 192 values a token (8 x 8 x 3) is a weight of
+    6.6 / 192 on the KL per position. As a tokenizer it takes the argmax.
 
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
@@ -38,7 +38,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         embed_dims: width of the codebook.
         num_levels: halvings of the resolution; 'dalle' has 3.
         bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every level.
-        loss: 'laplace' (logit-Laplace likelihood, DALL-E), 'mse' or 'smooth_l1' (on [-1, 1]).
+        loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
         temperature: (start, end) of the Gumbel-softmax.
         temperature_steps: forward passes in training until `end` is reached, along a cosine.
         kl_weight: DALL-E's beta. It keeps the vocabulary in use: too little of it, and a few tokens do all the work.
@@ -74,8 +74,8 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
-        if loss not in ('laplace', 'mse', 'smooth_l1'):
-            raise ValueError(f"loss must be 'laplace', 'mse' or 'smooth_l1', got {loss!r}.")
+        if loss not in ('laplace', 'mse'):
+            raise ValueError(f"loss must be 'laplace' or 'mse', got {loss!r}.")
         out_channels = 6 if loss == 'laplace' else 3
         if arch == 'dalle':
             if 2**num_levels != STRIDE:
@@ -110,17 +110,11 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     def forward(
         self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """mmengine's entry.
-
-        Args:
-            inputs: `images`, float (B, 3, H, W), RGB in [0, 1].
-            data_samples: not used.
-            mode: 'loss' or 'predict'.
+        """mmengine's entry, for `images` float (B, 3, H, W), RGB in [0, 1].
 
         Returns:
-            'loss': `loss_recon` and `loss_kl`, and for the log `temperature` and, of this batch,
-            `codes_used` and `perplexity`. 'predict': per image `recon_mae_01` and `tokens`, int32
-            (h, w).
+            mode 'loss': `loss_recon` and `loss_kl`, and for the log `temperature` and, of this batch, `codes_used` and
+            `perplexity`. 'predict': per image `recon_mae_01` and `tokens`, int32 (h, w).
         """
         images = inputs['images']
         if mode == 'loss':
@@ -168,8 +162,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         if self.loss == 'laplace':
             mu, log_b = output.chunk(2, dim=1)
             return logit_laplace_nll(target, mu, log_b).mean()
-        function = F.mse_loss if self.loss == 'mse' else F.smooth_l1_loss
-        return function(output, target)
+        return F.mse_loss(output, target)
 
     def _usage(self, tokens: Tensor) -> dict[str, Tensor]:
         """Number of different tokens and perplexity of a batch, without waiting for the device."""
@@ -230,26 +223,13 @@ class ConvResBlock(nn.Module):
 class ConvEncoder(nn.Module):
     """Images to token logits: 4x4 convolutions of stride 2 with ReLU, residual blocks, a 1x1 layer.
 
-    Args:
-        hidden: width of every level.
-        vocab_size: number of visual tokens.
-        num_levels: halvings; a token stands for 2^num_levels pixels a side.
-        bottleneck_blocks: residual blocks behind the last level; None puts one behind every level.
-        in_channels: channels of the images.
-
-    Source: microsoft/unilm `beit/modeling_discrete_vae.py` (None), lucidrains/DALLE-pytorch (2).
+    Source: microsoft/unilm `beit/modeling_discrete_vae.py` (bottleneck_blocks None), lucidrains/DALLE-pytorch (2).
     """
 
-    def __init__(
-        self,
-        hidden: int = 256,
-        vocab_size: int = 8192,
-        num_levels: int = 3,
-        bottleneck_blocks: int | None = None,
-        in_channels: int = 3,
-    ) -> None:
+    def __init__(self, hidden: int, vocab_size: int, num_levels: int, bottleneck_blocks: int | None) -> None:
         super().__init__()
         self.levels = nn.Sequential()
+        in_channels = 3
         for _ in range(num_levels):
             self.levels.append(nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
             if bottleneck_blocks is None:
@@ -267,27 +247,20 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook.
+    """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook of width `embed_dims`.
 
-    Args:
-        hidden: width of every level.
-        vocab_size: number of visual tokens.
-        embed_dims: width of the codebook.
-        num_levels: doublings.
-        bottleneck_blocks: as `ConvEncoder`; a number adds a 1x1 layer from the codebook's width.
-        out_channels: 3 for pixels, 6 for the logit-Laplace's location and ln scale.
-
-    Source: as `ConvEncoder`.
+    With a number of `bottleneck_blocks` a 1x1 layer comes first. 3 `out_channels` are pixels, 6 the logit-Laplace's
+    location and ln scale.
     """
 
     def __init__(
         self,
-        hidden: int = 256,
-        vocab_size: int = 8192,
-        embed_dims: int = 512,
-        num_levels: int = 3,
-        bottleneck_blocks: int | None = None,
-        out_channels: int = 3,
+        hidden: int,
+        vocab_size: int,
+        embed_dims: int,
+        num_levels: int,
+        bottleneck_blocks: int | None,
+        out_channels: int,
     ) -> None:
         super().__init__()
         self.codebook = nn.Embedding(vocab_size, embed_dims)
