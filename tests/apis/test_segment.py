@@ -1,14 +1,12 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import run_tool
 from mmengine.config import Config
 from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
 from PIL import Image
@@ -123,24 +121,18 @@ def work(tmp_path_factory) -> Path:
 def test_labels_are_those_of_the_test_tool(work, options, monkeypatch):
     name = 'all' if options else 'one'
     monkeypatch.chdir(work)
-    monkeypatch.setattr(
-        sys,
-        'argv',
-        [
-            'test.py',
-            'config.py',
-            'model.pth',
-            '--work-dir',
-            name,
-            '--out',
-            f'{name}.json',
-            *options,
-            '--cfg-options',
-            f'test_evaluator.output_dir={name}/labels',
-            f'experiment_name={name}',
-        ],
+    run_tool(
+        'test.py',
+        'config.py',
+        'model.pth',
+        '--work-dir',
+        name,
+        '--out',
+        f'{name}.json',
+        *options,
+        '--cfg-options',
+        f'test_evaluator.output_dir={name}/labels',
     )
-    runpy.run_path(str(ROOT / 'tools/test.py'), run_name='__main__')
     assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
     segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=bool(options))
     assert segmenter.classes == CLASSES
