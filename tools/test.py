@@ -58,7 +58,9 @@ def main() -> None:
         if predictions is not None and predictions.predicted:
             report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
         # float: mmseg's metrics are numpy's numbers
-        Path(args.out).write_text(json.dumps(report, indent=2, default=float) + '\n', encoding='utf-8')
+        Path(args.out).write_text(
+            json.dumps(report, indent=2, default=lambda value: value.tolist()) + '\n', encoding='utf-8'
+        )
 
 
 def augment(cfg: Any) -> None:
@@ -93,12 +95,14 @@ def draw(cfg: Any, folder: str) -> None:
     """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
     if cfg.default_scope == 'mmseg':
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
+        backends = [dict(type='LocalVisBackend')]
+        cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
         cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
     elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
         cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
         cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
     else:
-        raise ValueError('--show-dir draws what classifiers and segmentors predict of single images')
+        raise ValueError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
 
 
 if __name__ == '__main__':

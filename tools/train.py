@@ -23,6 +23,7 @@ def main() -> None:
         help="scale the learning rate by the ratio of this run's batch to the recipe's",
     )
     args = parser.parse_args()
+    import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
     from mmengine.registry import RUNNERS
 
     cfg = load_config(args)

@@ -22,7 +22,7 @@ from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import meta_of
 from beit_mm.datasets.image_folder import list_images
-from beit_mm.datasets.transforms import UPRIGHT, orientation, to_rgb
+from beit_mm.datasets.transforms import UPRIGHT, LoadImage, orientation, to_rgb
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.engine.runner import set_num_classes
@@ -58,8 +58,8 @@ class _Inferencer(ABC):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             self.model = MODELS.build(cfg.model)
             module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
-            self._reads_rgb = load['type'].endswith('LoadImage')  # OpenMMLab's loaders give BGR
             self._load = TRANSFORMS.build(load)
+            self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
             self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
         if (num_classes := self._num_classes(module)) is None:
             raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
@@ -74,6 +74,8 @@ class _Inferencer(ABC):
         self.model.to(self.device).eval()
         self.num_classes: int = num_classes
         self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(num_classes)))
+        if len(self.classes) != num_classes:
+            raise CheckpointError(f'{checkpoint} names {len(self.classes)} classes, its model has {num_classes}')
 
     def _config(self, checkpoint: str | Path, config: ConfigInput) -> ConfigDict:
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
@@ -265,7 +267,7 @@ class SegmentationInferencer(_Inferencer):
 
 def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
     """Files, arrays and images, folders and lists taken apart."""
-    if isinstance(sources, (list, tuple)):
+    if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
             yield from iterate_images(source)
     elif isinstance(sources, (np.ndarray, Image.Image)):

@@ -134,6 +134,8 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
         As `convert_checkpoint`; nothing is left behind.
     """
     target = Path(target)
+    if target.suffix not in SUFFIXES:
+        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
     try:
         convert_checkpoint(source, partial)

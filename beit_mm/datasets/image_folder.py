@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
+from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.transforms import UnreadableImageError
 from beit_mm.registry import DATASETS
@@ -100,11 +101,6 @@ def read_lines(path: str) -> list[str]:
         raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
     with open(path, encoding='utf-8') as file:
         return [line.strip() for line in file]
-
-
-def first_names(names: Sequence[str], number: int = 5) -> str:
-    """The first of many names, for a message."""
-    return ', '.join(names[:number]) + (', ...' if len(names) > number else '')
 
 
 @DATASETS.register_module()

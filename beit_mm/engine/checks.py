@@ -16,8 +16,7 @@ from mmengine.structures import BaseDataElement
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from beit_mm.checkpoint.names import meta_of
-from beit_mm.datasets.image_folder import first_names
+from beit_mm.checkpoint.names import first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.models.beit import BEiTPretrainer

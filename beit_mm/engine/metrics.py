@@ -28,6 +28,8 @@ class MIMMetric(BaseMetric):
         position_entropy: mean over positions of the entropy of the frequencies there.
     """
 
+    default_prefix = ''
+
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
             result = {key: sample[key] for key in ('loss', 'correct', 'count') if key in sample}
@@ -117,6 +119,8 @@ class Predictions(BaseMetric):
     Args:
         classes: names of the classes.
     """
+
+    default_prefix = ''
 
     def __init__(self, classes: Sequence[str], **kwargs):
         super().__init__(**kwargs)

@@ -123,7 +123,7 @@ class BEiTPretrainer(BaseModel):
         """What the model saw, what it was to predict and what it predicted.
 
         Predicted tokens rarely equal the right ones (5 % after 300 epochs on ImageNet); decoded, they show whether the
-        colours and edges of the hidden part were guessed.
+        colours and edges of the masked part were guessed.
 
         Returns:
             Title -> float (B, 3, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,

@@ -230,3 +230,18 @@ def test_the_arguments_of_test(config_of):
     ):
         with pytest.raises(SystemExit, match=message):
             run_tool('test.py', ROOT / f'configs/{name}.py', 'x.pth', words)
+
+
+def test_a_config_with_mmengines_own_runner_is_found(tmp_path):
+    """In a process of its own: nothing else has imported what registers the runner."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / 'tools/train.py'), str(ROOT / 'configs/beit/pretrain_300e.py')],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)),
+    )
+    assert done.returncode == 1 and 'Traceback' not in done.stderr
+    assert re.search(r"error: .*no folder 'data/imagenet/train'|error: .*dalle_encoder", done.stderr), done.stderr[
+        -1500:
+    ]

@@ -181,7 +181,7 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
     (RESULTS / 'summary.json').write_text(json.dumps(numbers, indent=2) + '\n')
     print(f'\n{json.dumps(numbers, indent=2)}')
     gain = 1 - numbers['val_mim_loss'] / numbers['token_entropy']
-    print(f'\nHidden patches are predicted {gain:.0%} better than by how frequent each visual token is.')
+    print(f'\nMasked patches are predicted {gain:.0%} better than by how frequent each visual token is.')
     if classes:
         print(
             f'Of the held-out images {numbers["finetune_accuracy"]:.1f} % are classified right after pretraining, '
