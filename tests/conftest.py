@@ -49,10 +49,10 @@ def narrow_pretraining(images: Path, folder: Path) -> Config:
                 transform.update(size=32, second_size=32)
             if 'grid' in transform:
                 transform.update(grid=(4, 4), num_masked=6, min_block=2)
-    cfg.train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2, val_interval=1)
+    cfg.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2, val_interval=1)
     cfg.param_scheduler = []
     cfg.auto_scale_lr = dict(base_batch_size=4)
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', interval=1)
+    cfg.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', interval=1)
     cfg.default_hooks.logger.interval = 1
     cfg.log_processor.by_epoch = True
     cfg.work_dir = str(folder / 'work')

@@ -68,13 +68,13 @@ def classifier_config(folder: Path, work_dir: Path) -> Config:
             test_dataloader=loader(folder, 'val'),
             val_evaluator=dict(type='Accuracy', topk=1),
             test_evaluator=dict(type='Accuracy', topk=1),
-            train_cfg=dict(type='EpochBasedTrainLoop', max_epochs=2, val_interval=2),
+            train_cfg=dict(type='beit_mm.EpochLoop', max_epochs=2, val_interval=2),
             val_cfg=dict(),
             test_cfg=dict(),
             optim_wrapper=dict(
                 type='beit_mm.AutocastOptimWrapper', dtype='float32', optimizer=dict(type='AdamW', lr=1e-3)
             ),
-            default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=2)),
+            default_hooks=dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=2)),
             custom_hooks=[
                 dict(type=f'beit_mm.{name}')
                 for name in ('FitCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook')

@@ -2,16 +2,16 @@
 
 import hashlib
 import http.client
-import io
 import json
 import os
 import pickle
 import re
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -19,7 +19,6 @@ import safetensors.torch
 import torch
 from mmengine import dist
 from mmengine.config import ConfigDict
-from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -269,26 +268,29 @@ def weights_in(path: Path) -> Path:
 # --- writing --------------------------------------------------------------------------------------
 
 
-@register_backend('beit_mm', force=True)
-class AtomicBackend(LocalBackend):
-    """mmengine's local files, written whole or not at all: `CheckpointHook(backend_args=dict(backend='beit_mm'))`."""
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
 
-    def put(self, obj: bytes, filepath: str | Path) -> None:
-        """Writes bytes to a file that gets its name when all of them are on the disk.
-
-        Full disks, interruptions and errors leave what had the name as it was. Folders above it are created.
-        """
-        path = Path(filepath)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
-        try:
-            with partial.open('xb') as file:
-                file.write(obj)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    Full disks, interruptions and errors leave what had the name as it was. Folders above it are created. A process that
+    is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
+    try:
+        with partial.open('xb') as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too
+    finally:
+        os.close(folder)
 
 
 def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -308,11 +310,12 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     if path.suffix == '.safetensors':
         data = _safetensors_bytes(path, content)
+        with atomic_file(path) as file:
+            file.write(data)
     else:
-        buffer = io.BytesIO()  # given a path, torch would put its name into the file
-        torch.save(_without_attributes(content), buffer)
-        data = buffer.getvalue()
-    AtomicBackend().put(data, path)
+        # given a path, torch would put its name into the file
+        with atomic_file(path) as file:
+            torch.save(_without_attributes(content), file)
 
 
 def _without_attributes(content: Any) -> Any:

@@ -25,10 +25,15 @@ class SampleKey(NamedTuple):
     index: int  # type: ignore[assignment]  # position in the dataset; a tuple has a method of that name
 
 
+def mixed_seed(*numbers: int) -> int:
+    """64 well mixed bits of some 64-bit integers: near numbers give unrelated seeds."""
+    packed = struct.pack(f'<{len(numbers)}q', *numbers)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), 'little')
+
+
 def sample_seed(key: SampleKey, attempt: int = 0) -> int:
     """64 well mixed bits of a key and a further number that tells draws for the same key apart."""
-    numbers = struct.pack('<4q', *key, attempt)
-    return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), 'little')
+    return mixed_seed(*key, attempt)
 
 
 def seed_generators(key: SampleKey) -> None:
@@ -43,22 +48,51 @@ def seed_generators(key: SampleKey) -> None:
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(DefaultSampler):
-    """mmengine's DefaultSampler, yielding `SampleKey(seed, epoch, index)` instead of the bare index.
+    """Deals the samples of an epoch to the ranks like cards, each as `SampleKey(seed, epoch, index)`.
 
-    Persistent workers keep their first copy of the dataset, so the epoch has to travel with the index. mmengine calls
-    `set_epoch` in training only: in validation the epoch stays 0 and every pass draws the same masks (give `seed=0`
-    there to have them the same in every run).
+    One step of all ranks together takes the same samples for any number of ranks. Persistent workers keep their first
+    copy of the dataset, so the epoch has to travel with the index. mmengine calls `set_epoch` in training only: in
+    validation the epoch stays 0 and every pass draws the same masks (give `seed=0` there to have them the same in every
+    run).
 
-    Args: as DefaultSampler.
+    Args:
+        dataset: the dataset.
+        shuffle: True, for training: in an order of each epoch's own; up to ranks - 1 samples of an epoch fall away, so
+            that all ranks get equally many. False: in the dataset's order, the first ones once more at the end.
+        seed: of the order and of what is drawn for the samples; None: one that the ranks agree on.
     """
 
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int | None = None) -> None:
+        super().__init__(dataset, shuffle, seed, round_up=True)
+        if shuffle:
+            self.num_samples = len(dataset) // self.world_size
+            self.total_size = self.num_samples * self.world_size
+        self.skipped = 0
+
+    def skip(self, num_samples: int) -> None:
+        """Leaves out the first samples of this rank the next time that it is gone through, for a run that goes on."""
+        self.skipped = num_samples
+
     def __iter__(self) -> Iterator[SampleKey]:
-        for index in super().__iter__():
+        skipped, self.skipped = self.skipped, 0
+        yield from self.keys(skipped)
+
+    def keys(self, first: int = 0) -> Iterator[SampleKey]:
+        """This rank's samples of the epoch from the `first` on."""
+        order = self.order()
+        order = order.repeat(-(-self.total_size // max(len(order), 1)))[self.rank : self.total_size : self.world_size]
+        for index in order[first:].tolist():
             yield SampleKey(self.seed, self.epoch, index)
+
+    def order(self) -> torch.Tensor:
+        """int64 (samples,): the dataset's indices in the order of the epoch."""
+        if not self.shuffle:
+            return torch.arange(len(self.dataset))
+        return torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
 
 
 @DATA_SAMPLERS.register_module()
-class RepeatedAugmentationSampler(DefaultSampler):
+class RepeatedAugmentationSampler(SeededSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
     The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards: one step of all ranks together
@@ -89,8 +123,9 @@ class RepeatedAugmentationSampler(DefaultSampler):
         if not self.num_samples:
             raise ValueError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
 
-    def __iter__(self) -> Iterator[SampleKey]:
-        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        for place in range(self.rank, self.num_samples * self.world_size, self.world_size):
+    def keys(self, first: int = 0) -> Iterator[SampleKey]:
+        """This rank's samples of the epoch from the `first` on."""
+        order = self.order()
+        for place in range(self.rank + first * self.world_size, self.num_samples * self.world_size, self.world_size):
             image, copy = divmod(place, self.num_repeats)
             yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image]))

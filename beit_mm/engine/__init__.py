@@ -1,7 +1,9 @@
 """How a run goes: optimizer wrappers and constructors, checks, hooks, metrics, the runner of a folder."""
 
+from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .hooks import CheckpointMetaHook, KNNHook, RankSeedHook, ThroughputHook, UnreadableImagesHook
+from .hooks import KNNHook, StepSeedHook, ThroughputHook, UnreadableImagesHook
+from .loops import EpochLoop, IterLoop
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from .runner import FolderRunner

@@ -1,45 +1,46 @@
-"""What happens around the steps of a run: seeds, throughput, unreadable images, checkpoints' meta, neighbours."""
+"""What happens around the steps of a run: seeds, throughput, unreadable images, neighbours."""
 
 import logging
+import random
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_gather, get_rank, get_world_size
-from mmengine.hooks import CheckpointHook, Hook
-from mmengine.logging import HistoryBuffer, print_log
-from mmengine.runner import Runner, set_random_seed
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from beit_mm.checkpoint.names import FORMAT_VERSION
-from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
+from beit_mm.datasets.samplers import mixed_seed
+from beit_mm.engine.checks import unwrap
 from beit_mm.registry import HOOKS
 
 MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
-PLAIN_TYPES = (str, int, float, bool, type(None))
 CHUNK = 1024  # images compared with all training images at a time
 
 
 @HOOKS.register_module()
-class RankSeedHook(Hook):
-    """Seeds each process with the run's seed plus its rank, once the model stands.
+class StepSeedHook(Hook):
+    """Seeds all random generators before each training step, from the run's seed, the rank and the step's number.
 
-    mmengine seeds all alike, so all processes would mix, cut and drop with the same draws; its own
-    `randomness.diff_rank_seed` takes the seed away from the samplers. Weights are drawn before, and samples by their
-    own keys (see datasets.samplers), so both stay the same for any number of processes.
-
-    Source: microsoft/unilm `beit/run_class_finetuning.py`: seed = args.seed + rank.
+    What a step draws (mixup, drop path, erasing) then follows from these alone: a run that goes on draws what it would
+    have drawn, whatever was loaded, validated or drawn meanwhile, and a single step can be run again. Weights are drawn
+    before and samples by their own keys (see datasets.samplers), so both are the same for any number of processes.
     """
 
-    def before_train(self, runner: Runner) -> None:
-        """Runs once, after the weights are drawn or loaded."""
-        if get_rank() > 0:
-            set_random_seed(runner.seed + get_rank())
+    priority = 'VERY_HIGH'
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
+        """Takes 0.1 ms."""
+        seed = mixed_seed(runner.seed, get_rank(), runner.iter)
+        random.seed(seed)
+        np.random.seed(seed >> 32)
+        torch.manual_seed(seed >> 1)  # of all devices
 
 
 @HOOKS.register_module()
@@ -108,88 +109,6 @@ class UnreadableImagesHook(Hook):
                     f'{count} of {len(dataset)} images cannot be read, at most {limit:.0f} are tolerated; see '
                     f'{listing}, or raise max_rate of UnreadableImagesHook'
                 )
-
-
-@HOOKS.register_module()
-class CheckpointMetaHook(Hook):
-    """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
-
-    mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
-    to be executed to be read.
-    """
-
-    priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
-
-    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Replaces the history's objects, and adds what only the run knows of its weights."""
-        model, meta, hub = unwrap(runner), checkpoint['meta'], checkpoint['message_hub']
-        meta['beit_mm_format'] = FORMAT_VERSION
-        meta['config_dict'] = plain_values(runner.cfg.to_dict())
-        meta['preprocessing'] = preprocessing_of_model(model)
-        backbone = backbone_of(model)
-        meta['architecture'] = {}  # what the shapes of the weights do not show
-        if backbone is not None:
-            meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
-        if (provenance := tokenizer_provenance(model)) is not None:
-            meta['tokenizer'] = provenance
-        storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
-        info = {key: plain_values(value) for key, value in hub['runtime_info'].items() if isinstance(value, storable)}
-        scalars = {}
-        for key, history in hub['log_scalars'].items():
-            values, counts = (torch.from_numpy(np.asarray(numbers, np.float64)) for numbers in history.data)
-            scalars[key] = dict(values=values, counts=counts, max_length=history.max_length)
-        resumed = {key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
-        checkpoint['message_hub'] = dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
-
-    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restores the history, and says so when the tokens are not those of the earlier run.
-
-        Raises:
-            ValueError: a run is to go on from a file that holds weights only.
-        """
-        meta = checkpoint.get('meta', {})
-        if runner.cfg.get('resume') and 'epoch' not in meta:
-            raise ValueError(
-                'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
-                'run from it, name it as load_from instead of --resume.'
-            )
-        before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
-        if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
-            message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
-            print_log(message, logger='current', level=logging.WARNING)
-        if 'message_hub' in checkpoint:
-            scalars = checkpoint['message_hub']['log_scalars']
-            for key, history in scalars.items():
-                if isinstance(history, dict):  # ours; mmengine's own are read as they are
-                    values, counts = history['values'].numpy(), history['counts'].numpy()
-                    scalars[key] = HistoryBuffer(values, counts, history['max_length'])
-            forget_foreign_files(runner, checkpoint['message_hub']['runtime_info'])
-
-
-def plain_values(value: Any) -> Any:
-    """Nested containers with their plain values and tensors; anything else by its text."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key if isinstance(key, PLAIN_TYPES) else str(key): plain_values(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = map(plain_values, value)
-        return tuple(items) if type(value) is tuple else list(items)
-    return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
-
-
-def forget_foreign_files(runner: Runner, info: dict) -> None:
-    """Takes out of a file's `runtime_info` what names no checkpoint of this run: CheckpointHook would delete it."""
-    folders = [runner.work_dir, *(hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook))]
-    folders = [Path(folder).resolve() for folder in folders if folder]
-    for key in [key for key in info if key.startswith('best_ckpt')]:
-        path = Path(str(info[key])).resolve()
-        if not (path.name.startswith('best_') and path.is_file() and set(folders) & {path.parent, path.parent.parent}):
-            del info[key]
-    resumed, ids = runner.cfg.get('load_from'), info.get('keep_ckpt_ids', [])
-    elsewhere = resumed and Path(resumed).resolve().parent not in folders
-    if elsewhere or not (isinstance(ids, list) and all(type(step) is int for step in ids)):
-        info.pop('keep_ckpt_ids', None)
 
 
 def knn_predict(

@@ -5,13 +5,12 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    # beit_mm writes to local folders: a file has its name only once it is whole
-    checkpoint=dict(type='CheckpointHook', interval=20, max_keep_ckpts=3, backend_args=dict(backend='beit_mm')),
+    checkpoint=dict(type='beit_mm.CheckpointHook', interval=20, max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
 )
 custom_hooks = [
     dict(type='beit_mm.FitCheckHook'),
-    dict(type='beit_mm.RankSeedHook'),
+    dict(type='beit_mm.StepSeedHook'),
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),

@@ -65,7 +65,7 @@ optim_wrapper = dict(
     optimizer=dict(
         type='AdamW', lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
 auto_scale_lr = dict(base_batch_size=8)
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=300, val_interval=300)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=300, val_interval=300)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 # mmengine's schedulers arrive at their last factor one step before `end`

@@ -52,7 +52,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
     dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=1000, T_max=950, eta_min=6e-5),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=1000, val_interval=1000)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=1000, val_interval=1000)
 auto_scale_lr = dict(base_batch_size=16)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=100, max_keep_ckpts=2))

@@ -95,7 +95,7 @@ optim_wrapper = dict(
     paramwise_cfg=dict(layer_decay_rate=0.8),
     optimizer=dict(
         type='AdamW', lr=2e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=20, val_interval=5)
+train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=20, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [

@@ -64,7 +64,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
     dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3000, T_max=2900, eta_min=1e-5),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=3000, val_interval=500)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=3000, val_interval=500)
 auto_scale_lr = dict(base_batch_size=32)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=250, max_keep_ckpts=2))

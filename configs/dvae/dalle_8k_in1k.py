@@ -59,7 +59,7 @@ param_scheduler = [
     dict(
         type='CosineAnnealingLR', by_epoch=False, end=1_200_000, eta_min=1.25e-6)
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=3_000_000, val_interval=50_000)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=3_000_000, val_interval=50_000)
 log_processor = dict(by_epoch=False)
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=50_000))
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.

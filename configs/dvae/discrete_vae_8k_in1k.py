@@ -61,6 +61,6 @@ param_scheduler = [
     dict(
         type='CosineAnnealingLR', by_epoch=False, begin=1000, end=50_000, eta_min=2e-5),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=50_000, val_interval=5000)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=50_000, val_interval=5000)
 log_processor = dict(by_epoch=False)
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=5000))

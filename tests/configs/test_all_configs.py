@@ -166,14 +166,14 @@ def test_schedules_of_the_demo_end_where_training_ends():
 
 
 def test_hooks_stand_where_they_act():
-    common = ['FitCheckHook', 'RankSeedHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook']
+    common = ['FitCheckHook', 'StepSeedHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook']
 
     def check(name: str) -> None:
         cfg = load_config(name)
         reconstructs = cfg.model.type in ('beit_mm.BEiTPretrainer', 'beit_mm.DiscreteVAE')
         ours = [hook.type.removeprefix('beit_mm.') for hook in cfg.custom_hooks if hook.type.startswith('beit_mm.')]
         assert ours == common + ['ReconstructionHook'] * reconstructs
-        assert cfg.default_hooks.checkpoint.backend_args == dict(backend='beit_mm')
+        assert cfg.default_hooks.checkpoint.type == 'beit_mm.CheckpointHook'
 
     check_all(ALL, check)
 

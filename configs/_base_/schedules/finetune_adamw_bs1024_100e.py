@@ -13,7 +13,7 @@ optim_wrapper = dict(
 )
 auto_scale_lr = dict(base_batch_size=1024)
 
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=100, val_interval=5)
+train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=100, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [

@@ -11,7 +11,7 @@ optim_wrapper = dict(
 )
 auto_scale_lr = dict(base_batch_size=2048)
 
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=300, val_interval=20)
+train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=300, val_interval=20)
 val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [

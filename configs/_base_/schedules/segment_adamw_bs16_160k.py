@@ -8,7 +8,7 @@ optim_wrapper = dict(
         type='AdamW', lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
 auto_scale_lr = dict(base_batch_size=16)
 
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=160000, val_interval=16000)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=160000, val_interval=16000)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 # Both at once, as the released code: peak * (1 - t/160000), times 1e-6 + t/1500 in the first 1500 steps. mmengine's

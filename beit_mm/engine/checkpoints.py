@@ -1,0 +1,489 @@
+"""A run's checkpoints: never half there, with all that a run needs to go on as if it had never stopped.
+
+What is drawn in a step follows from its number (engine.hooks.StepSeedHook), and what a sample looks like from its key
+(datasets.samplers), so no state of a random generator is stored anywhere.
+"""
+
+import logging
+import os
+import re
+import time
+import zipfile
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import mmengine
+import numpy as np
+import torch
+from mmengine.dist import broadcast_object_list, get_world_size, is_main_process, master_only
+from mmengine.hooks import CheckpointHook as EngineCheckpointHook
+from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer, print_log
+from mmengine.runner import Runner
+from torch import Tensor
+
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
+from beit_mm.checkpoint.names import FORMAT_VERSION
+from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
+from beit_mm.registry import HOOKS
+
+PLAIN_TYPES = (str, int, float, bool, type(None))
+LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote (see atomic_file)
+RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # set where a launcher has started the run again
+
+
+@HOOKS.register_module()
+class CheckpointHook(EngineCheckpointHook):
+    """mmengine's CheckpointHook that always leaves a good checkpoint on the disk, and finds it again.
+
+    A file gets its name when all of it is there, and the one that it takes the place of goes after that. A full or
+    read-only disk ends no run: the log says so, and the last good file stays. Where gradients are accumulated a
+    checkpoint waits for the step that uses them. A run that is to be resumed (or that torchrun or Slurm has started
+    again) goes on from the newest file that can be read; what a killed process left half written is removed.
+
+    Args:
+        asynchronous: a thread writes while the training goes on; takes memory for a second copy of the weights and the
+            optimizer's state.
+        rescale: a run with another effective batch than before goes on with a learning rate in proportion to it, at
+            the same place in the data; otherwise it is refused.
+        kwargs: mmengine's: interval, by_epoch, max_keep_ckpts, save_best, out_dir, ...
+
+    Raises:
+        CheckpointError: there are checkpoints to resume from, but none that can be read.
+        ValueError: the effective batch is not the checkpoint's.
+    """
+
+    keep_ckpt_ids: deque[int]  # numbers of the checkpoints that are kept; mmengine sets it
+
+    def __init__(self, *args, asynchronous: bool = False, rescale: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.rescale = rescale
+        self.outdated: list[str] = []  # names of files to be removed once another one is written
+        self.postponed: int | None = None  # number of a checkpoint that waits for the end of an accumulation
+        self._thread = ThreadPoolExecutor(1) if asynchronous else None
+        self._writing: Future | None = None
+
+    # --- going on ---------------------------------------------------------------------------------
+
+    def before_run(self, runner: Runner) -> None:
+        """Cleans up, and chooses the checkpoint to go on from."""
+        folder = self._folder(runner)
+        if is_main_process():
+            remove_leftovers(folder)
+        restarted = any(int(os.environ.get(name) or 0) for name in RESTARTS)
+        if not (runner._resume and runner._load_from is None or restarted):
+            return
+        found = [newest_checkpoint(folder)] if is_main_process() else [None]
+        broadcast_object_list(found)
+        if isinstance(found[0], CheckpointError):
+            raise found[0]
+        if found[0] is not None:
+            runner._resume, runner._load_from = True, found[0]
+        elif not restarted:
+            print_log(f'No checkpoint in {folder}: the run starts at its beginning.', logger='current')
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Makes the position fit this run's batches, and notes which files the checkpoint has taken the place of."""
+        meta = checkpoint.get('meta', {})
+        if not runner._resume or 'batch' not in meta:
+            return
+        fit_position(checkpoint, batch_of(runner), self.rescale)
+        if Path(runner._load_from).resolve().parent == self._folder(runner).resolve():
+            names = [name for name in meta.get('outdated', []) if self._is_numbered(name)]
+            self.outdated = [name for name in names if name != Path(runner._load_from).name]
+
+    def before_train(self, runner: Runner) -> None:
+        """mmengine's preparation; what it removes later is removed once the next file stands."""
+        super().before_train(runner)
+        self.file_backend = _Later(self.outdated)
+
+    def _folder(self, runner: Runner) -> Path:
+        """Where the checkpoints are; mmengine sets `out_dir` later, in before_train."""
+        if self.out_dir in (None, runner.work_dir):
+            return Path(runner.work_dir)
+        name = Path(runner.work_dir).name
+        return Path(self.out_dir) if Path(self.out_dir).name == name else Path(self.out_dir, name)
+
+    def _is_numbered(self, name: Any) -> bool:
+        """Whether a file's name is one of those that this hook gives."""
+        return isinstance(name, str) and bool(re.fullmatch(r'(epoch|iter)_\d+\.pth|best_[^/\\]+\.pth', name))
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Saves where it is due, or was and had to wait."""
+        if self.postponed is not None and at_boundary(runner):
+            step, self.postponed = self.postponed, None
+            self._save_checkpoint_with_step(runner, step, meta=dict(epoch=runner.epoch, iter=runner.iter + 1))
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+
+    def after_train(self, runner: Runner) -> None:
+        """Waits for the last file."""
+        self.wait()
+        super().after_train(runner)
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        """Writes a numbered checkpoint and notes the one that goes for it; called by mmengine's methods."""
+        if not at_boundary(runner):
+            self.postponed = step
+            return
+        name = self.filename_tmpl.format(step)
+        if self.max_keep_ckpts > 0:
+            kept = [number for number in self.keep_ckpt_ids if number != step] + [step]
+            self.outdated += [self.filename_tmpl.format(number) for number in kept[: -self.max_keep_ckpts]]
+            self.keep_ckpt_ids = deque(kept[-self.max_keep_ckpts :], self.max_keep_ckpts)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        self.last_ckpt = str(Path(self.out_dir, name))
+        runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+        self.save(runner, name, **meta)
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        super()._save_best_checkpoint(_Saver(runner, self), metrics)
+
+    @master_only
+    def save(self, runner: Runner, name: str, resumable: bool = True, **meta) -> Path | None:
+        """Writes a checkpoint now, from the main process; other processes may call this and do nothing.
+
+        Args:
+            runner: the run.
+            name: of the file in the checkpoints' folder; may begin with a new folder.
+            resumable: with the optimizer's and the schedules' state; resuming takes it into account.
+            meta: entries of the file's `meta`; `epoch` and `iter` are the position, by default the present one.
+
+        Returns:
+            The file; None where it cannot be written. Of an asynchronous writer: where it will be.
+        """
+        self.wait()
+        path = Path(self.out_dir, name)
+        outdated = [old for old in dict.fromkeys(self.outdated) if old != name]
+        content = run_state(runner, resumable, dict(meta, outdated=outdated))
+        pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
+        copies = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+        if self._thread is None:
+            return self._write(path, content, pointer, outdated, copies)
+        content = map_tensors(content, copied)
+        self._writing = self._thread.submit(self._write, path, content, pointer, outdated, copies)
+        return path
+
+    def wait(self) -> None:
+        """Waits until the file that is being written stands."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, path: Path, content: dict, pointer: Path | None, outdated: list[str], copies: Any) -> Path | None:
+        try:
+            if copies is not None:
+                copies.synchronize()  # to the host, which may still be under way
+            with atomic_file(path) as file:
+                torch.save(content, file)
+                check_written(file)
+            if pointer is not None and path.parent == Path(self.out_dir):
+                with atomic_file(pointer) as file:
+                    file.write(os.fsencode(path))
+            for name in outdated:
+                Path(self.out_dir, name).unlink(missing_ok=True)
+                self.outdated.remove(name)
+        except (OSError, RuntimeError) as error:  # torch.save turns the one into the other
+            message = f'{path} could not be written ({error}); the training goes on, older checkpoints stay.'
+            print_log(message, logger='current', level=logging.WARNING)
+            return None
+        return path
+
+
+class _Later:
+    """Stands for the file backend where mmengine removes the file of which a new one takes the place, too early."""
+
+    def __init__(self, outdated: list[str]):
+        self.outdated = outdated
+
+    def isfile(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def isdir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def join_path(self, *parts: str) -> str:
+        return os.path.join(*parts)
+
+    def remove(self, path: str) -> None:
+        self.outdated.append(os.path.basename(path))
+
+
+class _Saver:
+    """The runner, but for its `save_checkpoint`, which becomes CheckpointHook's."""
+
+    def __init__(self, runner: Runner, hook: CheckpointHook):
+        self._runner, self._hook = runner, hook
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def save_checkpoint(self, out_dir: str, filename: str, meta: dict, **kwargs: Any) -> None:
+        self._hook.save(self._runner, filename, resumable=False, **meta)
+
+
+def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
+    """The run's CheckpointHook; None where it has another one."""
+    return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+
+
+def at_boundary(runner: Runner) -> bool:
+    """Whether no gradients wait for more of an accumulation: a place where a run can stop and go on exactly."""
+    return bool(runner.optim_wrapper.should_update())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes have left half written."""
+    for path in folder.glob('*.part') if folder.is_dir() else ():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
+    """The resumable checkpoint of a folder that is farthest on and can be read.
+
+    Returns:
+        Its path; None where there are no checkpoints; an error to raise where there are, but none can be read.
+    """
+    found, broken = [], []
+    for path in sorted(folder.glob('*.pth')):
+        try:
+            content = torch.load(path, 'cpu', weights_only=True, mmap=True)  # the values only, no tensors yet
+            if 'optimizer' in content:
+                found.append((content['meta']['iter'], path))
+        except Exception as error:  # of a file that anything may have happened to
+            broken.append(f'{path.name} ({type(error).__name__})')
+    while found:
+        path = max(found)[1]
+        try:
+            read_checkpoint(path)
+        except (CheckpointError, OSError) as error:
+            broken.append(f'{path.name} ({error})')
+            found.remove(max(found))
+            continue
+        if broken:
+            message = f'Passed over, since they cannot be read: {", ".join(broken)}.'
+            print_log(message, logger='current', level=logging.WARNING)
+        print_log(f'Going on from {path}, the newest checkpoint.', logger='current')
+        return str(path)
+    if broken:
+        return CheckpointError(
+            f'None of the checkpoints in {folder} can be read: {", ".join(broken)}; take them away to start anew'
+        )
+    return None
+
+
+def check_written(file: BinaryIO) -> None:
+    """Raises OSError unless a file that torch.save wrote is there to its end."""
+    file.flush()
+    try:
+        with zipfile.ZipFile(file.name) as archive:
+            written = sum(entry.file_size for entry in archive.infolist())
+    except zipfile.BadZipFile as error:
+        raise OSError(f'the file cannot be read back: {error}') from error
+    if not 0 < written <= os.path.getsize(file.name):
+        raise OSError('the file cannot be read back: parts of it are missing')
+
+
+# --- what is in a file ----------------------------------------------------------------------------
+
+
+def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
+    """What mmengine's Runner writes into a checkpoint, with all tensors on the CPU or on their way there."""
+    meta = dict(epoch=runner.epoch, iter=runner.iter) | meta
+    meta |= dict(
+        cfg=runner.message_hub.runtime_info.get('cfg', ''),  # text that mmengine's inferencers ask for
+        seed=runner.seed,
+        experiment_name=runner.experiment_name,
+        time=time.strftime('%Y%m%d_%H%M%S'),
+        mmengine_version=mmengine.__version__,
+    )
+    if (dataset_meta := getattr(runner.train_dataloader.dataset, 'metainfo', None)) is not None:
+        meta['dataset_meta'] = dataset_meta
+    content = dict(meta=meta, state_dict=unwrap(runner).state_dict(), message_hub=dict(runner.message_hub.state_dict()))
+    if resumable:
+        content['optimizer'] = runner.optim_wrapper.state_dict()
+        content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
+    runner.call_hook('before_save_checkpoint', checkpoint=content)
+    return map_tensors(content, on_host)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Nested containers with each tensor replaced; the dicts of modules keep their `_metadata`."""
+    if isinstance(value, Tensor):
+        return function(value.detach())
+    if isinstance(value, dict):
+        mapped: Any = type(value)((key, map_tensors(item, function)) for key, item in value.items())
+        if hasattr(value, '_metadata'):
+            mapped._metadata = value._metadata
+        return mapped
+    if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
+        return type(value)(map_tensors(item, function) for item in value)
+    return value
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor in the CPU's memory; of a GPU's it is on its way there, in the order of the GPU's work."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty_like(tensor, device='cpu', pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy that the next step does not change; what is pinned is a copy already."""
+    return tensor if tensor.is_pinned() else tensor.clone()
+
+
+@HOOKS.register_module()
+class CheckpointMetaHook(Hook):
+    """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
+
+    mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
+    to be executed to be read.
+    """
+
+    priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Replaces the history's objects, and adds what only the run knows of its weights."""
+        model, meta, hub = unwrap(runner), checkpoint['meta'], checkpoint['message_hub']
+        meta['beit_mm_format'] = FORMAT_VERSION
+        meta['batch'] = batch_of(runner)
+        meta['config_dict'] = plain_values(runner.cfg.to_dict())
+        meta['preprocessing'] = preprocessing_of_model(model)
+        backbone = backbone_of(model)
+        meta['architecture'] = {}  # what the shapes of the weights do not show
+        if backbone is not None:
+            meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
+        if (provenance := tokenizer_provenance(model)) is not None:
+            meta['tokenizer'] = provenance
+        storable = (*PLAIN_TYPES, np.generic, Tensor, dict, list, tuple)
+        info = {key: plain_values(value) for key, value in hub['runtime_info'].items() if isinstance(value, storable)}
+        scalars = {}
+        for key, history in hub['log_scalars'].items():
+            values, counts = (torch.from_numpy(np.asarray(numbers, np.float64)) for numbers in history.data)
+            scalars[key] = dict(values=values, counts=counts, max_length=history.max_length)
+        resumed = {key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
+        checkpoint['message_hub'] = dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Restores the history, and says so when the tokens are not those of the earlier run.
+
+        Raises:
+            ValueError: a run is to go on from a file that holds weights only.
+        """
+        meta = checkpoint.get('meta', {})
+        if runner.cfg.get('resume') and 'epoch' not in meta:
+            raise ValueError(
+                'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
+                'run from it, name it as load_from instead of --resume.'
+            )
+        before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
+        if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
+            message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
+            print_log(message, logger='current', level=logging.WARNING)
+        if 'message_hub' in checkpoint:
+            scalars = checkpoint['message_hub']['log_scalars']
+            for key, history in scalars.items():
+                if isinstance(history, dict):  # ours; mmengine's own are read as they are
+                    values, counts = history['values'].numpy(), history['counts'].numpy()
+                    scalars[key] = HistoryBuffer(values, counts, history['max_length'])
+            forget_foreign_files(runner, checkpoint['message_hub']['runtime_info'])
+
+
+def plain_values(value: Any) -> Any:
+    """Nested containers with their plain values and tensors; anything else by its text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key if isinstance(key, PLAIN_TYPES) else str(key): plain_values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = map(plain_values, value)
+        return tuple(items) if type(value) is tuple else list(items)
+    return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
+
+
+def forget_foreign_files(runner: Runner, info: dict) -> None:
+    """Takes out of a file's `runtime_info` what names no checkpoint of this run: CheckpointHook would delete it."""
+    folders = [runner.work_dir, *(hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook))]
+    folders = [Path(folder).resolve() for folder in folders if folder]
+    for key in [key for key in info if key.startswith('best_ckpt')]:
+        path = Path(str(info[key])).resolve()
+        if not (path.name.startswith('best_') and path.is_file() and set(folders) & {path.parent, path.parent.parent}):
+            del info[key]
+    resumed, ids = runner.cfg.get('load_from'), info.get('keep_ckpt_ids', [])
+    elsewhere = resumed and Path(resumed).resolve().parent not in folders
+    if elsewhere or not (isinstance(ids, list) and all(type(step) is int for step in ids)):
+        info.pop('keep_ckpt_ids', None)
+
+
+# --- position -------------------------------------------------------------------------------------
+
+
+def batch_of(runner: Runner) -> dict[str, int]:
+    """What a position counts: `images` of all processes in a batch, batches `accumulated`, batches `per_epoch`."""
+    loader = runner.train_dataloader
+    accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
+    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
+
+
+def fit_position(checkpoint: dict, batch: dict[str, int], rescale: bool) -> None:
+    """Counts position and schedules of a checkpoint in batches of this run, so that the order of images stays.
+
+    Args:
+        checkpoint: what is loaded; changed in place.
+        batch: this run's (see `batch_of`).
+        rescale: whether another effective batch is taken, with the learning rate in proportion.
+
+    Raises:
+        ValueError: another effective batch without `rescale`.
+    """
+    meta = checkpoint['meta']
+    before = meta['batch']
+    old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
+    if old != new and not rescale:
+        raise ValueError(
+            f'the checkpoint was trained with {old} images a step, this run has {new}: set train_dataloader.batch_size '
+            'or optim_wrapper.accumulative_counts to have as many, or default_hooks.checkpoint.rescale=True to go on '
+            'with a learning rate in proportion'
+        )
+    if old != new:
+        scale_rates(checkpoint, new / old)
+    if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
+        return
+    epoch, seen = divmod(meta['iter'], before['per_epoch'])
+    counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
+    ratio = counted / meta['iter'] if meta['iter'] else 1.0
+    message = f'Iteration {meta["iter"]} of {before["images"]} images each goes on as {counted} of {batch["images"]}.'
+    print_log(message, logger='current')
+    meta['iter'] = counted
+    for state in schedules_of(checkpoint):
+        if not state['by_epoch']:
+            for key in ('begin', 'end', 'last_step', '_global_step', 'T_max', 'total_iters'):
+                if state.get(key):
+                    state[key] = round(state[key] * ratio)
+
+
+def scale_rates(checkpoint: dict, factor: float) -> None:
+    """Multiplies the learning rates of a checkpoint's optimizer and schedules."""
+    optimizer = checkpoint['optimizer']
+    for group in [*optimizer['param_groups'], optimizer.get('base_param_settings', {})]:
+        for key in ('lr', 'initial_lr'):
+            if key in group:
+                group[key] *= factor
+    for state in schedules_of(checkpoint):
+        if state['param_name'] == 'lr':
+            for key in ('base_values', '_last_value'):
+                state[key] = [value * factor for value in state[key]]
+    print_log(f'Learning rates are multiplied by {factor:g}.', logger='current')
+
+
+def schedules_of(checkpoint: dict) -> list[dict]:
+    """States of the schedules in a checkpoint."""
+    return checkpoint.get('param_schedulers') or []

@@ -1,0 +1,71 @@
+"""mmengine's two training loops, beginning at whatever batch the run has come to.
+
+mmengine's go on at the start of an epoch, or read and throw away what was seen. Here the sampler is told where to
+begin, which costs the same at any iteration.
+"""
+
+from collections.abc import Iterator
+
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from torch import nn
+from torch.utils.data import DataLoader
+
+from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.registry import LOOPS
+
+
+def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
+    """The batches of an epoch from the `first` on.
+
+    A sampler of ours is told where to begin; with another one, what comes before is read and thrown away.
+    """
+    loader.sampler.set_epoch(epoch)
+    seeks = isinstance(loader.sampler, SeededSampler)
+    if seeks:
+        loader.sampler.skip(first * loader.batch_size)
+    for place, batch in enumerate(loader, start=first if seeks else 0):
+        if place >= first:
+            yield batch
+
+
+@LOOPS.register_module()
+class EpochLoop(EpochBasedTrainLoop):
+    """mmengine's EpochBasedTrainLoop, which can also go on in the middle of an epoch."""
+
+    def run_epoch(self) -> None:
+        """The rest of one epoch: all of it, but for a run that goes on."""
+        self.runner.call_hook('before_train_epoch')
+        self.runner.model.train()
+        first = self._iter - self._epoch * len(self.dataloader)
+        for index, batch in enumerate(batches(self.dataloader, self._epoch, first), start=first):
+            self.run_iter(index, batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+
+@LOOPS.register_module()
+class IterLoop(IterBasedTrainLoop):
+    """mmengine's IterBasedTrainLoop, which goes on at any iteration without reading what was seen."""
+
+    def run(self) -> nn.Module:
+        """Trains to the last iteration."""
+        self.runner.call_hook('before_train')
+        self.runner.call_hook('before_train_epoch')
+        stream = self.endless_batches()
+        while self._iter < self._max_iters and not self.stop_training:
+            self.runner.model.train()
+            self.run_iter(next(stream))
+            self._decide_current_val_interval()
+            due = self._iter % self.val_interval == 0 or self._iter == self._max_iters
+            if self.runner.val_loop is not None and self._iter >= self.val_begin and due:
+                self.runner.val_loop.run()
+        self.runner.call_hook('after_train_epoch')
+        self.runner.call_hook('after_train')
+        return self.runner.model
+
+    def endless_batches(self) -> Iterator:
+        """The batches of all epochs one after another, from the present iteration on."""
+        epoch, first = divmod(self._iter, len(self.dataloader))
+        while True:
+            yield from batches(self.dataloader, epoch, first)
+            epoch, first = epoch + 1, 0

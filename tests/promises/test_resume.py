@@ -1,0 +1,127 @@
+"""A run that is stopped after any step and resumed ends as the run that was never stopped, to the last bit."""
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import narrow_pretraining
+from helpers import make_runner
+from labelled import classifier_config, make_images
+from mmengine.config import Config
+
+WALL_CLOCK = {'time', 'experiment_name', 'train/time', 'train/data_time', 'train/images_per_second', 'cfg', 'last_ckpt'}
+WALL_CLOCK |= {'config_dict', 'outdated', 'keep_ckpt_ids'}  # these name the folder, and files that the test moves
+
+
+def pretraining(folder: Path, images: Path) -> Config:
+    config = narrow_pretraining(images, folder)
+    config.model.backbone.drop_path_rate = 0.3
+    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
+    config.param_scheduler = [
+        dict(type='LinearLR', start_factor=0.1, end=2, by_epoch=False),
+        dict(type='CosineAnnealingLR', begin=2, end=6, T_max=4, by_epoch=False, eta_min_ratio=0.1),
+    ]
+    return config
+
+
+def accumulating(folder: Path, images: Path) -> Config:
+    config = pretraining(folder, images)
+    config.optim_wrapper.accumulative_counts = 2  # of 3 batches in an epoch
+    return config
+
+
+def by_iterations(folder: Path, images: Path) -> Config:
+    config = pretraining(folder, images)
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=7)
+    config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
+    return config
+
+
+def with_workers(folder: Path, images: Path) -> Config:
+    config = pretraining(folder, images)
+    config.train_dataloader.update(num_workers=2, persistent_workers=True)
+    return config
+
+
+def fine_tuning(folder: Path, images: Path) -> Config:
+    config = classifier_config(make_images(folder / 'images'), folder)
+    config.model.backbone.drop_path_rate = 0.3
+    config.model.data_preprocessor = dict(
+        type='beit_mm.ClassificationDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, num_classes=3
+    )
+    augments = [dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]
+    config.model.train_cfg = dict(augments=augments)
+    config.model.head.loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')
+    config.train_dataloader.dataset.pipeline = [
+        dict(type='beit_mm.LoadImage'),
+        dict(type='RandomResizedCrop', scale=32, backend='pillow'),
+        dict(type='RandomFlip', prob=0.5),
+        dict(type='beit_mm.RandomErasing', prob=0.5),
+        dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'erase_box', 'unreadable')),
+    ]
+    config.custom_hooks.insert(0, dict(type='beit_mm.StepSeedHook'))
+    return config
+
+
+def segmentation(folder: Path, images: Path) -> Config:
+    pytest.importorskip('mmseg')
+    from narrow_segmentors import segmentation_config
+
+    return segmentation_config(folder)
+
+
+RUNS = dict(
+    pretraining=pretraining,
+    accumulating=accumulating,
+    by_iterations=by_iterations,
+    with_workers=with_workers,
+    fine_tuning=fine_tuning,
+    segmentation=segmentation,
+)
+
+
+def run(config: Config, folder: Path, **changes: object) -> dict:
+    """Trains with a checkpoint after each step, and returns what the last one holds."""
+    config = copy.deepcopy(config)
+    config.work_dir = str(folder)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.default_hooks.checkpoint = dict(
+        type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=-1
+    )
+    config.update(changes)
+    runner = make_runner(config)
+    runner.train()
+    return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
+
+
+def differences(one: Any, two: Any, place: str = '') -> list[str]:
+    """Where two checkpoints differ, but for the clock."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        keys = {key for key in {*one, *two} if key not in WALL_CLOCK}
+        missing = [f'{place}/{key} is in one only' for key in keys if (key in one) != (key in two)]
+        return missing + [
+            found for key in keys & one.keys() & two.keys() for found in differences(one[key], two[key], f'{place}/{key}')
+        ]
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)) and len(one) == len(two):
+        pairs = enumerate(zip(one, two, strict=True))
+        return [found for index, pair in pairs for found in differences(*pair, f'{place}/{index}')]
+    same = torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two or one is two
+    return [] if same else [f'{place}: {one} and {two}']
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_resumed_run_ends_as_the_uninterrupted_one(name, images, tmp_path):
+    config = RUNS[name](tmp_path, images)
+    whole = run(config, tmp_path / 'whole')
+    files = sorted((tmp_path / 'whole').glob('iter_*.pth'), key=lambda file: file.stat().st_mtime_ns)
+    assert len(files) >= 3 and not differences(whole, torch.load(files[-1], weights_only=True))
+    for index in (0, len(files) // 2, len(files) - 2):
+        folder = tmp_path / f'resumed_{index}'
+        folder.mkdir()
+        (folder / files[index].name).hardlink_to(files[index])
+        found = differences(whole, run(config, folder, resume=True))
+        assert not found, '\n'.join([files[index].name, *found[:10]])
