@@ -9,6 +9,7 @@ import os
 import re
 import time
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,8 +26,9 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
+from beit_mm.checkpoint.io import CheckpointError, atomic_file
 from beit_mm.checkpoint.names import FORMAT_VERSION
+from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.registry import HOOKS
 
@@ -91,6 +93,9 @@ class CheckpointHook(EngineCheckpointHook):
         if not runner._resume or 'batch' not in meta:
             return
         fit_position(checkpoint, batch_of(runner), self.rescale)
+        sampler = runner.train_dataloader.sampler
+        if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
+            sampler.seed = meta['seed']
         if Path(runner._load_from).resolve().parent == self._folder(runner).resolve():
             names = [name for name in meta.get('outdated', []) if self._is_numbered(name)]
             self.outdated = [name for name in names if name != Path(runner._load_from).name]
@@ -117,10 +122,10 @@ class CheckpointHook(EngineCheckpointHook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Saves where it is due, or was and had to wait."""
-        if self.postponed is not None and at_boundary(runner):
-            step, self.postponed = self.postponed, None
-            self._save_checkpoint_with_step(runner, step, meta=dict(epoch=runner.epoch, iter=runner.iter + 1))
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if self.postponed is not None and at_boundary(runner):
+            step = self.postponed if self.by_epoch else runner.iter + 1
+            self._save_checkpoint_with_step(runner, step, meta=dict(epoch=runner.epoch, iter=runner.iter + 1))
 
     def after_train(self, runner: Runner) -> None:
         """Waits for the last file."""
@@ -132,6 +137,7 @@ class CheckpointHook(EngineCheckpointHook):
         if not at_boundary(runner):
             self.postponed = step
             return
+        self.postponed = None
         name = self.filename_tmpl.format(step)
         if self.max_keep_ckpts > 0:
             kept = [number for number in self.keep_ckpt_ids if number != step] + [step]
@@ -262,9 +268,12 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
     while found:
         path = max(found)[1]
         try:
-            read_checkpoint(path)
-        except (CheckpointError, OSError) as error:
-            broken.append(f'{path.name} ({error})')
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch's reader looks at no check sums
+        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+            damaged = str(error)
+        if damaged:
+            broken.append(f'{path.name} ({damaged})')
             found.remove(max(found))
             continue
         if broken:

@@ -1,7 +1,6 @@
 """A run that is stopped after any step and resumed ends as the run that was never stopped, to the last bit."""
 
 import copy
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import narrow_pretraining
-from helpers import make_runner
+from helpers import load_config, make_runner
 from labelled import classifier_config, make_images
 from mmengine.config import Config
+from PIL import Image
 
 WALL_CLOCK = {'time', 'experiment_name', 'train/time', 'train/data_time', 'train/images_per_second', 'cfg', 'last_ckpt'}
 WALL_CLOCK |= {'config_dict', 'outdated', 'keep_ckpt_ids'}  # these name the folder, and files that the test moves
@@ -69,9 +69,31 @@ def fine_tuning(folder: Path, images: Path) -> Config:
 
 def segmentation(folder: Path, images: Path) -> Config:
     pytest.importorskip('mmseg')
-    from narrow_segmentors import segmentation_config
-
-    return segmentation_config(folder)
+    rng = np.random.default_rng(0)
+    for index in range(6):
+        for kind, shape in (('images', (40, 44, 3)), ('annotations', (40, 44))):
+            (folder / kind).mkdir(exist_ok=True)
+            values = rng.integers(0, 256 if kind == 'images' else 4, shape, dtype=np.uint8)
+            Image.fromarray(values).save(folder / kind / f'{index}.png')
+    config = copy.deepcopy(load_config('demo/segment_upernet.py'))
+    for head in (config.model.decode_head, config.model.auxiliary_head):
+        head.update(num_classes=3, channels=8)
+    config.model.decode_head.in_channels = [16] * 4
+    config.model.auxiliary_head.in_channels = config.model.neck.embed_dim = 16
+    config.model.backbone.update(arch=dict(embed_dims=16, num_layers=6, num_heads=2), init_cfg=None, img_size=32)
+    config.model.backbone.drop_path_rate = 0.3
+    config.model.data_preprocessor.size = (32, 32)
+    dataset = config.train_dataloader.dataset
+    dataset.update(data_root=str(folder), data_prefix=dict(img_path='images', seg_map_path='annotations'))
+    dataset.classes = ['sky', 'sea', 'sand']
+    dataset.pipeline[2].scale = (2048, 40)
+    dataset.pipeline[3].crop_size = (32, 32)
+    config.train_dataloader.update(batch_size=2, num_workers=0, persistent_workers=False)
+    config.train_cfg.max_iters = 5
+    config.auto_scale_lr.base_batch_size = 2
+    config.optim_wrapper.dtype = 'float32'
+    config.launcher = 'none'
+    return config
 
 
 RUNS = dict(
@@ -119,7 +141,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(name, images, tmp_path):
     whole = run(config, tmp_path / 'whole')
     files = sorted((tmp_path / 'whole').glob('iter_*.pth'), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) >= 3 and not differences(whole, torch.load(files[-1], weights_only=True))
-    for index in (0, len(files) // 2, len(files) - 2):
+    for index in {0, len(files) // 2, len(files) - 2}:
         folder = tmp_path / f'resumed_{index}'
         folder.mkdir()
         (folder / files[index].name).hardlink_to(files[index])

@@ -1,0 +1,275 @@
+"""A good checkpoint is on the disk at every moment, and `--resume` finds it, whatever happened to the others."""
+
+import copy
+import errno
+import os
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import narrow_pretraining
+from helpers import make_runner
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from beit_mm.checkpoint import io
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
+from beit_mm.engine import checkpoints
+
+
+@pytest.fixture
+def config(images: Path, tmp_path: Path) -> Config:
+    """Six steps, a checkpoint after each, one of them kept."""
+    config = narrow_pretraining(images, tmp_path)
+    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.default_hooks.checkpoint = dict(
+        type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1
+    )
+    return config
+
+
+def train(config: Config, **changes: object) -> Runner:
+    config = copy.deepcopy(config)
+    config.update(changes)
+    runner = make_runner(config)
+    runner.train()
+    return runner
+
+
+def readable(folder: Path) -> list[str]:
+    """Names of the resumable checkpoints that read without an error."""
+    return [file.name for file in sorted(folder.glob('*.pth')) if 'optimizer' in read_checkpoint(file)]
+
+
+def names(config: Config) -> list[str]:
+    return sorted(file.name for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix != '.py')
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone: no clean-up that an ordinary error would get."""
+
+
+def test_there_is_a_good_file_before_and_after_every_change_of_the_folder(config, monkeypatch):
+    """The folder is looked at whenever a file gets its name or goes."""
+    folder, seen = Path(config.work_dir), []
+    for name in ('replace', 'unlink'):
+        change = getattr(os, name)
+
+        def looked(*args, change=change, **kwargs):
+            seen.append(readable(folder))
+            change(*args, **kwargs)
+            seen.append(readable(folder))
+
+        monkeypatch.setattr(os, name, looked)
+    train(config)
+    first = next(index for index, found in enumerate(seen) if found)
+    assert first <= 1 and len(seen) > 20 and all(seen[first:])
+    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+    assert (folder / 'last_checkpoint').read_text() == str(folder / 'iter_6.pth')
+
+
+@pytest.mark.parametrize('place', ['in the middle of a file', 'before it gets its name', 'before the old one goes'])
+def test_a_kill_while_writing_leaves_what_was_there(place, config, monkeypatch):
+    """And the next start removes what the killed process left."""
+    folder, replace, unlink, save = Path(config.work_dir), os.replace, os.unlink, torch.save
+    writes = 0
+
+    def killed(name, function):
+        def wrapper(*args, **kwargs):
+            if place == name and writes == 3:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    def half_saved(content, file):
+        nonlocal writes
+        writes += 1
+        if place == 'in the middle of a file' and writes == 3:
+            file.write(b'PK half')
+            raise Killed
+        save(content, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, 'save', half_saved)
+        patch.setattr(os, 'replace', killed('before it gets its name', replace))
+        patch.setattr(os, 'unlink', killed('before the old one goes', unlink))
+        if place != 'before the old one goes':  # a killed process does not clean up
+            patch.setattr(Path, 'unlink', lambda self, missing_ok=False: None if '.part' in self.name else unlink(self))
+        with pytest.raises(Killed):
+            train(config)
+    left = {'iter_2.pth', 'iter_3.pth'} if place == 'before the old one goes' else {'iter_2.pth'}
+    assert set(readable(folder)) == left
+    assert bool(list(folder.glob('*.part'))) == (place != 'before the old one goes')
+    assert train(config, resume=True).iter == 6
+    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b'')
+
+
+@pytest.mark.parametrize('pointer', ['iter_6.pth', 'iter_99.pth', '', None])
+@pytest.mark.parametrize('harm', [damaged, cut_short, emptied])
+def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, capfd):
+    config.default_hooks.checkpoint.max_keep_ckpts = 3
+    folder = Path(config.work_dir)
+    train(config)
+    harm(folder / 'iter_6.pth')
+    os.utime(folder / 'iter_4.pth')  # as after a copy: the times say nothing
+    if pointer is None:
+        (folder / 'last_checkpoint').unlink()
+    else:
+        (folder / 'last_checkpoint').write_text(pointer)
+    capfd.readouterr()
+    runner = make_runner(Config(dict(config, resume=True)))
+    runner.call_hook('before_run')
+    assert runner._load_from == str(folder / 'iter_5.pth')
+    assert 'Passed over, since they cannot be read: iter_6.pth' in ' '.join(capfd.readouterr())
+
+
+def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
+    train(config)
+    emptied(Path(config.work_dir, 'iter_6.pth'))
+    with pytest.raises(CheckpointError, match=r'None of the checkpoints in .* can be read: iter_6.pth'):
+        train(config, resume=True)
+    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+
+
+def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_goes_on(config, monkeypatch):
+    assert train(config, resume=True).iter == 6
+    for variable in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'):
+        for count, expected in (('0', None), ('1', f'{config.work_dir}/iter_6.pth')):
+            monkeypatch.setenv(variable, count)
+            runner = make_runner(copy.deepcopy(config))
+            runner.call_hook('before_run')
+            assert runner._load_from == expected, (variable, count)
+        monkeypatch.delenv(variable)
+
+
+@contextmanager
+def file_size_limit(size: int):
+    """Writing beyond it fails, as on a full disk; the kernel says EFBIG instead of ENOSPC."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+def test_a_full_disk_ends_no_run(asynchronous, config, monkeypatch, capfd):
+    """Steps 3 and 4 cannot be written; the last good file stays until there is a newer one."""
+    config.default_hooks.checkpoint.asynchronous = asynchronous
+    folder, write, found = Path(config.work_dir), checkpoints.CheckpointHook._write, {}
+
+    def on_a_full_disk(self, path, *args):
+        number = int(path.stem.removeprefix('iter_'))
+        if number in (3, 4):
+            with file_size_limit(20_000):
+                result = write(self, path, *args)
+        else:
+            result = write(self, path, *args)
+        found[number] = readable(folder)
+        return result
+
+    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', on_a_full_disk)
+    assert train(config).iter == 6
+    assert found == {n: [f'iter_{2 if n in (3, 4) else n}.pth'] for n in range(1, 7)}
+    assert 'iter_4.pth could not be written' in ' '.join(capfd.readouterr())
+    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+
+
+@pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+def test_no_error_of_the_file_system_ends_a_run(code, config, monkeypatch):
+    def fails(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(io.secrets, 'token_hex', fails)
+    assert train(config).iter == 6
+    assert not list(Path(config.work_dir).glob('*.pth'))
+
+
+def test_the_best_checkpoint_is_replaced_only_by_a_written_one(config, images, monkeypatch):
+    narrow = narrow_pretraining(images, Path(config.work_dir).parent)
+    for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
+        config[key] = narrow[key]
+    config.train_cfg.val_interval = 1
+    config.default_hooks.checkpoint.update(save_best='mim_loss', rule='greater')
+    scores = iter([1.0, 2.0])
+    monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: dict(mim_loss=next(scores)))
+    folder, unlink, seen = Path(config.work_dir), os.unlink, []
+
+    def looked(path, *args, **kwargs):
+        if Path(path).name.startswith('best_') and str(path).endswith('.pth'):
+            seen.append(sorted(file.name for file in folder.glob('best_*')))
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, 'unlink', looked)
+    train(config)
+    assert seen == [['best_mim_loss_iter_3.pth', 'best_mim_loss_iter_6.pth']]
+    assert names(config) == ['best_mim_loss_iter_6.pth', 'iter_6.pth', 'last_checkpoint']
+
+
+def test_an_asynchronous_file_holds_the_step_it_was_asked_for(config, monkeypatch):
+    """The thread is held back until the step after; what it writes is equal to what a waiting run writes."""
+    config.default_hooks.checkpoint.max_keep_ckpts = -1
+    train(config)
+    expected = {file.name: torch.load(file, weights_only=True) for file in Path(config.work_dir).glob('iter_*.pth')}
+    config.work_dir += '_asynchronous'
+    config.default_hooks.checkpoint.asynchronous = True
+    stepped, step = [], torch.optim.AdamW.step
+
+    def noted(self, *args, **kwargs):
+        result = step(self, *args, **kwargs)
+        stepped.append(len(stepped))
+        return result
+
+    write = checkpoints.CheckpointHook._write
+
+    def late(self, path, *args):
+        number = int(path.stem.removeprefix('iter_'))
+        while len(stepped) <= min(number, 5):
+            pass
+        return write(self, path, *args)
+
+    monkeypatch.setattr(torch.optim.AdamW, 'step', noted)
+    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', late)
+    # the next file would wait for the one before it, and that one for the next step
+    config.default_hooks.checkpoint.interval = 2
+    train(config)
+    files = sorted(Path(config.work_dir).glob('iter_*.pth'))
+    assert [file.name for file in files] == ['iter_2.pth', 'iter_4.pth', 'iter_6.pth']
+    for file in files:
+        content, other = torch.load(file, weights_only=True), expected[file.name]
+        for name, tensor in content['state_dict'].items():
+            assert torch.equal(tensor, other['state_dict'][name]), (file.name, name)
+        for index, state in content['optimizer']['state'].items():
+            assert torch.equal(state['exp_avg'], other['optimizer']['state'][index]['exp_avg'])
+
+
+def test_an_atomic_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / 'folder' / 'file'
+    with atomic_file(path) as file:
+        file.write(b'old')
+        assert not path.exists()
+    with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
+        file.write(b'new')
+        raise ZeroDivisionError
+    assert path.read_bytes() == b'old' and os.listdir(path.parent) == ['file']
+    (tmp_path / 'other').touch()
+    assert path.stat().st_mode == (tmp_path / 'other').stat().st_mode
