@@ -3,8 +3,12 @@
 import ast
 import functools
 import importlib
+import os
+import pickle
 import runpy
+import secrets
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -95,6 +99,43 @@ def make_runner(cfg: Config) -> Runner:
 
 
 make_runner.count = 0
+
+
+def run_ranks(function: Callable[[int], object], folder: Path, world_size: int = 2) -> list[object]:
+    """Calls `function(rank)` in forked processes of one gloo group, and returns what they return, by rank.
+
+    Forked, because a new process takes seconds to import everything.
+    """
+    context, queue_of = torch.multiprocessing.get_context('fork'), {}
+    store = folder / f'store_{secrets.token_hex(4)}'
+
+    def rank_process(rank: int, sender: object) -> None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))  # as torchrun does
+        torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
+        torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=world_size)
+        try:
+            answer = True, function(rank)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        sender.send_bytes(pickle.dumps(answer))  # `send` would lend tensors, which end with this process
+        torch.distributed.destroy_process_group()
+
+    processes = []
+    for rank in range(world_size):
+        queue_of[rank], sender = context.Pipe(duplex=False)
+        processes.append(context.Process(target=rank_process, args=(rank, sender), daemon=True))
+        processes[-1].start()
+    try:
+        answers = [
+            pickle.loads(queue_of[rank].recv_bytes()) if queue_of[rank].poll(120) else (False, 'no answer')
+            for rank in queue_of
+        ]
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
+    return [answer for _, answer in answers]
 
 
 # --cfg-options for runs in this process: it waits five seconds for each worker to end.

@@ -25,9 +25,7 @@ def config(images: Path, tmp_path: Path) -> Config:
     config = narrow_pretraining(images, tmp_path)
     config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.default_hooks.checkpoint = dict(
-        type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1
-    )
+    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1)
     return config
 
 

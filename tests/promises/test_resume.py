@@ -111,9 +111,7 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     config = copy.deepcopy(config)
     config.work_dir = str(folder)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.default_hooks.checkpoint = dict(
-        type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=-1
-    )
+    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=-1)
     config.update(changes)
     runner = make_runner(config)
     runner.train()
@@ -126,7 +124,9 @@ def differences(one: Any, two: Any, place: str = '') -> list[str]:
         keys = {key for key in {*one, *two} if key not in WALL_CLOCK}
         missing = [f'{place}/{key} is in one only' for key in keys if (key in one) != (key in two)]
         return missing + [
-            found for key in keys & one.keys() & two.keys() for found in differences(one[key], two[key], f'{place}/{key}')
+            found
+            for key in keys & one.keys() & two.keys()
+            for found in differences(one[key], two[key], f'{place}/{key}')
         ]
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)) and len(one) == len(two):
         pairs = enumerate(zip(one, two, strict=True))

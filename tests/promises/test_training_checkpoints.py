@@ -21,11 +21,7 @@ def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> R
     config.work_dir = str(folder)
     config.train_cfg.max_epochs = epochs
     config.default_hooks.checkpoint = dict(
-        type='beit_mm.CheckpointHook',
-        interval=1,
-        max_keep_ckpts=2,
-        save_best='mim_acc',
-        rule='greater',
+        type='beit_mm.CheckpointHook', interval=1, max_keep_ckpts=2, save_best='mim_acc', rule='greater'
     )
     config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in HOOKS]
     config.update(changes)

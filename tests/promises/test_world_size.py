@@ -1,0 +1,181 @@
+"""One process or two, no workers or two: the same samples, masks and tokens in each step, and equal losses."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import narrow_pretraining
+from helpers import make_runner, run_ranks
+from mmengine.config import Config
+from mmengine.dist import all_gather
+from mmengine.hooks import Hook
+
+from beit_mm.datasets import RepeatedAugmentationSampler, SeededSampler
+from beit_mm.engine.checks import unwrap
+from beit_mm.engine.loops import batches
+
+
+@pytest.fixture
+def config(images: Path, tmp_path: Path) -> Config:
+    """Two epochs of three steps of four images, with masks of equally many patches and no noise of the model's."""
+    config = narrow_pretraining(images, tmp_path)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    for transform in config.train_dataloader.dataset.pipeline:
+        if transform.type == 'beit_mm.BlockwiseMask':
+            transform.variant = 'exact'
+    config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=4, by_epoch=False)]
+    config.optim_wrapper.update(dtype='float32')
+    return config
+
+
+class Notes(Hook):
+    """Notes what all processes together were given in each step, and the mean of their losses."""
+
+    priority = 'LOWEST'
+
+    def __init__(self):
+        self.steps = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        inputs = data_batch['inputs']
+        tokens = unwrap(runner).target_generator.encode(
+            unwrap(runner).data_preprocessor(copy.deepcopy(data_batch))['inputs']['tokenizer_images']
+        )
+        shown = {
+            key: all_gather(value) for key, value in {**inputs, 'tokens': tokens}.items() if torch.is_tensor(value)
+        }
+        # dealt like cards: the samples of a step are those of all ranks in turn
+        step = {key: torch.stack(parts, 1).flatten(0, 1) for key, parts in shown.items()}
+        self.steps.append((step, torch.stack(all_gather(outputs['loss'].detach())).mean()))
+
+
+def train(config: Config, **changes: object) -> tuple[list, dict[str, torch.Tensor]]:
+    """What was shown in each step with its loss, and the weights at the end."""
+    config = copy.deepcopy(config)
+    config.merge_from_dict(changes)
+    notes = Notes()
+    runner = make_runner(config)
+    runner.register_hook(notes)
+    runner.train()
+    return notes.steps, unwrap(runner).state_dict()
+
+
+def check_equal(one: tuple, two: tuple) -> None:
+    assert len(one[0]) == len(two[0]) > 0
+    for (shown, loss), (others, other) in zip(one[0], two[0], strict=True):
+        assert shown.keys() == others.keys() >= {'images', 'tokenizer_images', 'mask', 'tokens'}
+        for key, values in shown.items():
+            assert torch.equal(values, others[key]), key
+        assert loss.item() == pytest.approx(other.item(), abs=1e-6)
+    for name, tensor in one[1].items():
+        assert torch.allclose(tensor, two[1][name], atol=1e-6), name
+
+
+TWO_RANKS = {'launcher': 'pytorch', 'train_dataloader.batch_size': 2}
+
+
+def test_one_and_two_processes(config, tmp_path):
+    ranks = run_ranks(lambda rank: train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS), tmp_path)
+    alone = train(config)
+    for rank in ranks:
+        check_equal(alone, rank)
+
+
+def test_no_workers_and_two(config):
+    workers = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
+    check_equal(train(config), train(config, **workers))
+
+
+def test_two_processes_go_on_where_one_was_stopped(config, tmp_path):
+    config.default_hooks.checkpoint.update(by_epoch=False, interval=1, max_keep_ckpts=-1)
+    steps, weights = train(config)
+    changes = dict(load_from=f'{config.work_dir}/iter_2.pth', resume=True, work_dir=f'{tmp_path}/two', **TWO_RANKS)
+    for rank in run_ranks(lambda rank: train(config, **changes), tmp_path):
+        check_equal((steps[2:], weights), rank)
+
+
+def test_two_processes_need_half_the_batches_where_one_accumulated_two(config, tmp_path):
+    config.default_hooks.checkpoint.update(by_epoch=False, interval=2, max_keep_ckpts=-1)
+    config.merge_from_dict({'train_dataloader.batch_size': 3, 'optim_wrapper.accumulative_counts': 2})
+    config.param_scheduler = []  # counted in batches: the rate of a step is that of another half of it
+    steps, weights = train(config)
+    changes = {'launcher': 'pytorch', 'optim_wrapper.accumulative_counts': 1, 'resume': True}
+    changes |= dict(load_from=f'{config.work_dir}/iter_2.pth', work_dir=f'{tmp_path}/two')
+    others, other_weights = run_ranks(lambda rank: train(config, **changes), tmp_path)[0]
+    pairs = list(zip(steps[2::2], steps[3::2], strict=True))
+    assert len(others) == len(pairs) == 3
+    for (shown, _), ((first, _), (second, _)) in zip(others, pairs, strict=True):
+        for key in ('images', 'mask', 'tokens'):
+            assert torch.equal(shown[key], torch.cat([first[key], second[key]])), key
+    for name, tensor in weights.items():
+        assert torch.allclose(tensor, other_weights[name], atol=1e-6), name
+
+
+def test_another_effective_batch_is_refused_or_rescaled(config, tmp_path):
+    config.default_hooks.checkpoint.update(by_epoch=False, interval=1, max_keep_ckpts=-1)
+    config.param_scheduler = [dict(type='CosineAnnealingLR', end=6, T_max=6, by_epoch=False)]
+    train(config)
+    changes = {'load_from': f'{config.work_dir}/iter_4.pth', 'resume': True, 'train_dataloader.batch_size': 2}
+    changes['work_dir'] = f'{tmp_path}/other'
+    with pytest.raises(ValueError, match='trained with 4 images a step, this run has 2.*rescale=True'):
+        train(config, **changes)
+    runner = make_runner(copy.deepcopy(config))
+    rates = [
+        0.5 * runner.cfg.optim_wrapper.optimizer.lr * (1 + torch.tensor(step / 6 * torch.pi).cos()).item()
+        for step in range(7)
+    ]
+    config.merge_from_dict({**changes, 'default_hooks.checkpoint.rescale': True})
+    runner = make_runner(config)
+    notes, seen = Notes(), []
+    runner.register_hook(notes)
+    notes.before_train_iter = lambda runner, **_: seen.append(runner.optim_wrapper.get_lr()['lr'][0])
+    runner.train()
+    # 4 of 6 steps of 4 images are 8 of 12 of 2, with half the rate
+    assert runner.iter == 12 and len(seen) == 4
+    assert seen[::2] == pytest.approx([rate / 2 for rate in rates[4:6]], rel=1e-3)
+    shown = torch.cat([step['images'] for step, _ in notes.steps])
+    order = torch.cat(
+        [step['images'] for step, _ in train(config, work_dir=f'{tmp_path}/third', resume=False, load_from=None)[0]]
+    )
+    assert torch.equal(shown, order[16:])
+
+
+@pytest.mark.parametrize('sampler', [SeededSampler, RepeatedAugmentationSampler])
+@pytest.mark.parametrize('images', [64, 67])
+def test_a_sampler_deals_every_world_the_same_steps(sampler, images, monkeypatch):
+    """Steps of 12 samples in all, from the beginning and from the third on."""
+    dealt = {}
+    for world in (1, 2, 3, 4):
+        ranks = []
+        for rank in range(world):
+            monkeypatch.setattr('mmengine.dataset.sampler.get_dist_info', lambda place=(rank, world): place)
+            keys = sampler(range(images), seed=3)
+            keys.set_epoch(5)
+            whole = list(keys)
+            keys.skip(2 * 12 // world)
+            assert list(keys) == whole[2 * 12 // world :] and list(keys) == whole  # skips once
+            ranks.append([whole[start : start + 12 // world] for start in range(0, images // world, 12 // world)])
+        steps = [sorted(key for rank in parts for key in rank) for parts in zip(*ranks, strict=True)]
+        dealt[world] = [step for step in steps if len(step) == 12]
+    assert len(dealt[1]) == 5 and all(steps == dealt[1] for steps in dealt.values())
+
+
+def test_nothing_is_read_to_get_to_a_position():
+    """At iteration 100,000 as at 10: the images of the next step are the first that are read."""
+    read = []
+
+    class Dataset(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1_000_000
+
+        def __getitem__(self, key):
+            read.append(key.index)
+            return key.index
+
+    for first in (10, 100_000):
+        read.clear()
+        loader = torch.utils.data.DataLoader(Dataset(), batch_size=4, sampler=SeededSampler(Dataset(), seed=0))
+        batch = next(batches(loader, epoch=1, first=first))
+        order = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(1))
+        assert batch.tolist() == read == order[4 * first : 4 * first + 4].tolist()
