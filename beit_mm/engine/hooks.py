@@ -36,11 +36,13 @@ class StepSeedHook(Hook):
     priority = 'VERY_HIGH'
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        """Takes 0.1 ms."""
+        """Seeds the generators that a step may draw from."""
         seed = mixed_seed(runner.seed, get_rank(), runner.iter)
         random.seed(seed)
         np.random.seed(seed >> 32)
-        torch.manual_seed(seed >> 1)  # of all devices
+        torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes 1 ms where there is no GPU
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(seed >> 1)
 
 
 @HOOKS.register_module()

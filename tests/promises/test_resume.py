@@ -1,20 +1,19 @@
 """A run that is stopped after any step and resumed ends as the run that was never stopped, to the last bit."""
 
 import copy
+import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import narrow_pretraining
-from helpers import load_config, make_runner
+from helpers import ROOT, load_config, make_runner
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from PIL import Image
 
-WALL_CLOCK = {'time', 'experiment_name', 'train/time', 'train/data_time', 'train/images_per_second', 'cfg', 'last_ckpt'}
-WALL_CLOCK |= {'config_dict', 'outdated', 'keep_ckpt_ids'}  # these name the folder, and files that the test moves
+differences = runpy.run_path(str(ROOT / 'tools/stress/kill_loop.py'))['differences']
 
 
 def pretraining(folder: Path, images: Path) -> Config:
@@ -116,23 +115,6 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     runner = make_runner(config)
     runner.train()
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
-
-
-def differences(one: Any, two: Any, place: str = '') -> list[str]:
-    """Where two checkpoints differ, but for the clock."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        keys = {key for key in {*one, *two} if key not in WALL_CLOCK}
-        missing = [f'{place}/{key} is in one only' for key in keys if (key in one) != (key in two)]
-        return missing + [
-            found
-            for key in keys & one.keys() & two.keys()
-            for found in differences(one[key], two[key], f'{place}/{key}')
-        ]
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)) and len(one) == len(two):
-        pairs = enumerate(zip(one, two, strict=True))
-        return [found for index, pair in pairs for found in differences(*pair, f'{place}/{index}')]
-    same = torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two or one is two
-    return [] if same else [f'{place}: {one} and {two}']
 
 
 @pytest.mark.parametrize('name', RUNS)
