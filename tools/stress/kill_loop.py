@@ -104,15 +104,15 @@ def kill_later(ranks: list[multiprocessing.Process], folder: Path, longest: floa
     """Kills all processes at a random moment, or in the middle of a file, and says which; '' where they end before."""
     file = random.randint(1, 4) if random.random() < 0.5 else None  # the one of this start that is not to be finished
     deadline = time.monotonic() + random.uniform(0, longest)
-    seen: set[Path] = set()
+    before, seen = set(folder.glob('*.part')), set()  # what the last kill left; what this start began
     while any(process.is_alive() for process in ranks):
-        seen.update(folder.glob('*.part'))
+        seen.update(set(folder.glob('*.part')) - before)
         if len(seen) >= file if file else time.monotonic() > deadline:
             for process in random.sample(ranks, RANKS):
                 os.kill(process.pid, signal.SIGKILL)
             for process in ranks:
                 process.join()
-            return 'writing' if any(folder.glob('*.part')) else 'elsewhere'
+            return 'writing' if set(folder.glob('*.part')) - before else 'elsewhere'
         time.sleep(0.0005 if file else 0.01)
     return ''
 
