@@ -20,6 +20,7 @@ from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.engine.checks import unwrap
 from beit_mm.registry import HOOKS
 
+HISTORY = 10_000  # steps of which the logged numbers are kept
 MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
 CHUNK = 1024  # images compared with all training images at a time
 
@@ -47,7 +48,11 @@ class StepSeedHook(Hook):
 
 @HOOKS.register_module()
 class ThroughputHook(Hook):
-    """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation."""
+    """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
+
+    It also keeps mmengine's histories of logged numbers to 10,000 entries. They are copied whole at every step: at a
+    million of them that takes 14 ms, and 64 MB in each checkpoint.
+    """
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
@@ -70,6 +75,8 @@ class ThroughputHook(Hook):
         self.last = now
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
+        for history in runner.message_hub.log_scalars.values():
+            history.max_length = HISTORY
 
 
 @HOOKS.register_module()

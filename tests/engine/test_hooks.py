@@ -38,6 +38,16 @@ def test_logged_validations_are_not_smoothed_together(pretrain_config):
         assert second[name] == pytest.approx(again[name], rel=1e-6), name
 
 
+def test_the_history_of_logged_numbers_stays_short(pretrain_config, monkeypatch):
+    monkeypatch.setattr('beit_mm.engine.hooks.HISTORY', 4)
+    pretrain_config.log_processor.window_size = 1
+    runner = make_runner(pretrain_config)
+    runner.train()
+    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+    kept, _ = runner.message_hub.get_scalar('train/loss').data
+    assert kept.tolist() == pytest.approx([row['loss'] for row in rows if 'loss' in row][-4:], rel=1e-6)
+
+
 def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):
     pretrain_config.auto_scale_lr.base_batch_size = 2048
     pretrain_config.train_cfg.max_epochs = 1
