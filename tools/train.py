@@ -4,6 +4,8 @@ python tools/train.py configs/beit/pretrain_300e.py
 tools/dist_train.sh configs/beit/pretrain_800e.py 16
 """
 
+import tempfile
+
 from _cli import argument_parser, load_config, run
 
 
@@ -22,6 +24,11 @@ def main() -> None:
         action='store_true',
         help="scale the learning rate by the ratio of this run's batch to the recipe's",
     )
+    parser.add_argument(
+        '--replay',
+        action='store_true',
+        help='run only the one step after the checkpoint of --resume, say where its numbers go bad, write nothing',
+    )
     args = parser.parse_args()
     import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
     from mmengine.registry import RUNNERS
@@ -38,7 +45,16 @@ def main() -> None:
         cfg.auto_scale_lr.enable = True
     if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
-    RUNNERS.build(cfg).train()
+    if not args.replay:
+        RUNNERS.build(cfg).train()
+        return
+    if args.resume in (None, 'auto'):
+        raise ValueError('--replay needs the checkpoint before the step: --resume work_dir/bad_step_N/checkpoint.pth')
+    from beit_mm.engine.bad_steps import replay_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        replay_config(cfg, args.resume, folder)
+        RUNNERS.build(cfg).train()
 
 
 if __name__ == '__main__':

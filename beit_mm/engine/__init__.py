@@ -1,5 +1,6 @@
 """How a run goes: optimizer wrappers and constructors, checks, hooks, metrics, the runner of a folder."""
 
+from .bad_steps import BadStepHook, ReplayHook
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
 from .hooks import KNNHook, StepSeedHook, ThroughputHook, UnreadableImagesHook

@@ -1,6 +1,7 @@
 """What happens around the steps of a run: seeds, throughput, unreadable images, neighbours."""
 
 import logging
+import os
 import random
 import time
 from collections import deque
@@ -22,6 +23,11 @@ from beit_mm.registry import HOOKS
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
 MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
+DETERMINISTIC = (
+    'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
+    'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
+    'in a fixed order. Where a GPU has no such kernel, as for segmentation losses, torch names the operation and stops.'
+)
 CHUNK = 1024  # images compared with all training images at a time
 
 
@@ -35,6 +41,12 @@ class StepSeedHook(Hook):
     """
 
     priority = 'VERY_HIGH'
+
+    def before_run(self, runner: Runner) -> None:
+        """Completes mmengine's `randomness.deterministic`, before the first multiplication of matrices on a GPU."""
+        if runner.deterministic:
+            os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it cuBLAS is refused
+            print_log(DETERMINISTIC, logger='current')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         """Seeds the generators that a step may draw from."""

@@ -4,9 +4,11 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from mmengine.device import get_device
+from mmengine.dist import all_reduce
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIMIZERS
@@ -16,12 +18,36 @@ from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
-MAX_STEPS_WITHOUT_GRADIENT = 25
+MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale of 2**16 is down to 2**-9 by then
+STEPS_BETWEEN_LOOKS = 50  # at the counters on the device, which the host has to wait for
+# What a forward pass changes in a model: statistics of batch norm, and the step that DiscreteVAE's temperature follows.
+CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps')
+
+
+class SkippedSteps(NamedTuple):
+    """The counters of AutocastOptimWrapper, in the order in which they lie on the device."""
+
+    in_a_row: int = 0  # up to now
+    not_finite: int = 0  # all of the run, without overflows
+    overflows: int = 0  # all of the run; of float16 only
+    first: int = -1  # iteration at which the last row of skipped steps began
+    scale: float = 1.0  # loss scale then
 
 
 @OPTIM_WRAPPERS.register_module()
 class AutocastOptimWrapper(OptimWrapper):
     """Runs the forward pass under autocast; scales the loss when, and only when, the type is float16.
+
+    A step without a finite gradient is not taken: weights, moments and batch norm's statistics stay as they were before
+    the step's first batch. The norm of the gradient decides, which is the same on all ranks. With a fused optimizer the
+    decision, and the counters, stay on the device; `look` fetches and logs them, and BadStepHook calls it and stops the
+    run after 25 skipped steps in a row. With accumulation all batches of a step are skipped together, and steps are
+    counted, not batches.
+
+    With float16 a skipped step counts as an overflow, which halves the loss scale, where the losses of all ranks were
+    finite and the scale was above 1: then the scale may have pushed the gradient out of range. A loss that is not
+    finite has nothing to do with the scale, which stays, and counts as `not_finite`, as does every skipped step of the
+    other types. A gradient that is NaN behind a finite loss cannot be told from an overflow, until the scale is at 1.
 
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. A CPU has no fast float16, and not every CPU has bfloat16: float32 is
@@ -40,51 +66,110 @@ class AutocastOptimWrapper(OptimWrapper):
         used = usable_dtype(dtype, self.device_type)
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
-        self.steps_without_gradient = 0
+        self.accumulative_counts = kwargs.get('accumulative_counts', 1)
+        self.seen = SkippedSteps()  # at the last look
+        self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
+        self.norms: list[Tensor] = []  # of the gradient, since the last look
+        self.bad_loss: Tensor | bool = False  # of this rank, since the last step
+        self.model: nn.Module | None = None
+        self.buffers: list[Tensor] = []  # of the model
+        self.buffers_before: list[Tensor] = []  # before the step
         instead = '' if used == dtype else f' ({dtype} is not available there)'
         print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast around the forward pass, and no gradient exchange while accumulating."""
+        if self.should_update():  # counted before the batch: it is the first of a step
+            self._remember_buffers(model)
         enabled = self.dtype is not torch.float32
         with super().optim_context(model), torch.autocast(self.device_type, self.dtype, enabled=enabled):
             yield
 
     def backward(self, loss: Tensor, **kwargs) -> None:
         """Backward pass of the scaled loss."""
+        if self.loss_scaler.is_enabled():
+            self.bad_loss = ~loss.detach().isfinite() | self.bad_loss
         super().backward(self.loss_scaler.scale(loss), **kwargs)
 
     def step(self, **kwargs) -> None:
         """Unscales and clips the gradients, then steps if they are finite.
 
-        Gradients are the same on all ranks, so all decide alike. With float16 the scaler handles an overflow, which
-        only means that the loss scale is still too high.
-
         Raises:
-            FloatingPointError: no finite gradient in 25 steps in a row; a loss scale of 2**16 is down to 2**-9 by then.
+            FloatingPointError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
         """
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
-        self.message_hub.update_scalar('train/grad_norm', float(norm))
-        self.steps_without_gradient = 0 if torch.isfinite(norm) else self.steps_without_gradient + 1
+        self.norms.append(norm)
+        bad = ~norm.isfinite()
+        self._step_unless(bad, **kwargs)
+        for buffer, before in zip(self.buffers, self.buffers_before, strict=True):
+            torch.where(bad, before, buffer, out=buffer)
         if self.loss_scaler.is_enabled():
-            self.loss_scaler.step(self.optimizer, **kwargs)
-            self.loss_scaler.update()
-        elif self.steps_without_gradient == 0:
-            self.optimizer.step(**kwargs)
+            overflow, scale = self._update_scale(bad)
         else:
-            print_log('The gradient is not finite, the step is left out.', logger='current', level=logging.WARNING)
-        if self.steps_without_gradient == MAX_STEPS_WITHOUT_GRADIENT:
+            overflow, scale = torch.zeros_like(bad), norm.new_ones(())
+        in_a_row, not_finite, overflows, first, first_scale = self.counters.to(norm.device, torch.float32).unbind()
+        begins = bad & (in_a_row == 0)
+        iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
+        self.counters = torch.stack(
+            [
+                (in_a_row + 1) * bad,
+                not_finite + (bad & ~overflow),
+                overflows + overflow,
+                first * ~begins + iteration * begins,
+                torch.where(begins, scale, first_scale),
+            ]
+        )
+        if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise FloatingPointError(
-                f'the gradient was not finite in {MAX_STEPS_WITHOUT_GRADIENT} steps in a row; go on from the last '
-                'checkpoint with a smaller learning rate, or with optim_wrapper.dtype=float32'
+                f'the gradient was not finite in {self.seen.in_a_row} steps in a row; go on from the last checkpoint '
+                'with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
 
+    def look(self) -> SkippedSteps:
+        """Fetches the counters, which waits for the device; logs what was skipped, and the norms since the last look.
+
+        Returns:
+            The counters, the same on all ranks.
+        """
+        norms, self.norms = self.norms, []
+        numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
+        *counts, scale = numbers[: len(self.counters)]
+        for norm in numbers[len(self.counters) :]:
+            self.message_hub.update_scalar('train/grad_norm', norm)
+        before, now = self.seen, SkippedSteps._make([*map(int, counts), scale])
+        self.seen = now
+        self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
+        if skipped := now.not_finite - before.not_finite:
+            row = f'the last row began at iteration {now.first}' + (f', {now.in_a_row} so far' if now.in_a_row else '')
+            message = (
+                f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped, {now.not_finite} '
+                f'in this run; {row}.'
+            )
+            print_log(message, logger='current', level=logging.WARNING)
+        if self.loss_scaler.is_enabled():
+            self.message_hub.update_scalar('train/overflows', now.overflows)
+            if overflows := now.overflows - before.overflows:
+                message = (
+                    f'{overflows} of the last {len(norms)} steps overflowed float16 and were skipped: {now.overflows} '
+                    f'in this run; the loss scale is {self.loss_scaler.get_scale():g}.'
+                )
+                print_log(message, logger='current')
+        return now
+
+    def forget_row(self) -> None:
+        """Goes back to the loss scale before the last row of skipped steps; the row counts as ended."""
+        if self.loss_scaler.is_enabled():
+            self.loss_scaler.update(self.counters[-1].clone())
+        self.counters[0] = 0
+
     def state_dict(self) -> dict:
-        """The optimizer's state, and the loss scale of float16."""
-        return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict())
+        """The optimizer's state, the loss scale of float16, and what was skipped so far."""
+        norms = torch.stack(self.norms) if self.norms else torch.empty(0)
+        skipped = dict(counters=self.counters, seen=list(self.seen), norms=norms)
+        return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict(), skipped_steps=skipped)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Restores what `state_dict` returned; a checkpoint of another precision keeps its optimizer."""
@@ -92,7 +177,46 @@ class AutocastOptimWrapper(OptimWrapper):
         scaler = state_dict.pop('loss_scaler', None)
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
+        if skipped := state_dict.pop('skipped_steps', None):
+            self.counters, self.seen = skipped['counters'].clone(), SkippedSteps._make(skipped['seen'])
+            self.norms = list(skipped['norms'])
         super().load_state_dict(state_dict)
+
+    def _remember_buffers(self, model: nn.Module) -> None:
+        """Copies what the forward pass will change, so that a NaN in it can be undone."""
+        if model is not self.model:
+            named = model.named_buffers()
+            self.model = model
+            self.buffers = [buffer for name, buffer in named if name.rpartition('.')[2] in CHANGED_BY_FORWARD]
+            self.buffers_before = [buffer.clone() for buffer in self.buffers]
+        elif self.buffers:
+            torch._foreach_copy_(self.buffers_before, self.buffers)
+
+    def _step_unless(self, bad: Tensor, **kwargs) -> None:
+        """The optimizer's step, if `bad` is False."""
+        optimizer = self.optimizer
+        fused = all(group.get('fused') for group in optimizer.param_groups)
+        # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one.
+        if fused and optimizer.state and getattr(optimizer, '_step_supports_amp_scaling', False):
+            optimizer.found_inf, optimizer.grad_scale = bad.float(), None  # as torch's GradScaler does
+            try:
+                optimizer.step(**kwargs)
+            finally:
+                del optimizer.found_inf, optimizer.grad_scale
+        elif not bad:  # waits for the device
+            optimizer.step(**kwargs)
+
+    def _update_scale(self, bad: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the step overflowed float16, which lowers the loss scale, and the scale that it had."""
+        one = torch.ones((), device=bad.device)
+        scale = self.loss_scaler.scale(one)
+        bad_loss = torch.as_tensor(self.bad_loss, device=bad.device).float()
+        all_reduce(bad_loss, op='max')
+        self.bad_loss = False
+        overflow = bad & (bad_loss == 0) & (scale > 1)
+        self.loss_scaler.update()
+        self.loss_scaler.update(torch.where(bad & ~overflow, scale, self.loss_scaler.scale(one)))
+        return overflow, scale
 
 
 def usable_dtype(dtype: str, device_type: str) -> str:

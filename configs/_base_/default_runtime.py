@@ -14,6 +14,7 @@ custom_hooks = [
     dict(type='beit_mm.ThroughputHook'),
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),
+    dict(type='beit_mm.BadStepHook'),
 ]
 
 visualizer = dict(
@@ -24,7 +25,7 @@ log_level = 'INFO'
 log_processor = dict(window_size=50)
 load_from = None
 resume = False
-randomness = dict(seed=0)
+randomness = dict(seed=0)  # deterministic=True: the same bits in each run, slower on a GPU
 
 env_cfg = dict(
     cudnn_benchmark=True,

@@ -166,7 +166,14 @@ def test_schedules_of_the_demo_end_where_training_ends():
 
 
 def test_hooks_stand_where_they_act():
-    common = ['FitCheckHook', 'StepSeedHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook']
+    common = [
+        'FitCheckHook',
+        'StepSeedHook',
+        'ThroughputHook',
+        'UnreadableImagesHook',
+        'CheckpointMetaHook',
+        'BadStepHook',
+    ]
 
     def check(name: str) -> None:
         cfg = load_config(name)

@@ -5,7 +5,8 @@ import torch
 from helpers import narrow_model
 
 from beit_mm.engine.optim import (
-    MAX_STEPS_WITHOUT_GRADIENT,
+    MAX_SKIPPED_IN_A_ROW,
+    STEPS_BETWEEN_LOOKS,
     AutocastOptimWrapper,
     BEiTOptimWrapperConstructor,
     parameter_groups,
@@ -81,15 +82,15 @@ def test_a_step_without_finite_gradient_is_left_out(clip):
     assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
 
 
-def test_too_many_steps_without_finite_gradient_stop_the_run():
+def test_too_many_steps_without_finite_gradient_stop_the_run_even_without_hook():
     model, wrapper = make_wrapper('float32')
-    bad = torch.full((1, 4), float('inf'))
-    for _ in range(MAX_STEPS_WITHOUT_GRADIENT - 1):
+    bad, good = torch.full((1, 4), float('inf')), torch.ones(1, 4)
+    most = 2 * STEPS_BETWEEN_LOOKS
+    for step in range(most):  # one good step starts the count again
+        wrapper.update_params((0 * model(good if step == most - MAX_SKIPPED_IN_A_ROW else bad)).sum())
+    for _ in range(most - 1):
         wrapper.update_params((0 * model(bad)).sum())
-    wrapper.update_params(model(torch.ones(1, 4)).sum())  # one good step starts the count again
-    for _ in range(MAX_STEPS_WITHOUT_GRADIENT - 1):
-        wrapper.update_params((0 * model(bad)).sum())
-    with pytest.raises(FloatingPointError, match='not finite in 25 steps in a row'):
+    with pytest.raises(FloatingPointError, match='not finite in 124 steps in a row'):
         wrapper.update_params((0 * model(bad)).sum())
 
 

@@ -130,6 +130,27 @@ def test_the_compiled_loss_is_the_loss():
         torch.testing.assert_close(compiled(inputs)['loss'], model.loss(inputs)['loss'], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_a_step_is_skipped_without_a_wait_for_the_device(dtype):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).to(DEVICE)
+    wrapper = AutocastOptimWrapper(dtype, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
+    good = torch.randn(16, 8, device=DEVICE)
+    for inputs in (good, good):  # the first step decides on the host
+        with wrapper.optim_context(model):
+            loss = model(inputs).square().mean()
+        wrapper.update_params(loss)
+    before = [value.clone() for value in model.state_dict().values()]
+    bad = good * float('nan')
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        with wrapper.optim_context(model):
+            loss = model(bad).square().mean()
+        wrapper.update_params(loss)
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.look().not_finite == 1
+
+
 def train_on_two(rank: int, port: int, results: mp.Queue) -> None:
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     torch.cuda.set_device(rank)

@@ -1,0 +1,92 @@
+"""`randomness.deterministic=True` works in every task: nothing of ours is refused, and two runs give the same bits."""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import narrow_pretraining
+from helpers import make_runner
+from labelled import classifier_config, make_images
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from beit_mm.engine.hooks import DETERMINISTIC
+from beit_mm.engine.optim import AutocastOptimWrapper
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', '')  # is restored afterwards
+    monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG')
+    flags = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
+
+
+def pretraining(images: Path, folder: Path) -> Config:
+    config = narrow_pretraining(images, folder)
+    config.model.backbone.update(drop_path_rate=0.3, rel_pos_bias='shared', layer_scale_init=0.1)
+    return config
+
+
+def fine_tuning(images: Path, folder: Path) -> Config:
+    config = classifier_config(make_images(folder / 'images'), folder)
+    config.model.backbone.update(drop_path_rate=0.3, rel_pos_bias='per_layer', img_size=64)  # resized to 32
+    augments = [dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]
+    config.model.update(train_cfg=dict(augments=augments))
+    config.model.data_preprocessor.update(type='beit_mm.ClassificationDataPreprocessor', num_classes=3)
+    config.custom_hooks.append(dict(type='beit_mm.StepSeedHook'))
+    return config
+
+
+def run(config: Config, folder: Path) -> Runner:
+    """Two steps."""
+    config = copy.deepcopy(config)
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=2)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.default_hooks = dict(checkpoint=None)
+    config.randomness = dict(seed=0, deterministic=True)
+    config.work_dir = str(folder)
+    runner = make_runner(config)
+    runner.train()
+    return runner
+
+
+@pytest.mark.parametrize('task', [pretraining, fine_tuning])
+def test_two_runs_give_the_same_bits(task, images, tmp_path):
+    config = task(images, tmp_path)
+    one, two = (run(config, tmp_path / name) for name in ('one', 'two'))
+    assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'  # before the first step; cuBLAS reads it then
+    assert any(DETERMINISTIC in log.read_text() for log in (tmp_path / 'one').rglob('*.log'))
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, two.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'beit_mm.EfficientSETRUPHead'])
+def test_segmentors_train_under_the_switch(head):
+    pytest.importorskip('mmseg')
+    from mmengine.registry import DefaultScope
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+    from narrow_segmentors import CLASSES, CROP, narrow_segmentor
+
+    torch.use_deterministic_algorithms(True)
+    images = torch.randint(0, 256, (2, 3, CROP, CROP), dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (2, 1, CROP, CROP))
+    trained = []
+    for _ in range(2):
+        with DefaultScope.overwrite_default_scope('mmseg'):
+            model = narrow_segmentor(head=head).train()
+        model.data_preprocessor.size = (CROP, CROP)
+        wrapper = AutocastOptimWrapper('float32', optimizer=torch.optim.AdamW(model.parameters(), 1e-3, fused=True))
+        samples = [SegDataSample(gt_sem_seg=PixelData(data=label)) for label in labels]
+        torch.manual_seed(0)
+        model.train_step(dict(inputs=list(images), data_samples=samples), wrapper)
+        trained.append(model.state_dict())
+    for name, tensor in trained[0].items():
+        assert torch.equal(tensor, trained[1][name]), name

@@ -1,0 +1,337 @@
+"""A step without a finite gradient changes nothing, on no rank; 25 in a row stop the run and can be looked into."""
+
+import copy
+import json
+import math
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from helpers import make_runner, run_tool
+from labelled import classifier_config, make_images
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from beit_mm.engine.bad_steps import ReplayHook
+from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper
+from beit_mm.registry import TRANSFORMS
+
+OPTIMIZERS = {
+    'fused AdamW': lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
+    'fused SGD': lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True),
+    'AdamW': lambda parameters: torch.optim.AdamW(parameters, 0.1),
+}
+GOOD, BAD = torch.linspace(-1, 1, 16).view(4, 4), torch.full((4, 4), math.nan)
+
+
+def make(optimizer: str = 'fused AdamW', half: bool = False, **kwargs) -> tuple[nn.Module, AutocastOptimWrapper]:
+    """A model with batch norm and its wrapper; `half`: with a loss scale, as float16 has it on a GPU."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    wrapper = AutocastOptimWrapper('float32', optimizer=OPTIMIZERS[optimizer](model.parameters()), **kwargs)
+    if half:
+        wrapper.loss_scaler = torch.amp.GradScaler('cpu', init_scale=2.0**16)
+    return model, wrapper
+
+
+def train(model: nn.Module, wrapper: AutocastOptimWrapper, *batches: torch.Tensor) -> None:
+    for batch in batches:
+        with wrapper.optim_context(model):
+            loss = model(batch).square().mean()
+        wrapper.update_params(loss)
+
+
+def state(model: nn.Module, wrapper: AutocastOptimWrapper) -> list[torch.Tensor]:
+    """All that a step may change."""
+    moments = [value for entry in wrapper.optimizer.state.values() for value in entry.values()]
+    return [value.clone() for value in (*model.state_dict().values(), *moments)]
+
+
+def same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize('steps_before', [0, 3])
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer, steps_before):
+    (model, wrapper), (peer, peer_wrapper) = make(optimizer), make(optimizer)
+    for _ in range(steps_before):
+        train(model, wrapper, GOOD)
+        train(peer, peer_wrapper, GOOD)
+    before = state(model, wrapper)
+    train(model, wrapper, BAD, BAD)
+    assert same(before, state(model, wrapper))
+    train(model, wrapper, GOOD, BAD, GOOD)
+    train(peer, peer_wrapper, GOOD, GOOD)
+    assert same(state(model, wrapper), state(peer, peer_wrapper))
+    assert wrapper.look()[:4] == (0, 3, 0, steps_before + 3)
+
+
+def test_a_good_step_is_the_optimizers_own():
+    """Bit by bit, with clipping and batch norm."""
+    (model, wrapper), (peer, _) = make(clip_grad=dict(max_norm=0.1)), make()
+    optimizer = OPTIMIZERS['fused AdamW'](peer.parameters())
+    for step in range(4):
+        train(model, wrapper, GOOD + step)
+        peer(GOOD + step).square().mean().backward()
+        nn.utils.clip_grad_norm_(peer.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(map(torch.equal, model.state_dict().values(), peer.state_dict().values()))
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often the host asks for a tensor's value, which on a GPU waits for all that was queued."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('optimizer, waits', [('fused AdamW', 0), ('AdamW', 1)])
+@pytest.mark.parametrize('half', [False, True])
+def test_a_fused_optimizer_decides_without_the_host(optimizer, waits, half):
+    model, wrapper = make(optimizer, half)
+    train(model, wrapper, GOOD)
+    with Waits() as mode:
+        train(model, wrapper, BAD)
+        assert mode.count == waits
+    assert wrapper.look().not_finite == 1
+
+
+def test_accumulation_skips_the_whole_step():
+    model, wrapper = make(accumulative_counts=3)
+    train(model, wrapper, *[GOOD] * 3)
+    before = state(model, wrapper)
+    for batches in ([BAD, GOOD, GOOD], [GOOD, BAD, GOOD], [GOOD, GOOD, BAD]):
+        train(model, wrapper, *batches)
+        assert same(before, state(model, wrapper))
+    assert wrapper.look()[:4] == (3, 3, 0, 3)  # steps, and the first batch of the first of them
+    train(model, wrapper, *[GOOD] * 3)
+    assert not same(before, state(model, wrapper)) and wrapper.look()[:3] == (0, 3, 0)
+
+
+def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
+    model, wrapper = make(half=True)
+    train(model, wrapper, GOOD)
+    before = state(model, wrapper)
+    train(model, wrapper, BAD)  # the loss is NaN: the scale is not to blame
+    assert wrapper.look()[:3] == (1, 1, 0) and wrapper.loss_scaler.get_scale() == 2**16
+    wrapper.loss_scaler.update(1e38)
+    train(model, wrapper, 100 * GOOD)  # the loss is finite, times the scale it is not
+    assert wrapper.look()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
+    assert same(before, state(model, wrapper))
+    wrapper.loss_scaler.update(1.0)
+    model[2].weight.register_hook(lambda gradient: gradient / 0)  # behind a finite loss; no scale pushed it there
+    train(model, wrapper, GOOD)
+    assert wrapper.look()[:3] == (3, 2, 1)
+    wrapper.forget_row()
+    assert wrapper.loss_scaler.get_scale() == 2**16 and wrapper.look()[:3] == (0, 2, 1)
+
+
+def test_counters_are_resumed_and_logged(caplog):
+    model, wrapper = make()
+    train(model, wrapper, GOOD, BAD, BAD, GOOD, BAD)
+    other = make()[1]
+    other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
+    train(make()[0], other, GOOD)
+    assert other.look()[:3] == (0, 3, 0)
+    logger = wrapper.message_hub
+    wrapper.look()
+    assert logger.get_scalar('train/skipped_steps').current() == 3
+    norms = logger.get_scalar('train/grad_norm').data[0][-5:]
+    assert [math.isfinite(norm) for norm in norms] == [True, False, False, True, False]
+
+
+def on_two_ranks(rank: int, store: str, results: mp.Queue) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=2)
+    model, wrapper = make(half=True)
+    parallel = DistributedDataParallel(model, broadcast_buffers=False)
+    train(parallel, wrapper, GOOD + rank)
+    before = state(model, wrapper)
+    train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)
+    results.put((rank, same(before, state(model, wrapper)), wrapper.look()[:4], wrapper.loss_scaler.get_scale()))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
+    """With a loss scale, where rank 0 sees a finite loss and has to learn that rank 1's is not."""
+    context = mp.get_context('fork')
+    results = context.Queue()
+    processes = [context.Process(target=on_two_ranks, args=(rank, f'{tmp_path}/store', results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+    assert found == [(rank, True, (MAX_SKIPPED_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, 0, 1), 2.0**16) for rank in range(2)]
+
+
+# --- the stop, and what it leaves -----------------------------------------------------------------
+
+POISONED = range(5, 9)  # batches; the run is stopped after the last of them
+
+
+@TRANSFORMS.register_module()
+class Poison:
+    """Makes the first pixel of the images in a list NaN."""
+
+    def __init__(self, paths):
+        self.paths = list(paths)
+
+    def __call__(self, results):
+        results['img'] = results['img'].astype(np.float32)
+        if results['img_path'] in self.paths:
+            results['img'][0, 0] = math.nan
+        return results
+
+
+def poisoned_run(folder: Path, work_dir: Path, paths: list[str], accumulated: int, **changes: object) -> Config:
+    """A fine-tuning of nine steps an epoch, whose schedule goes on while steps are skipped."""
+    config = classifier_config(folder, work_dir)
+    config.model.backbone.drop_path_rate = 0.3
+    loader = config.train_dataloader
+    loader.dataset.pipeline = [*loader.dataset.pipeline[:-1], dict(type='beit_mm.Poison', paths=paths)]
+    loader.dataset.pipeline.append(dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable')))
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=10)
+    config.randomness = dict(seed=3)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.test_cfg = config.test_dataloader = config.test_evaluator = None
+    config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=10, by_epoch=False)]
+    config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
+    config.optim_wrapper.accumulative_counts = accumulated
+    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=first_of(accumulated), max_keep_ckpts=-1)
+    config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=3))
+    config.custom_hooks = [
+        dict(type=f'beit_mm.{name}') for name in ('StepSeedHook', 'CheckpointMetaHook', 'BadStepHook')
+    ]
+    config.log_processor = dict(by_epoch=False)
+    config.update(changes)
+    return config
+
+
+def images_of(config: Config, iteration: int) -> list[str]:
+    """The images of a batch, as the data loader gives them."""
+    loader = Runner.build_dataloader(config.train_dataloader, seed=config.randomness.seed)
+    return [sample.img_path for sample in list(loader)[iteration]['data_samples']]
+
+
+def first_of(accumulated: int) -> int:
+    """The first batch of the first step with a poisoned one."""
+    return {1: 5, 2: 4}[accumulated]
+
+
+@pytest.fixture(scope='module', params=[1, 2], ids=['each batch a step', 'two batches a step'])
+def stopped(request, tmp_path_factory) -> tuple[Config, list[str], str]:
+    """A run that stopped, its poisoned images and its last message."""
+    folder = tmp_path_factory.mktemp('stopped')
+    make_images(folder / 'images', 12)
+    config = poisoned_run(folder / 'images', folder / 'work', [], request.param)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        paths = [images_of(config, iteration)[1] for iteration in POISONED]
+    config = poisoned_run(folder / 'images', folder / 'work', paths, request.param)
+    Path(config.work_dir).mkdir()
+    config.dump(folder / 'run.py')
+    config = Config.fromfile(folder / 'run.py')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('beit_mm.engine.bad_steps.MAX_SKIPPED_IN_A_ROW', 2)
+        with pytest.raises(FloatingPointError) as error:
+            make_runner(config).train()
+    return config, paths, str(error.value)
+
+
+def test_the_stop_leaves_the_run_as_it_was_before_the_first_bad_step(stopped):
+    config, paths, message = stopped
+    accumulated = config.optim_wrapper.accumulative_counts
+    first, skipped = first_of(accumulated), len(POISONED) // accumulated
+    folder = Path(config.work_dir, f'bad_step_{first}')
+    before, left = (
+        torch.load(file, weights_only=True)
+        for file in (Path(config.work_dir, f'iter_{first}.pth'), folder / 'checkpoint.pth')
+    )
+    assert (left['meta']['epoch'], left['meta']['iter']) == (0, first)
+    for part in ('state_dict', 'param_schedulers'):
+        assert_same(before[part], left[part])
+    for part in ('state', 'param_groups', 'loss_scaler'):
+        assert_same(before['optimizer'][part], left['optimizer'][part])
+    assert left['optimizer']['skipped_steps']['counters'].tolist()[:2] == [0, skipped]
+    assert f'--resume {folder}/checkpoint.pth --replay' in message and f'not finite in {skipped} steps' in message
+
+
+def assert_same(one: Any, two: Any) -> None:
+    """Bit by bit."""
+    (leaves, structure), (others, other) = map(tree_flatten, (one, two))
+    assert structure == other
+    for leaf, peer in zip(leaves, others, strict=True):
+        assert torch.equal(leaf, peer) if torch.is_tensor(leaf) else leaf == peer
+
+
+def test_the_stop_names_the_images_and_losses(stopped):
+    config, paths, _ = stopped
+    accumulated = config.optim_wrapper.accumulative_counts
+    first = first_of(accumulated)
+    part = json.loads(Path(config.work_dir, f'bad_step_{first}', 'rank0.json').read_text())
+    assert [part[key] for key in ('iteration', 'rank', 'world_size', 'seed')] == [first, 0, 1, 3]
+    assert [loss == 'nan' for loss in part['losses']] == [False] * (5 - first) + [True] * len(POISONED)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        expected = [path for iteration in range(first, first + accumulated) for path in images_of(config, iteration)]
+    assert [sample['img_path'] for sample in part['samples']] == expected and paths[0] in expected
+
+
+def test_the_replay_names_image_and_module_and_changes_nothing(stopped, capfd):
+    config, paths, message = stopped
+    command = shlex.split(message.split('\n')[1])
+    assert command[:2] == ['python', 'tools/train.py']
+    folder = Path(config.work_dir)
+    listing = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob('*'))
+    with pytest.raises(SystemExit) as end:
+        run_tool('train.py', *command[2:])
+    report = capfd.readouterr().out.split('Replay of the step')[1]
+    assert end.value.code == 0 and 'iteration 5, rank 0: skipped, loss [' in report and 'nan]' in report
+    assert f'images, as they were loaded: 1 of the 4 images of the batch: {paths[0]}' in report
+    assert 'output of a module: data_preprocessor (ClsDataPreprocessor), 1 of the 4' in report
+    assert 'gradient of a parameter, the last layer first: head.fc' in report
+    losses = json.loads(next(folder.glob('bad_step_*/rank0.json')).read_text())['losses']
+    assert report.split('[')[1].split(', ')[0] == losses[0] or losses[0] == 'nan'  # the same draws of drop path
+    assert listing == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob('*'))
+
+
+def test_a_run_that_goes_on_with_mended_images_ends_as_if_they_had_never_been_bad(stopped, tmp_path):
+    config, paths, _ = stopped
+    accumulated, ends = config.optim_wrapper.accumulative_counts, []
+    checkpoint = str(next(Path(config.work_dir).glob('bad_step_*/checkpoint.pth')))
+    for name, changes in (('whole', {}), ('resumed', dict(resume=True, load_from=checkpoint))):
+        folder = Path(config.train_dataloader.dataset.data_root)
+        runner = make_runner(poisoned_run(folder, tmp_path / name, [], accumulated, **changes))
+        runner.train()
+        ends.append(runner.model.state_dict())
+    assert_same(*ends)
+
+
+def test_a_replay_finds_a_module_inside_of_the_model():
+    """Of which only one row is not finite, behind finite images."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Identity(), nn.Softplus()), nn.Linear(2, 1))
+    hook = ReplayHook()
+    hook.samples = [dict(img_path=f'{row}.jpg') for row in range(3)]
+    model[1][0].forward = lambda x: torch.log(x + 2)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+        model[0].bias.zero_()
+    hook.before_train(SimpleNamespace(model=model))
+    model(torch.tensor([[0.0, 1], [-3, 0], [1, 1]])).sum().backward()
+    assert hook.found['output of a module'].startswith('1.0 (Identity), 1 of the 3 images of the batch: 1.jpg')
+    assert hook.found['gradient of a parameter, the last layer first'] == '2.weight'
