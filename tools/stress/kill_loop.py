@@ -7,6 +7,8 @@ every step, of which one is kept. Half of the kills come at any moment, half whi
 each the folder must hold a checkpoint that can be read, and at the end all tensors and numbers must be equal.
 """
 
+from __future__ import annotations
+
 import argparse
 import copy
 import multiprocessing
@@ -18,12 +20,10 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from mmengine.config import Config
-from PIL import Image
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -35,6 +35,8 @@ NOT_COMPARED |= {'train/time', 'train/data_time', 'train/images_per_second'}
 
 def differences(one: Any, two: Any, place: str = '') -> list[str]:
     """Where the contents of two checkpoints differ."""
+    import torch
+
     if isinstance(one, dict) and isinstance(two, dict):
         keys = {*one, *two} - NOT_COMPARED
         missing = [f'{place}/{key} is in one only' for key in keys if (key in one) != (key in two)]
@@ -49,6 +51,10 @@ def differences(one: Any, two: Any, place: str = '') -> list[str]:
 
 def make_config(folder: Path, steps: int) -> Config:
     """The demo's pretraining on 32 drawn images, with a model that takes a tenth of a second for a step."""
+    import numpy as np
+    from mmengine.config import Config
+    from PIL import Image
+
     images = folder / 'images' / 'train'
     images.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -77,6 +83,7 @@ def make_config(folder: Path, steps: int) -> Config:
 
 def rank_process(config: Config, rank: int, store: Path) -> None:
     """One process of the run; started by fork, since importing everything takes longer than many steps."""
+    import torch
     from mmengine.registry import RUNNERS
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
@@ -125,9 +132,6 @@ def finish(ranks: list[multiprocessing.Process], log: Path) -> None:
 
 
 def main() -> None:
-    from beit_mm.checkpoint.io import read_checkpoint
-    from beit_mm.engine.checkpoints import newest_checkpoint
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--kills', type=int, default=50)
     parser.add_argument('--steps', type=int, default=120, help='of the whole run')
@@ -137,6 +141,9 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/kill_loop'), help='folder, made anew')
     args = parser.parse_args()
+    from beit_mm.checkpoint.io import read_checkpoint
+    from beit_mm.engine.checkpoints import newest_checkpoint
+
     random.seed(args.seed)
     shutil.rmtree(args.out, ignore_errors=True)
     config = make_config(args.out.resolve(), args.steps)
