@@ -16,6 +16,7 @@ from beit_mm.checkpoint.names import (
     SHARED_TABLE,
     TABLE,
     check_complete,
+    class_names,
     convert_state_dict,
     describe_source,
     first_names,
@@ -185,9 +186,9 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         config['vocab_size'] = len(weights['head.lm_head.bias'])
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
-        classes = meta.get('dataset_meta', {}).get('classes') or meta.get('CLASSES') or []
+        classes = class_names(meta) or ()
         if len(classes) != number:
-            classes = [f'LABEL_{label}' for label in range(number)]
+            classes = tuple(f'LABEL_{label}' for label in range(number))
         config['id2label'] = {str(label): name for label, name in enumerate(classes)}
         config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':

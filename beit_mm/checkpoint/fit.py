@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
@@ -154,7 +155,8 @@ def fit_state_dict(
         The weights under the backbone's names and in its shapes, and what became of each.
 
     Raises:
-        CheckpointError: not a BEiT, another architecture, or less than 95 % of the backbone; says what differs.
+        CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, or numbers that are NaN or
+            infinite; says what differs.
     """
     source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     try:
@@ -176,6 +178,7 @@ def fit_state_dict(
             f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
             'loaded; build the backbone as the weights are, or take other weights.'
         )
+    check_finite(weights, report.source)
     size, patch = source['preprocessing'].get('size'), own['patch_embed.proj.weight'].shape[-1]
     report.grid = (-(-size[0] // patch), -(-size[1] // patch)) if size else None
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
@@ -195,6 +198,27 @@ def fit_state_dict(
     report.unexpected_keys += [name for name in weights if name not in own]
     _check_coverage(own, report)
     return fitted, report
+
+
+def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
+    """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do.
+
+    Args:
+        weights: names to tensors; those that are no floating-point numbers are passed over.
+        source: what the error calls the file.
+    """
+    broken = []
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point() or tensor.is_meta:
+            continue
+        # a sum is ten times faster than looking at each number, and only large numbers make a wrong alarm
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            broken.append(name)
+    if broken:
+        raise CheckpointError(
+            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {first_names(broken)}. Nothing '
+            'was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
+        )
 
 
 def _fold_layer_scale(weights: Weights) -> None:

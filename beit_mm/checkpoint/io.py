@@ -23,11 +23,15 @@ from mmengine.logging import HistoryBuffer
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
+
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
 HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # as published by OpenMMLab, torchvision and ourselves
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
+MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
+HASH_PIECE = 1 << 20  # bytes
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
@@ -113,7 +117,11 @@ ALLOWED += [_named(target, name) for name, target in STAND_INS.items()]
 
 def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, 64 lower-case hexadecimal digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with Path(path).open('rb') as file:
+        while piece := file.read(HASH_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
@@ -129,10 +137,13 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
         its state dict, an argparse.Namespace a dict.
 
     Raises:
-        CheckpointError: no checkpoint (a web page, a log, a git-lfs pointer, ...), damaged, or of another hash.
+        CheckpointError: no checkpoint (a web page, a log, a git-lfs pointer, ...), damaged, of another hash, or beyond
+            the limits of `checkpoint.limits`.
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # reading a pipe could wait for ever
+        raise CheckpointError(f'{path} is no file.')
     with path.open('rb') as file:
         head = file.read(64)
     if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
@@ -148,19 +159,24 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
         described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
         begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
         raise CheckpointError(f'{path} is {described}: it {begins}.')
-    content = _read_torch(path)
+    content = _read_torch(path, zipped=head.startswith(b'PK'))
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
     return content
 
 
-def _read_torch(path: Path) -> Any:
+def _read_torch(path: Path, zipped: bool) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
     # leaving the block would also take back what someone else has allowed
     allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
     try:
+        if zipped:
+            check_zip(path)
         with torch.serialization.safe_globals(allowed):
-            content = _plain(torch.load(path, map_location='cpu', weights_only=True))
+            # not mapped: tensors would change, or end the process, when the file is written again or cut
+            content = torch.load(path, map_location='cpu', weights_only=True)
+        check_content(content, path.stat().st_size)
+        content = _plain(content)
         if isinstance(content, dict):
             content.update({key: _plain(value) for key, value in content.items()})
         return content
@@ -175,6 +191,8 @@ def _read_torch(path: Path) -> Any:
             f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
             'save tensors instead: torch.save(model.state_dict(), ...).'
         ) from None
+    except LimitError as error:
+        raise CheckpointError(f'{path} is refused: {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
         raise CheckpointError(
             f'{path} is damaged or cut short, or torch.save did not write it '
@@ -195,9 +213,15 @@ def _plain(value: Any) -> Any:
 def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework='pt') as file:
-            meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
+            text = (file.metadata() or {}).get(META_KEY, 'null')
+            if len(text) > MAX_META:
+                raise ValueError(f'its meta has {len(text):,} characters')
+            meta = json.loads(text)
             # copied out of the file, which may be written again while they are in use
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}
+        check_content([weights, meta], path.stat().st_size)
+    except LimitError as error:
+        raise CheckpointError(f'{path} is refused: {error}.') from None
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights

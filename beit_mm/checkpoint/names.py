@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from beit_mm.checkpoint.io import HUB_FILES, CheckpointError
+from beit_mm.checkpoint.io import HUB_FILES, MAX_META, CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
 
 Weights = dict[str, Tensor]
@@ -92,6 +92,7 @@ BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weigh
 OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gamma_1', 'gamma_2') + tuple(
     f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
 )
+MAX_NUMBER = 1e6  # of pixels, means, blocks
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema')  # keys of the state dict
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
@@ -327,6 +328,23 @@ def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
+def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Names of the classes that a file's `meta` gives for its dataset; None where it gives none.
+
+    Raises:
+        CheckpointError: something else than a list of names.
+    """
+    dataset = meta.get('dataset_meta')
+    names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES')
+    if not names:
+        return None
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f'the classes in the checkpoint are of type {type(names).__name__}, expected a list of names'
+        )
+    return tuple(names)
+
+
 def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What a file, its neighbours and its name say of the weights in it.
 
@@ -345,7 +363,8 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(
-            f'{path} has format {version}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
+            f'{path} has format {str(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: '
+            'upgrade beit_mm.'
         )
     processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
     preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
@@ -353,8 +372,9 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         normalisation = IMAGENET if args.get('imagenet_default_mean_and_std') else HALF
         preprocessing = dict(normalisation, size=[args.get('input_size')] * 2)
     elif not preprocessing and (processor or config):  # of transformers and timm, which have pixels in [0, 1]
-        timm = config.get('pretrained_cfg') or {}
-        size = config.get('image_size') or (timm.get('input_size') or [None])[-2:]
+        timm = config.get('pretrained_cfg')
+        timm = timm if isinstance(timm, dict) else {}
+        size = config.get('image_size') or _numbers(timm.get('input_size'))[-2:]
         preprocessing = dict(
             mean=[255 * value for value in _numbers(processor.get('image_mean') or timm.get('mean'))],
             std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
@@ -366,21 +386,23 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
+    described = {name: _numbers(preprocessing.get(name)) for name in ('mean', 'std')}
+    described['size'] = size if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else []
     return dict(
         path=str(path),
         format=detect_format(weights),
         names=first_names(weights),
-        preprocessing={
-            name: numbers for name in ('mean', 'std', 'size') if (numbers := _numbers(preprocessing.get(name)))
+        preprocessing={name: numbers for name, numbers in described.items() if numbers},
+        architecture={
+            name: value for name, value in architecture.items() if isinstance(value, int) or _numbers(value, int)
         },
-        architecture={name: value for name, value in architecture.items() if isinstance(value, (int, list))},
     )
 
 
-def _numbers(values: Any) -> list:
-    """A list of numbers; empty for anything else."""
-    is_list = isinstance(values, (list, tuple)) and all(isinstance(value, (int, float)) for value in values)
-    return list(values) if is_list else []
+def _numbers(values: Any, kind: Any = (int, float)) -> list:
+    """A list of numbers that can be those of an image or a BEiT; empty for anything else."""
+    numbers = list(values) if isinstance(values, (list, tuple)) else []
+    return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
 
 
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
@@ -389,7 +411,9 @@ def _neighbour(path: Path, name: str) -> dict[str, Any]:
     if path.name not in HUB_FILES or not file.is_file():
         return {}
     try:
+        if file.stat().st_size > MAX_META:
+            raise ValueError(f'it has {file.stat().st_size:,} bytes')
         content = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f'{file} beside the weights is no JSON: {error}.') from None
     return content if isinstance(content, dict) else {}

@@ -13,10 +13,11 @@ from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from beit_mm.checkpoint.names import first_names, meta_of
+from beit_mm.checkpoint.fit import check_finite
+from beit_mm.checkpoint.names import class_names, first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.models.beit import BEiTPretrainer
@@ -82,16 +83,36 @@ class FitCheckHook(Hook):
             check_labels(samples, head.num_classes, head.ignore_index)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Notes what the checkpoint says of itself."""
+        """Notes what the checkpoint says of itself.
+
+        Raises:
+            CheckpointError: weights, or a state of the optimizer that the run goes on with, hold NaN or infinity. Those
+                of the backbone are looked at when it loads them.
+        """
         self.loaded = meta_of(checkpoint)
+        weights = checkpoint.get('state_dict') or {}
+        others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
+        check_finite({name: weights[name] for name in others}, 'The checkpoint')
+        if runner.cfg.get('resume'):
+            check_finite(optimizer_tensors(checkpoint.get('optimizer')), "The checkpoint's optimizer")
 
     def before_test(self, runner: Runner) -> None:
         """Runs once, after everything is built and loaded."""
         dataset = runner.test_dataloader.dataset
-        trained = (self.loaded.get('dataset_meta') or {}).get('classes')
-        check_same_classes(classes_of(dataset), path_of(dataset), trained and tuple(trained), 'the checkpoint')
+        trained = class_names(self.loaded)
+        check_same_classes(classes_of(dataset), path_of(dataset), trained, 'the checkpoint')
         check_num_classes(unwrap(runner), dataset)
         check_normalisation(unwrap(runner))
+
+
+def optimizer_tensors(state: Any) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state dict, or of several in a dict, by their places."""
+    if not isinstance(state, dict):
+        return {}
+    found = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
+    for key, inner in state.items():
+        found |= {f'{key}.{name}': value for name, value in optimizer_tensors(inner).items()}
+    return found
 
 
 def state_effective_batch(runner: Runner) -> None:
@@ -250,7 +271,12 @@ def check_normalisation(model: nn.Module) -> None:
     report, now = backbone.load_report, preprocessing_of_model(model)
     for name in ('mean', 'std'):
         before = report.preprocessing.get(name)
-        if before and name in now and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE):
+        if (
+            before
+            and name in now
+            and len(before) == len(now[name])
+            and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE)
+        ):
             message = (
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
                 f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.'

@@ -285,7 +285,7 @@ def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
         module._modules.update({str(number): inner for number in range(10)})
         module = inner
     torch.save(root, path)
-    with pytest.raises(CheckpointError, match='m.pkl is damaged'):
+    with pytest.raises(CheckpointError, match='m.pkl is refused: it unfolds to '):
         read_checkpoint(path)
 
 

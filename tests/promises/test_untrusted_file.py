@@ -1,15 +1,29 @@
-"""No reader runs what a file holds: files that want to run code are refused, and say what they asked for."""
+"""Reading a file runs nothing in it, takes no more than its size, and what it says of itself is data.
+
+Files that want to run code are refused, and say what they asked for; so are archives of other things, and few bytes
+that unfold to much.
+"""
 
 import io
+import json
 import os
 import pickle
+import time
+import zipfile
+from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
+from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
+from safetensors.torch import save_file
 
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.io import CheckpointError, UnsafeCheckpointError, read_checkpoint
+from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.checkpoint.io import CheckpointError, UnsafeCheckpointError, read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.limits import LimitError, check_content
+from beit_mm.checkpoint.names import describe_source
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
@@ -96,3 +110,230 @@ def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for):
     else:
         torch.load(path, weights_only=False)
     assert victim.exists()
+
+
+# --- archives -------------------------------------------------------------------------------------
+
+
+def saved(path, content):
+    torch.save(content, path)
+    return path
+
+
+def refused(path, said, seconds=5):
+    """Every reader refuses a file at once, in one short line."""
+    for reader in READERS.values():
+        start = time.perf_counter()
+        with pytest.raises(CheckpointError, match=said) as caught:
+            reader(path)
+        assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and '\n' not in str(caught.value)
+        assert str(caught.value).isprintable() and time.perf_counter() - start < seconds
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'said'),
+    [
+        ('mc.py', {}, "it holds 'mc.py'"),
+        ('w/mc.py', {}, "it holds 'w/mc.py'"),
+        ('w/data/0.py', {}, "it holds 'w/data/0.py'"),
+        ('../../w/version', {}, "it holds '../../w/version'"),
+        ('w/data/\x1b[2J', {}, r"it holds 'w/data/\\x1b\[2J'"),
+        ('other/data/0', {}, 'it holds 2 folders'),
+        ('w/data/77', dict(compress_type=zipfile.ZIP_DEFLATED), "it holds 'w/data/77' compressed"),
+    ],
+)
+def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name, options, said):
+    """Python imports modules out of zip files: a path in a config would be enough to run one."""
+    path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
+    with zipfile.ZipFile(path, 'a') as archive:
+        archive.writestr(name, b'\0' * (64 << 20) if options else 'import os', **options)
+    refused(path, said)
+
+
+def test_entries_that_lie_on_top_of_each_other_are_refused(tmp_path):
+    path = tmp_path / 'w.pth'
+    torch.save({f'w{i}': torch.rand(100_000) for i in range(3)}, path)
+    with zipfile.ZipFile(path, 'a') as archive:  # a hundred names for the bytes of one
+        entry = archive.getinfo('w/data/0')
+        for number in range(100, 200):
+            twin = zipfile.ZipInfo(f'w/data/{number}')
+            twin.file_size = twin.compress_size = entry.file_size
+            twin.CRC, twin.header_offset = entry.CRC, entry.header_offset
+            archive.filelist.append(twin)
+        archive._didModify = True
+    refused(path, 'its entries are .* bytes together')
+
+
+def test_torch_and_python_read_the_same_list_of_entries(tmp_path):
+    path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
+    content = bytearray(path.read_bytes())
+    located = len(content) - 22 - 20 + 8
+    assert int.from_bytes(content[located : located + 8], 'little') == len(content) - 98
+    content[located : located + 8] = (0).to_bytes(8, 'little')
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+    path.write_bytes(saved(path, {'w': torch.ones(3)}).read_bytes() + b'PK\x05\x06')
+    refused(path, 'its end is not one that torch.save writes|damaged')
+
+
+# --- few bytes that unfold ------------------------------------------------------------------------
+
+
+def doubled(levels, kind=list):
+    """A value of 2 ** levels parts in some bytes for each level."""
+    value = kind()
+    for _ in range(levels):
+        value = kind((value, value))
+    return value
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def endless():
+    value = []
+    value.append(value)
+    return value
+
+
+def with_attribute(name, value):
+    weights = OrderedDict(w=torch.ones(3))
+    setattr(weights, name, value)
+    return weights
+
+
+HISTORY = HistoryBuffer([1.0], [1])
+HISTORY.mean = torch.Size
+
+
+@pytest.mark.parametrize(
+    ('make', 'said'),  # a function, since pytest prints values
+    [
+        (lambda: dict(w=torch.zeros(1).expand(1 << 20, 1 << 20)), 'claims 4,398,046,511,105 bytes, the file has'),
+        (lambda: dict(w=torch.zeros(10_000).as_strided((10_000, 9_999), (1, 0))), 'claims .* bytes'),
+        (lambda: {str(number): torch.zeros(1 << 20).expand(20, 1 << 20) for number in range(2)}, 'claims .* bytes'),
+        (lambda: dict(w=[np.ndarray((1 << 20,)), *[bytearray(1 << 20)] * 300]), 'claims .* bytes'),
+        (lambda: dict(w=torch.eye(3).to_sparse_csr()), 'a tensor of layout'),
+        (lambda: dict(w=torch.empty(3, device='meta')), 'a tensor without values'),
+        (lambda: dict(meta=dict(beit_mm_format=doubled(40))), 'unfolds to more than 2,000,000 values'),
+        (lambda: dict(meta=doubled(40, lambda pair=(): dict(enumerate(pair)))), 'unfolds to more than'),
+        (lambda: with_attribute('_metadata', {'': dict(version=doubled(40))}), 'unfolds to more than'),
+        (lambda: dict(meta=doubled(98)), 'unfolds to more than'),
+        (lambda: dict(meta=deep(150)), 'nested deeper than 100 levels'),
+        (lambda: dict(meta=endless()), 'holds a value that holds itself'),
+        (lambda: {'w\x1b]0;title\x07': torch.ones(2)}, 'it names a tensor'),
+        (lambda: {'w' * 400: torch.ones(2)}, 'it names a tensor'),
+        (lambda: dict(history=HISTORY), 'it asks for torch|a log history with more than numbers'),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else '',
+)
+def test_few_bytes_that_unfold_to_much_are_refused(tmp_path, make, said):
+    content = make()
+    torch.save(content, tmp_path / 'w.pth', pickle_protocol=2)
+    refused(tmp_path / 'w.pth', said)
+
+
+def test_an_array_of_objects_hides_nothing():
+    array = np.empty(1, dtype=object)
+    array[0] = doubled(40)
+    with pytest.raises(LimitError, match='an array of objects'):
+        check_content(dict(meta=array), 1000)
+
+
+def test_a_history_holds_numbers(tmp_path):
+    """Attributes of an object stand before the methods of its class."""
+    path = tmp_path / 'w.pth'
+    torch.save(dict(history=HISTORY), path)
+    with pytest.raises(CheckpointError, match='a log history with more than numbers'):
+        read_checkpoint(path)
+
+
+def test_what_a_file_sets_on_dicts_and_tensors_is_taken_off(tmp_path):
+    """An attribute would stand in the place of a method, as `get` of a state dict or `clone` of a tensor."""
+    weights = with_attribute('get', torch.Size)
+    weights._metadata = OrderedDict({'': dict(version=1)})
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.clone = torch.Size
+    weights['parameter'] = parameter
+    torch.save(dict(state_dict=weights), tmp_path / 'w.pth')
+    found = read_checkpoint(tmp_path / 'w.pth')['state_dict']
+    assert found.get('w') is found['w'] and [*found] == ['w', 'parameter']
+    assert found._metadata == {'': dict(version=1)} and torch.equal(found['parameter'].clone(), torch.ones(2))
+    weights._metadata = [1, 2]
+    torch.save(dict(state_dict=weights), tmp_path / 'w.pth')
+    assert load_from_file(str(tmp_path / 'w.pth'))['state_dict']._metadata.keys() == {'', 'backbone', 'module.backbone'}
+
+
+def test_true_files_are_within_the_limits(tmp_path):
+    """Shared and repeated weights, small expanded buffers, the names of 22,000 classes, a long log."""
+    shared = torch.rand(1000, 1000)
+    content = dict(
+        state_dict=dict(a=shared, b=shared, c=shared.t(), mask=torch.ones(1).expand(512, 512)),
+        ema=dict(a=shared, b=shared),
+        meta=dict(dataset_meta=dict(classes=[f'class {number}' for number in range(22_000)]), losses=[0.5] * 300_000),
+    )
+    found = read_checkpoint(saved(tmp_path / 'w.pth', content))
+    assert found['meta'] == content['meta'] and torch.equal(found['state_dict']['c'], shared.t())
+
+
+@pytest.mark.parametrize('text', ['[' * 90 + ']' * 90 + ' ' * 4_000_000, '[' + '[],' * 1_500_000 + '[]]'])
+def test_the_meta_of_safetensors_has_limits_too(tmp_path, text):
+    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': json.dumps(dict(a=1))})
+    assert read_checkpoint(tmp_path / 'w.safetensors')['meta'] == dict(a=1)
+    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': '{"a": ' + text + '}'})
+    with pytest.raises(CheckpointError, match='characters|unfolds'):
+        read_checkpoint(tmp_path / 'w.safetensors')
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / 'w.pth')
+    with pytest.raises(CheckpointError, match='is no file'):
+        read_checkpoint(tmp_path / 'w.pth')
+
+
+# --- what a file says of itself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    'said',
+    [
+        dict(preprocessing=dict(mean='0.5', std=[float('nan')], size=[224])),
+        dict(preprocessing=dict(mean=[1e300], std=[None], size=[-1, 5])),
+        dict(preprocessing=dict(mean=[[1], 2], size=[float('inf')] * 2), architecture=dict(num_heads='x')),
+        dict(preprocessing=[1], architecture=dict(num_heads=10**9, out_indices=['a', []])),
+        dict(dataset_meta=7, config_dict=[1]),
+    ],
+)
+def test_what_describes_no_image_is_passed_over(tmp_path, said):
+    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH).state_dict().items()}
+    content = dict(state_dict=weights, meta=said)
+    path = saved(tmp_path / 'w.pth', content)
+    described = describe_source(content, path)
+    assert set(described['preprocessing']) <= {'mean', 'std', 'size'} - {'size'}
+    assert set(described['architecture']) <= {'num_heads'}
+    if described['architecture']:
+        with pytest.raises(CheckpointError, match='heads 1000000000, the model has 2'):
+            load_checkpoint(BEiTBackbone(ARCH), str(path))
+    else:
+        load_checkpoint(BEiTBackbone(ARCH), str(path))
+    convert_checkpoint(path, tmp_path / 'x.pth')
+
+
+@pytest.mark.parametrize(('name', 'value'), [('blocks.0.mlp.fc1.weight', float('nan')), ('cls_token', float('inf'))])
+def test_weights_that_are_no_numbers_are_no_weights(tmp_path, name, value):
+    weights = BEiTBackbone(ARCH).state_dict()
+    weights[name].view(-1)[-1] = value
+    write_checkpoint(tmp_path / 'w.safetensors', weights)
+    backbone = BEiTBackbone(ARCH)
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    with pytest.raises(CheckpointError, match=f'1 of .* tensors hold NaN or infinity: {name}. Nothing was loaded'):
+        load_checkpoint(backbone, str(tmp_path / 'w.safetensors'))
+    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
+    weights[name].fill_(3e38)  # large is not infinite, though the sum is
+    write_checkpoint(tmp_path / 'w.safetensors', weights)
+    load_checkpoint(backbone, str(tmp_path / 'w.safetensors'))

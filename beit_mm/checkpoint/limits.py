@@ -1,0 +1,174 @@
+"""What a checkpoint file may not be: an archive of other things, or a few bytes that unfold to more than memory holds.
+
+Reading by torch's weights-only reader executes nothing; this file is about what is read. docs/security.md says what
+stays open.
+"""
+
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
+from torch import Tensor
+
+# What torch.save writes, below one folder of any name
+ZIP_ENTRY = re.compile(
+    r'([^/]+)/(?:data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
+)
+ZIP_END, ZIP64_END, ZIP64_LOCATOR = 22, 56, 20  # bytes
+MAX_VALUES = 2_000_000  # each as often as it is reached, which printing and comparing do
+MAX_DEPTH = 100
+MAX_NAME = 300  # characters of a tensor's name
+MAX_GROWTH = 4  # bytes that content claims for each byte of the file: tensors may share memory
+MIN_CLAIM = 64 << 20  # bytes that any file may claim
+ATOMS = {int, float, bool, type(None)}
+
+
+class LimitError(ValueError):
+    """More than a checkpoint has any use for."""
+
+
+def check_zip(path: Path) -> None:
+    """Raises LimitError where a zip file holds what torch.save does not write, or more than its own size.
+
+    A file of code beside the tensors would be one `sys.path` entry away from being imported.
+
+    Raises:
+        LimitError, zipfile.BadZipFile: says what.
+    """
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive, path.open('rb') as file:
+        entries = archive.infolist()
+        file.seek(max(size - ZIP_END - ZIP64_LOCATOR, 0))
+        tail = file.read()
+    # torch takes the list of entries from where the locator points, Python from where it has to be
+    located = int.from_bytes(tail[8:16], 'little') if tail.startswith(b'PK\x06\x07') else None
+    if tail[-ZIP_END:][:4] != b'PK\x05\x06' or located not in (None, size - len(tail) - ZIP64_END):
+        raise LimitError('its end is not one that torch.save writes')
+    folders, total = set(), 0
+    for entry in entries:
+        match = ZIP_ENTRY.fullmatch(entry.filename)
+        if match is None:
+            raise LimitError(f'it holds {entry.filename[:MAX_NAME]!r}, and torch.save did not write it')
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise LimitError(f'it holds {entry.filename[:MAX_NAME]!r} compressed, and torch.save did not write it')
+        folders.add(match[1])
+        total += entry.file_size
+    if len(folders) > 1:
+        raise LimitError(f'it holds {len(folders)} folders, and torch.save did not write it')
+    if total > size:
+        raise LimitError(f'its entries are {total:,} bytes together, the file has {size:,}')
+
+
+def check_content(content: Any, size: int) -> None:
+    """Raises LimitError where content would need far more memory or time than the file that it was read from.
+
+    Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
+    torch's `_metadata` of state dicts stays.
+
+    Args:
+        content: what a file holds; nothing in it was copied yet.
+        size: of the file, in bytes.
+    """
+    claimed = _measure(content, 0, {}).claimed
+    if claimed > max(MAX_GROWTH * size, MIN_CLAIM):
+        raise LimitError(f'what it holds claims {claimed:,} bytes, the file has {size:,}')
+
+
+class _Size(NamedTuple):
+    """Of a value and all in it: number of values and levels, and bytes that a copy of each would have."""
+
+    values: int
+    levels: int
+    claimed: int
+
+
+def _measure(value: Any, level: int, measured: dict[int, _Size | None]) -> _Size:
+    """Size of a value at some level of nesting. What is in many places is `measured` once and counted often."""
+    inner: Iterable[Any]
+    if isinstance(value, Tensor):
+        vars(value).clear()
+        return _Size(1, 0, tensor_bytes(value))
+    if isinstance(value, (str, bytes, bytearray)):
+        return _Size(1, 0, len(value))
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            raise LimitError('it holds an array of objects')
+        return _Size(1, 0, value.nbytes)
+    if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+        return _Size(1, 0, value.nbytes())
+    if isinstance(value, dict):
+        check_names(value)
+        inner = (*dict.keys(value), *dict.values(value), clean_attributes(value))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = value
+    elif isinstance(value, HistoryBuffer):
+        inner = check_history(value)
+    else:
+        return _Size(1, 0, 0)
+    if id(value) not in measured:
+        measured[id(value)] = None
+        values, levels, claimed = 1, 0, 0
+        for item in inner:
+            if type(item) in ATOMS:
+                values += 1
+                continue
+            if level == MAX_DEPTH:
+                raise LimitError(f'it is nested deeper than {MAX_DEPTH} levels')
+            size = _measure(item, level + 1, measured)
+            values, levels, claimed = values + size.values, max(levels, 1 + size.levels), claimed + size.claimed
+            if max(values, len(measured)) > MAX_VALUES:
+                raise LimitError(f'it unfolds to more than {MAX_VALUES:,} values')
+        measured[id(value)] = _Size(values, levels, claimed)
+    found = measured[id(value)]
+    if found is None:
+        raise LimitError('it holds a value that holds itself')
+    if level + found.levels > MAX_DEPTH:
+        raise LimitError(f'it is nested deeper than {MAX_DEPTH} levels')
+    return found
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Bytes that a copy of a tensor would have; LimitError for one without values or in a form that nobody saves."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor_bytes(tensor._values()) + tensor_bytes(tensor._indices())
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise LimitError(f'it holds a tensor {"without values" if tensor.is_meta else f"of layout {tensor.layout}"}')
+    return tensor.numel() * tensor.element_size()
+
+
+def check_names(values: dict) -> None:
+    """Raises LimitError for a tensor's name that a terminal could obey, or that fills a page: messages quote it."""
+    for name, value in dict.items(values):
+        if isinstance(value, Tensor) and isinstance(name, str) and not (name.isprintable() and len(name) <= MAX_NAME):
+            raise LimitError(f'it names a tensor {name[:60]!r}')
+
+
+def clean_attributes(values: dict) -> Any:
+    """Takes the attributes off a dict, but for a state dict's `_metadata`, which is returned: dicts by a module's name.
+
+    A ConfigDict's own are no data of the file's.
+    """
+    attributes = getattr(values, '__dict__', None)
+    if not attributes or not type(values).__module__ == 'collections':
+        return None
+    metadata = attributes.get('_metadata')
+    attributes.clear()
+    if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
+        attributes['_metadata'] = metadata
+        return metadata
+    return None
+
+
+def check_history(history: HistoryBuffer) -> Iterable[Any]:
+    """The arrays of one of mmengine's log histories; LimitError where it holds anything else."""
+    values = vars(history)
+    numbers = [values.get(name) for name in ('_log_history', '_count_history')]
+    known = {'_log_history', '_count_history', 'max_length', '_max_length', 'statistics_methods'}
+    if set(values) - known or not all(isinstance(array, np.ndarray | None) for array in numbers):
+        raise LimitError('it holds a log history with more than numbers')
+    return [array for array in numbers if array is not None]
