@@ -1,6 +1,6 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config."""
 
-import re
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,13 +16,14 @@ from mmengine.model import BaseTTAModel
 from mmengine.registry import DefaultScope
 from mmpretrain.models import ImageClassifier
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
-from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.apis.stored_config import RefusedError, check_stored_config
+from beit_mm.checkpoint.fit import check_finite, load_from_file
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import meta_of
+from beit_mm.checkpoint.names import class_names, convert_state_dict, detect_format, meta_of
 from beit_mm.datasets.image_folder import list_images
-from beit_mm.datasets.transforms import UPRIGHT, LoadImage, orientation, to_rgb
+from beit_mm.datasets.transforms import UPRIGHT, LoadImage, UnreadableImageError, orientation, to_rgb
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.engine.runner import set_num_classes
@@ -32,52 +33,69 @@ from beit_mm.registry import MODELS, TRANSFORMS
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 ConfigInput: TypeAlias = str | Path | Config | None
 Device: TypeAlias = str | torch.device | None
-IMPORTING_KEYS = ('_scope_', 'backend_args', 'file_client_args')  # with these mmengine imports what a config names
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
 
 
 class _Inferencer(ABC):
     """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
 
-    Building a type runs code with the config's arguments, and mmengine imports names that it does not know from
-    anywhere: a checkpoint's own config may name `types` only.
+    A checkpoint's own config is data: see `stored_config`. A given one is a program, and may name anything.
     """
 
     task: str  # what the model is called
     scope: str  # the library's, in which the types are named
-    types: re.Pattern[str]
     training_keys: tuple[str, ...]  # of a model's config, without use here
     multi_scale = False
 
     def __init__(self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None):
         content = load_from_file(str(checkpoint))
-        self.meta = meta_of(content)
-        self.dataset_meta: Mapping[str, Any] = self.meta.get('dataset_meta') or {}
-        cfg = self._config(checkpoint, config)
-        load, *prepare = cfg.pipeline
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            self.model = MODELS.build(cfg.model)
-            module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
-            self._load = TRANSFORMS.build(load)
-            self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
-            self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
-        if (num_classes := self._num_classes(module)) is None:
-            raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
         weights = content.get('state_dict', content)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
+        self.meta = meta_of(content)
+        classes = class_names(self.meta)
+        cfg = self._config(checkpoint, config, classes)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            try:
+                if config is None:  # without memory for the weights, whatever sizes the file asks for
+                    with torch.device('meta'):
+                        check_shapes(self._module(MODELS.build(copy.deepcopy(cfg.model))), weights)
+                self.model = MODELS.build(cfg.model)
+                module = self._module(self.model)
+                load, *prepare = cfg.pipeline
+                self._load = TRANSFORMS.build(load)
+                self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
+                self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
+            except Exception as error:
+                if config is not None:
+                    raise
+                reason = ' '.join(str(error).split())
+                raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.300}') from error
+        if (num_classes := self._num_classes(module)) is None:
+            raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
         try:
+            check_finite(
+                {name: tensor for name, tensor in weights.items() if isinstance(tensor, Tensor)}, str(checkpoint)
+            )
             module.load_state_dict(weights, strict=True)
         except RuntimeError as error:
-            raise CheckpointError(f'{checkpoint} does not fit its config: {" ".join(str(error).split())}') from None
+            reason = ' '.join(str(error).split())
+            raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.500}') from None
         self.device = torch.device(device or get_device())
         self.model.to(self.device).eval()
         self.num_classes: int = num_classes
-        self.classes: tuple[str, ...] = tuple(self.dataset_meta.get('classes') or map(str, range(num_classes)))
+        # a name that a terminal could obey is quoted
+        named = [name if name.isprintable() else ascii(name)[1:-1] for name in classes or map(str, range(num_classes))]
+        self.classes: tuple[str, ...] = tuple(named)
         if len(self.classes) != num_classes:
             raise CheckpointError(f'{checkpoint} names {len(self.classes)} classes, its model has {num_classes}')
 
-    def _config(self, checkpoint: str | Path, config: ConfigInput) -> ConfigDict:
+    @staticmethod
+    def _module(model: nn.Module) -> nn.Module:
+        """The network in a model for test-time augmentation; any other model as it is."""
+        return model.module if isinstance(model, BaseTTAModel) else model
+
+    def _config(self, checkpoint: str | Path, config: ConfigInput, classes: Sequence[str] | None = None) -> ConfigDict:
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
         if config is None:
@@ -91,22 +109,21 @@ class _Inferencer(ABC):
             model, pipeline = self._select(values)
             parts = _without(dict(model=model, pipeline=pipeline), self.training_keys)
             parts['model']['type'], parts['pipeline'][0]['type']
-        except (KeyError, TypeError, IndexError):
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError):
             needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
             raise ValueError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
         if config is not None:
-            if self.dataset_meta.get('classes') and str(values.get('runner_type')).endswith('FolderRunner'):
-                # which that runner found out, whatever the config says
-                set_num_classes(parts['model'], len(self.dataset_meta['classes']))
+            if classes and str(values.get('runner_type')).endswith('FolderRunner'):
+                set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
             return ConfigDict(parts, default_scope=values.get('default_scope', self.scope))
-        parts = _without(parts, IMPORTING_KEYS)
-        for name in _types(parts):
-            if not isinstance(name, str) or not self.types.fullmatch(name):
-                raise CheckpointError(
-                    f'The config in {checkpoint} asks for {name!r}, which is no part of a {self.task} that is built '
-                    f'on the word of a checkpoint; if you trust it, give the config: {advice}'
-                )
-        return ConfigDict(parts, default_scope=self.scope)
+        try:
+            model, pipeline = check_stored_config(parts['model'], parts['pipeline'], self.task)
+        except RefusedError as error:
+            raise CheckpointError(
+                f'The config in {checkpoint} asks for {error}, which is no part of a {self.task} that is built '
+                f'on the word of a checkpoint; if you trust it, give the config: {advice}'
+            ) from None
+        return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
     @abstractmethod
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
@@ -116,8 +133,16 @@ class _Inferencer(ABC):
     def _num_classes(self, model: nn.Module) -> int | None:
         """Number of classes; None for a model of another task."""
 
+    def _read(self, source: ImageInput, on_error: str) -> dict:
+        """What the test pipeline makes of an image; dict(path=..., error=...) of one that is skipped."""
+        try:
+            return self._sample(source)
+        except UnreadableImageError as error:
+            if on_error == 'raise':
+                raise
+            return dict(path=_path(source), error=str(error))
+
     def _sample(self, source: ImageInput) -> dict:
-        """What the test pipeline makes of an image."""
         if isinstance(source, (str, Path)):
             return self._prepare(self._load(dict(img_path=str(source))))
         if isinstance(source, Image.Image):
@@ -149,15 +174,10 @@ class ClassificationInferencer(_Inferencer):
     """
 
     task, scope = 'classifier', 'mmpretrain'
-    types = re.compile(
-        r'beit_mm\.(BEiTBackbone|LinearProbe|ClassificationDataPreprocessor|LoadImage)|'
-        r'(mmpretrain\.)?(ImageClassifier|LinearClsHead|StackedLinearClsHead|ClsDataPreprocessor|'
-        r'LoadImageFromFile|Resize|ResizeEdge|CenterCrop|PackInputs)'
-    )
     training_keys = ('init_cfg', 'loss', 'pretrained', 'train_cfg')
 
     def __call__(
-        self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP
+        self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
     ) -> list[dict[str, Any]]:
         """Classifies images.
 
@@ -166,6 +186,8 @@ class ClassificationInferencer(_Inferencer):
                 image, or a list of these.
             batch_size: images computed at a time.
             top: classes to return for each.
+            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
+                error=what is wrong) in its place.
 
         Returns:
             For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
@@ -174,17 +196,24 @@ class ClassificationInferencer(_Inferencer):
         Raises:
             FileNotFoundError: no such file, or a folder without images.
             UnreadableImageError: a file that is no image; names it.
-            TypeError, ValueError: something else than images, or a number below 1.
+            TypeError, ValueError: something else than images, a number below 1, or another `on_error`.
         """
+        check_on_error(on_error)
         for name, number in (('batch_size', batch_size), ('top', top)):
             if number < 1:
                 raise ValueError(f'{name} is {number}; expected 1 or more')
         sources, results = iterate_images(images), []
         while batch := list(islice(sources, batch_size)):
-            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
-                samples = self.model.test_step(default_collate([self._sample(image) for image in batch]))
-            for image, sample in zip(batch, samples, strict=True):
-                results.append(describe(sample.pred_score, self.classes, _path(image), top))
+            read = [self._read(image, on_error) for image in batch]
+            found = iter(())
+            if inputs := [sample for sample in read if 'error' not in sample]:
+                precision = torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda')
+                with torch.no_grad(), precision:
+                    found = iter(self.model.test_step(default_collate(inputs)))
+            for image, sample in zip(batch, read, strict=True):
+                if 'error' not in sample:
+                    sample = describe(next(found).pred_score, self.classes, _path(image), top)
+                results.append(sample)
         return results
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
@@ -216,11 +245,6 @@ class SegmentationInferencer(_Inferencer):
     """
 
     task, scope = 'segmentor', 'mmseg'
-    types = re.compile(
-        r'beit_mm\.(SlidingSegmentor|BEiTBackbone|EfficientUPerHead|EfficientSETRUPHead|SyncBN|LoadImage|'
-        r'MultiScaleViews|MultiScaleTTA)|(mmseg\.)?(SegDataPreProcessor|Feature2Pyramid|UPerHead|SETRUPHead|FCNHead|'
-        r'LoadImageFromFile|Resize|PackSegInputs)|SyncBN|BN|LN|GN|ReLU|GELU'
-    )
     training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
     def __init__(
@@ -230,13 +254,17 @@ class SegmentationInferencer(_Inferencer):
 
         self.multi_scale = multi_scale
         super().__init__(checkpoint, device, config)
-        self.palette: list[list[int]] = self.dataset_meta.get('palette') or distinct_colours(self.num_classes)
+        palette = (self.meta.get('dataset_meta') or {}).get('palette') or distinct_colours(self.num_classes)
+        if not is_palette(palette, self.num_classes):
+            raise CheckpointError(f'{checkpoint} has a palette that is no list of {self.num_classes} colours')
+        self.palette: list[list[int]] = [list(colour) for colour in palette]
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[dict[str, Any]]:
+    def __call__(self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise') -> Iterator[dict[str, Any]]:
         """Segments images, each when it is asked for.
 
         Args:
             images: as of ClassificationInferencer; of any size.
+            on_error: as of ClassificationInferencer.
 
         Yields:
             For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
@@ -245,9 +273,14 @@ class SegmentationInferencer(_Inferencer):
         Raises:
             As ClassificationInferencer.
         """
+        check_on_error(on_error)
         for image in iterate_images(images):
+            read = self._read(image, on_error)
+            if 'error' in read:
+                yield read
+                continue
             with torch.no_grad():
-                (sample,) = self.model.test_step(pseudo_collate([self._sample(image)]))
+                (sample,) = self.model.test_step(pseudo_collate([read]))
             labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
             yield dict(path=_path(image), labels=labels)
 
@@ -263,6 +296,12 @@ class SegmentationInferencer(_Inferencer):
         from mmseg.models import EncoderDecoder
 
         return model.decode_head.num_classes if isinstance(model, EncoderDecoder) else None
+
+
+def check_on_error(on_error: str) -> None:
+    """Raises ValueError for another policy than 'raise' and 'skip'."""
+    if on_error not in ('raise', 'skip'):
+        raise ValueError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
 
 
 def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
@@ -324,12 +363,21 @@ def _without(value: Any, keys: Sequence[str]) -> Any:
     return tuple(items) if items and all(isinstance(item, (int, float)) for item in items) else items
 
 
-def _types(value: Any) -> Iterator[Any]:
-    """Every `type` in nested containers."""
-    if isinstance(value, dict):
-        if 'type' in value:
-            yield value['type']
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _types(item)
+def is_palette(colours: Any, number: int) -> bool:
+    """Whether this is a list of so many colours, [red, green, blue] of 0-255."""
+    return (
+        isinstance(colours, (list, tuple))
+        and len(colours) == number
+        and all(isinstance(colour, (list, tuple)) and len(colour) == 3 for colour in colours)
+        and all(type(level) is int and 0 <= level <= 255 for colour in colours for level in colour)
+    )
+
+
+def check_shapes(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where weights have not the shapes of a module's."""
+    if detect_format(weights) not in ('beit_mm', None):
+        weights = convert_state_dict(weights).state_dict
+    for name, tensor in module.state_dict().items():
+        shape = tuple(weights[name].shape) if name in weights else 'missing'
+        if shape != tuple(tensor.shape):
+            raise ValueError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')

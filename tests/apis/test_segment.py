@@ -191,25 +191,3 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
             SegmentationInferencer(path, device='cpu', multi_scale=True)
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()
-
-
-def test_what_makes_mmengine_import_is_taken_out_of_a_checkpoints_config(work, tmp_path, monkeypatch):
-    """`sys_path` of a memcached backend names where mc.py is imported from, `_scope_` a package."""
-    for module in ('mc', 'evil'):
-        (tmp_path / module).mkdir()
-        (tmp_path / module / '__init__.py').write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    monkeypatch.syspath_prepend(tmp_path)
-    content = torch.load(work / 'model.pth', weights_only=True)
-    config = content['meta']['config_dict']
-    load, *rest = config['test_dataloader']['dataset']['pipeline']
-    backend = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path=str(tmp_path))
-    for load in (
-        dict(type='LoadImageFromFile', backend_args=backend),
-        dict(type='LoadImageFromFile', _scope_='evil'),
-        dict(type='LoadImageFromFile', file_client_args=backend),
-    ):
-        changed = dict(config, test_dataloader=dict(dataset=dict(pipeline=[load, *rest])))
-        torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), tmp_path / 'model.pth')
-        (result,) = SegmentationInferencer(tmp_path / 'model.pth', device='cpu')(work / 'images/a/small.png')
-        assert result['labels'].shape == SIZES['a/small.png']
-    assert not (tmp_path / 'ran').exists()
