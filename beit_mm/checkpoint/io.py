@@ -1,5 +1,6 @@
 """Finds, reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
 
+import glob
 import hashlib
 import http.client
 import json
@@ -7,6 +8,7 @@ import os
 import pickle
 import re
 import secrets
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings 
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
 HASH_PIECE = 1 << 20  # bytes
+ABANDONED = 3600  # seconds since something was written to a partial download
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
@@ -249,17 +252,17 @@ def locate_weights(source: str, advice: str) -> Path:
         if not path.is_file():
             raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
         return path
-    cached = Path(torch.hub.get_dir(), 'checkpoints', name_of_url(source))
+    if (name := name_of_url(source)) in ('', '..'):
+        raise FileNotFoundError(f'{source} ends without the name of a file.\n{advice}')
+    cached = Path(torch.hub.get_dir(), 'checkpoints', name)
     folder = os.environ.get(WEIGHTS_VARIABLE)
     places = [Path(folder, cached.name), cached] if folder else [cached]
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
-        digits = HASH_IN_NAME.search(cached.name)
         try:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(source, str(cached), digits and digits[1])
-        except (OSError, RuntimeError, http.client.HTTPException) as error:  # the caller says what to do
-            warnings.warn(f'download of {source} failed: {error}', stacklevel=2)
+            download(source, cached)
+        except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:  # the caller says what to do
+            warnings.warn(f'download of {source} failed: {" ".join(str(error).split()):.300}', stacklevel=2)
     dist.barrier()  # always: whether a file is there differs between nodes and moments
     for place in places:
         if place.is_file():
@@ -268,6 +271,32 @@ def locate_weights(source: str, advice: str) -> Path:
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
         f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}'
     )
+
+
+def download(url: str, path: Path) -> None:
+    """Fetches a checkpoint, which gets its name when it could be read to its end.
+
+    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file. Where the name has a
+    hash it must be the file's.
+
+    Raises:
+        OSError, RuntimeError, ValueError, http.client.HTTPException: it did not come, or something else did.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
+        if time.time() - killed.stat().st_mtime > ABANDONED:  # another node may be at work on the same disk
+            killed.unlink(missing_ok=True)
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
+    digits = HASH_IN_NAME.search(path.name)
+    try:
+        torch.hub.download_url_to_file(url, str(partial), digits and digits[1])
+        try:
+            read_checkpoint(partial)
+        except CheckpointError as error:
+            raise ValueError(str(error).replace(str(partial), 'what came')) from None
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def name_of_url(url: str) -> str:

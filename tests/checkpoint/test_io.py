@@ -387,13 +387,13 @@ def test_a_download_is_kept_if_it_has_the_hash_in_its_name(arrives, tmp_path, mo
     monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path))
     remote = tmp_path / 'remote.pth'
-    remote.write_bytes(b'weights')
-    digits = hashlib.sha256(b'weights').hexdigest()[:8] if arrives else '00000000'
+    torch.save(WEIGHTS, remote)
+    digits = file_sha256(remote)[:8] if arrives else '00000000'
     urlopen = torch.hub.urlopen
     monkeypatch.setattr(torch.hub, 'urlopen', lambda request: urlopen(remote.as_uri()))
     url = f'http://site.org/beit-{digits}.pth'
     if arrives:
-        assert locate_weights(url, 'advice').read_bytes() == b'weights'
+        assert locate_weights(url, 'advice').read_bytes() == remote.read_bytes()
         monkeypatch.setattr(torch.hub, 'urlopen', None)  # fetched once
         assert locate_weights(url, 'advice').parent == tmp_path / 'checkpoints'
         return

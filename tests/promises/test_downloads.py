@@ -1,0 +1,129 @@
+"""A download is in the cache whole or not at all: a page, a cut answer or a killed download is never the file."""
+
+import http.server
+import os
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from beit_mm.checkpoint.io import ABANDONED, file_sha256, locate_weights, read_checkpoint
+
+WEIGHTS = {'w': torch.arange(50_000.0)}
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """Answers with `answers[path]`: bytes, and whether their number is said before them."""
+
+    answers: dict[str, tuple[bytes, object]] = {}
+    asked: list[str] = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        content, length = self.answers[self.path]
+        self.send_response(200)
+        if length is not None:
+            self.send_header('Content-Length', str(length))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Address of a server, and the folder of the cache."""
+    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
+    monkeypatch.setenv('no_proxy', '*')
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
+    Site.answers, Site.asked = {}, []
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{server.server_port}', tmp_path / 'hub/checkpoints'
+    server.shutdown()
+    server.server_close()
+
+
+def content_of(folder: Path, form: str) -> bytes:
+    path = folder / f'w.{form}'
+    if form == 'safetensors':
+        save_file(WEIGHTS, path)
+    else:
+        torch.save(WEIGHTS, path, _use_new_zipfile_serialization=form == 'zip')
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize('form', ['zip', 'legacy', 'safetensors'])
+@pytest.mark.parametrize('length', [None, 'of what comes', 'of the whole'])
+def test_an_answer_that_is_cut_is_not_kept(site, tmp_path, form, length):
+    address, cache = site
+    whole = content_of(tmp_path, form)
+    cut = whole[: int(0.9 * len(whole))]
+    said = dict(zip(('of what comes', 'of the whole'), (len(cut), len(whole)), strict=True)).get(length)
+    Site.answers['/beit.pth'] = cut, said
+    with pytest.warns(UserWarning, match='download of .*/beit.pth failed'), pytest.raises(FileNotFoundError):
+        locate_weights(f'{address}/beit.pth', 'advice')
+    assert not os.listdir(cache)
+    Site.answers['/beit.pth'] = whole, None
+    for _ in range(2):
+        assert torch.equal(read_checkpoint(locate_weights(f'{address}/beit.pth', 'advice'))['w'], WEIGHTS['w'])
+    assert Site.asked == ['/beit.pth'] * 2 and os.listdir(cache) == ['beit.pth']
+
+
+@pytest.mark.parametrize(
+    ('content', 'said'),
+    [
+        (b'<!DOCTYPE html><html>Sign in</html>', 'what came is a web page'),
+        (b'', 'what came is no checkpoint: it is empty'),
+        (b'version https://git-lfs.github.com/spec/v1\n', 'a git-lfs pointer'),
+    ],
+)
+def test_a_page_is_not_kept_as_the_file(site, content, said):
+    address, cache = site
+    Site.answers['/encoder.pkl'] = content, len(content)
+    with pytest.warns(UserWarning, match=said), pytest.raises(FileNotFoundError, match='advice'):
+        locate_weights(f'{address}/encoder.pkl', 'advice')
+    assert not os.listdir(cache)
+
+
+def test_a_file_of_another_hash_is_not_kept(site, tmp_path):
+    address, cache = site
+    whole = content_of(tmp_path, 'zip')
+    name = f'beit-{file_sha256(tmp_path / "w.zip")[:8]}.pth'
+    Site.answers[f'/{name}'] = content_of(tmp_path, 'legacy'), None
+    with pytest.warns(UserWarning, match='invalid hash'), pytest.raises(FileNotFoundError):
+        locate_weights(f'{address}/{name}', 'advice')
+    Site.answers[f'/{name}'] = whole, None
+    assert locate_weights(f'{address}/{name}', 'advice').read_bytes() == whole and os.listdir(cache) == [name]
+
+
+def test_what_killed_downloads_left_goes_with_the_next(site, tmp_path):
+    """But not what another node may be writing to at this moment, nor the files of others."""
+    address, cache = site
+    cache.mkdir(parents=True)
+    left = {'beit.pth.0a1b2c3d.part': True, 'beit.pth.0a1b2c3d.part.4f.partial': True}
+    kept = {'beit.pth.99999999.part': False, 'other.pth.0a1b2c3d.part': True, 'beit.pth.mine': True}
+    for name, old in {**left, **kept}.items():
+        (cache / name).touch()
+        age = ABANDONED + 60 if old else 60
+        os.utime(cache / name, (time.time() - age,) * 2)
+    Site.answers['/beit.pth'] = content_of(tmp_path, 'zip'), None
+    locate_weights(f'{address}/beit.pth', 'advice')
+    assert set(os.listdir(cache)) == {'beit.pth', *kept}
+
+
+def test_an_address_without_a_file_is_no_download(site):
+    address, _ = site
+    for ending in ('', '/', '/..'):
+        with pytest.raises(FileNotFoundError, match='without the name of a file'):
+            locate_weights(address + ending, 'advice')
+    assert not Site.asked
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with pytest.raises(FileNotFoundError, match='looked for'):
+            locate_weights('file:///etc/passwd', 'advice')
