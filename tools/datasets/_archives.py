@@ -1,5 +1,6 @@
 """What the preparation scripts share: unpacking class archives, and errors of one line."""
 
+import lzma
 import re
 import shutil
 import sys
@@ -11,24 +12,70 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+MAX_GROWTH = 8  # bytes unpacked for each of an archive's: images hardly shrink
+MIN_UNPACKED = 1 << 30  # bytes that any archive may unpack to
+MAX_MEMORY = 1 << 30  # bytes that reading headers and tables may take
+PIECE = 1 << 20  # bytes copied at a time
+BLOCK = tarfile.BLOCKSIZE  # that a member takes in an archive even when it is empty
 SYNSET = re.compile(r'n\d{8}')  # name of an ImageNet class
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error)  # what reading half a download raises
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, MemoryError)
 
 
 class ArchiveError(ValueError):
     """An archive that is not the one expected."""
 
 
+class Budget:
+    """Bytes that an archive may still unpack to: a few kilobytes could otherwise fill a disk.
+
+    Sparse members claim what they do not hold, compressed ones shrink a thousandfold.
+    """
+
+    def __init__(self, source: Path):
+        size = sum(path.stat().st_size for path in source.glob('*.tar')) if source.is_dir() else source.stat().st_size
+        self.source, self.left = source, max(MAX_GROWTH * size, MIN_UNPACKED)
+
+    def spend(self, size: int) -> None:
+        """Raises ArchiveError when more is unpacked than there may be."""
+        self.left -= size
+        if self.left < 0:
+            raise ArchiveError(f'{self.source} unpacks to more than {MAX_GROWTH} times its size: another archive?')
+
+
 @contextmanager
 def one_line_errors(source: Path) -> Iterator[None]:
     """Ends the script with one line where the archive `source` is missing, damaged or another one."""
     try:
-        yield
+        with memory_limit(MAX_MEMORY):
+            yield
     except DAMAGED as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
         sys.exit(f'error: {source}: damaged or incomplete ({reason}); download it again')
     except (ArchiveError, OSError) as error:
         sys.exit(f'error: {error}')
+
+
+@contextmanager
+def memory_limit(size: int) -> Iterator[None]:
+    """Lets the process take at most `size` more bytes, then MemoryError; on Linux, elsewhere as much as there is.
+
+    Names, tables of sparse members and MATLAB's arrays take whatever a few bytes of an archive say.
+    """
+    pages = Path('/proc/self/statm')
+    if not pages.exists():
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(pages.read_text().split()[0]) * resource.getpagesize() + size
+    if before[0] != resource.RLIM_INFINITY:
+        limit = min(limit, before[0])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 class Member(tarfile.TarInfo):
@@ -60,12 +107,12 @@ def unpack_classes(source: Path, target: Path) -> None:
         target: folder to make the class folders in.
 
     Raises:
-        ArchiveError: no class archive, or something else, in `source`.
+        ArchiveError: no class archive, something else, or far more than the archive's size in `source`.
         tarfile.TarError, EOFError, zlib.error: damaged; a member that leads out of its class folder.
     """
     from rich.progress import track
 
-    name = None
+    name, budget = None, Budget(source)
     for name, open_file in track(class_archives(source), 'classes', total=None):
         if not SYNSET.fullmatch(name):
             raise ArchiveError(f'{source} holds {name!r}, expected n########.tar for each class: another archive?')
@@ -76,7 +123,9 @@ def unpack_classes(source: Path, target: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         with tarfile.open(fileobj=open_file(), mode='r|', tarinfo=Member) as archive:
-            archive.extractall(part, filter='data')  # nothing is written outside of the folder
+            for member in archive:
+                budget.spend(BLOCK + member.size)
+                archive.extract(member, part, filter='data')  # nothing is written outside of the folder
         part.rename(folder)
     if name is None:
         raise ArchiveError(f'{source} holds no archive of a class, expected n########.tar for each')
@@ -94,10 +143,12 @@ def class_archives(source: Path) -> Iterator[tuple[str, Callable[[], BinaryIO]]]
                 yield Path(member.name).stem, lambda member=member: archive.extractfile(member)
 
 
-def write_file(content: BinaryIO, path: Path) -> None:
-    """Writes a file whole or not at all."""
+def write_file(content: BinaryIO, path: Path, budget: Budget) -> None:
+    """Writes a file whole or not at all, as far as the budget goes."""
     part = path.with_name(f'.{path.name}.part')
     path.parent.mkdir(parents=True, exist_ok=True)
     with content, part.open('wb') as file:
-        shutil.copyfileobj(content, file)
+        while piece := content.read(PIECE):
+            budget.spend(len(piece))
+            file.write(piece)
     part.replace(path)

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from _archives import ArchiveError, one_line_errors, write_file
+from _archives import ArchiveError, Budget, one_line_errors, write_file
 
 NUM_IMAGES = dict(training=20_210, validation=2_000)
 MEMBER = re.compile(
@@ -42,11 +42,12 @@ def unpack(source: Path, target: Path) -> None:
     """Unpacks what belongs to the benchmark and leaves the rest; finished files are skipped.
 
     Raises:
-        ArchiveError: another archive.
+        ArchiveError: another archive, or far more than its size in it.
         zipfile.BadZipFile: it is damaged.
     """
     from rich.progress import track
 
+    budget = Budget(source)
     with zipfile.ZipFile(source) as archive:
         # A whole name of this pattern cannot lead out of the target.
         members = [(member, match[1]) for member in archive.infolist() if (match := MEMBER.fullmatch(member.filename))]
@@ -55,7 +56,7 @@ def unpack(source: Path, target: Path) -> None:
         for member, name in track(members, 'files'):
             path = target / name
             if not path.exists() or path.stat().st_size != member.file_size:
-                write_file(archive.open(member), path)
+                write_file(archive.open(member), path, budget)
 
 
 if __name__ == '__main__':

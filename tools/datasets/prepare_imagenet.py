@@ -12,10 +12,11 @@ import io
 import sys
 from pathlib import Path
 
-from _archives import SYNSET, ArchiveError, one_line_errors, open_tar, unpack_classes, write_file
+from _archives import SYNSET, ArchiveError, Budget, one_line_errors, open_tar, unpack_classes, write_file
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit
+MAX_TABLE = 50_000_000  # bytes of each of the two
 NUM_IMAGES = dict(train=1_281_167, val=50_000)
 
 
@@ -49,14 +50,14 @@ def val_classes(devkit: Path) -> dict[str, str]:
         content = {
             Path(member.name).name: archive.extractfile(member).read()
             for member in archive
-            if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}'))
+            if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}')) and member.size <= MAX_TABLE
         }
     if len(content) != 2:
         raise ArchiveError(f'{devkit} lacks {SYNSETS} or {LABELS}: is it another archive?')
     from scipy.io import loadmat
 
     try:
-        synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True)['synsets']
+        synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True, variable_names=['synsets'])['synsets']
         names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
         labels = [names[int(label)] for label in content[LABELS].split()]
     except Exception as error:  # scipy at work on damaged bytes raises nearly everything
@@ -76,6 +77,7 @@ def unpack_val(source: Path, target: Path, class_of: dict[str, str]) -> None:
     """
     from rich.progress import track
 
+    budget = Budget(source)
     with open_tar(source) as archive:
         for member in track(archive, 'validation images', total=len(class_of)):
             name = Path(member.name).name
@@ -85,7 +87,7 @@ def unpack_val(source: Path, target: Path, class_of: dict[str, str]) -> None:
                 raise ArchiveError(f'{source} holds {member.name!r}, which is no validation image: another archive?')
             path = target / class_of[name] / name
             if not path.exists() or path.stat().st_size != member.size:
-                write_file(archive.extractfile(member), path)
+                write_file(archive.extractfile(member), path, budget)
 
 
 if __name__ == '__main__':
