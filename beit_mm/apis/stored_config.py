@@ -119,8 +119,8 @@ HEAD = dict(
     ignore_index=whole(100_000, -100),
     align_corners=FLAG,
 )
-SETR = dict(HEAD, norm_layer=NORM, num_convs=whole(6), up_scale=whole(8), kernel_size=one_of(1, 3))
-UPER = dict(HEAD, pool_scales=several(whole(64), 8))
+SETR_HEAD = dict(HEAD, norm_layer=NORM, num_convs=whole(6), up_scale=whole(8), kernel_size=one_of(1, 3))
+UPER_HEAD = dict(HEAD, pool_scales=several(whole(64), 8))
 SEGMENTOR = ('beit_mm.SlidingSegmentor',)
 # Types and arguments; those of mmpretrain and mmseg may also be named with the library before them
 ARGUMENTS: dict[str, dict[str, Check]] = {
@@ -186,10 +186,10 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     'Feature2Pyramid': dict(
         embed_dim=WIDTH, rescales=several(one_of(4, 2, 1, 0.5, 0.25, 4.0, 2.0, 1.0), 8), norm_cfg=NORM
     ),
-    'UPerHead': UPER,
-    'beit_mm.EfficientUPerHead': UPER,
-    'SETRUPHead': SETR,
-    'beit_mm.EfficientSETRUPHead': SETR,
+    'UPerHead': UPER_HEAD,
+    'beit_mm.EfficientUPerHead': UPER_HEAD,
+    'SETRUPHead': SETR_HEAD,
+    'beit_mm.EfficientSETRUPHead': SETR_HEAD,
     'FCNHead': dict(HEAD, num_convs=whole(8, 0), kernel_size=one_of(1, 3, 5, 7), concat_input=FLAG, dilation=whole(8)),
     'SegDataPreProcessor': dict(
         mean=CHANNELS,

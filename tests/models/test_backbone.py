@@ -222,3 +222,10 @@ def test_outputs_come_in_the_order_asked_for_and_layer_scale_zero_is_none():
     last, first, again = model(images)
     assert torch.equal(last, again) and not torch.allclose(first, last)
     assert BEiTBackbone(**SMALL, out_indices=(0, 1)).norm is None
+
+
+@pytest.mark.parametrize('start', [0, 0.0, False, None])
+def test_layer_scale_of_zero_is_none(start):
+    """As the released code switches it off; blocks that start at zero would never learn."""
+    backbone = BEiTBackbone(dict(embed_dims=8, num_layers=2, num_heads=2), img_size=32, layer_scale_init=start)
+    assert not [name for name in backbone.state_dict() if 'gamma' in name]

@@ -10,6 +10,7 @@ from helpers import make_runner
 from mmengine.config import Config
 from mmengine.runner import Runner
 
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.engine.checks import check_normalisation, unwrap
 
 HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.FitCheckHook')
@@ -94,6 +95,27 @@ def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
     assert runner.iter == 12 and not (tmp_path / 'ran').exists()
     assert (foreign / 'best_of_all.pth').exists()
     assert {'epoch_1.pth', 'epoch_2.pth', 'epoch_4.pth'} <= {file.name for file in work.iterdir()}
+
+
+@pytest.mark.parametrize('part', ['head', 'optimizer'])
+def test_a_run_does_not_go_on_with_nan(part, run, tmp_path):
+    """The backbone's own weights are looked at whenever they are loaded."""
+    first, config = run
+    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
+    if part == 'head':
+        content['state_dict']['head.lm_head.bias'][1] = float('nan')
+    else:
+        content['optimizer']['state'][0]['exp_avg'].view(-1)[0] = float('inf')
+    torch.save(content, tmp_path / 'epoch_3.pth')
+    said = dict(
+        head='1 of .* tensors hold NaN or infinity: head.lm_head.bias', optimizer='optimizer: .*state.0.exp_avg'
+    )
+    runner = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    with pytest.raises(CheckpointError, match=said[part]):
+        runner.load_or_resume()
+    runner = small_run(config, tmp_path / 'new', 4, load_from=str(tmp_path / 'epoch_3.pth'))
+    if part == 'optimizer':  # of which a new run takes nothing
+        runner.load_or_resume()
 
 
 def test_weights_without_a_run_cannot_be_resumed(run, tmp_path):

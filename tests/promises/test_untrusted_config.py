@@ -1,0 +1,346 @@
+"""The config inside a checkpoint is data: a closed list of types, arguments and values, checked before any is built."""
+
+import copy
+import os
+import resource
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import list_configs, load_config
+from labelled import BACKBONE, CLASSES, TEST_PIPELINE
+from mmengine.registry import DefaultScope
+from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
+from PIL import Image
+
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.stored_config import ARGUMENTS, check_stored_config
+from beit_mm.checkpoint.io import CheckpointError, write_checkpoint
+from beit_mm.datasets.transforms import UnreadableImageError
+from beit_mm.engine.hooks import plain_values
+from beit_mm.registry import MODELS
+
+MODEL = dict(
+    type='ImageClassifier',
+    data_preprocessor=dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+    backbone=dict(BACKBONE, out_type='avg_featmap'),
+    head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+)
+NORM = dict(type='BN')
+SEGMENTOR = dict(
+    type='beit_mm.SlidingSegmentor',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+    backbone=dict(
+        type='beit_mm.BEiTBackbone',
+        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
+        img_size=CROP,
+        out_type='featmap',
+        out_indices=[0, 1, 2, 3],
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+    ),
+    neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
+    decode_head=dict(
+        type='beit_mm.EfficientUPerHead',
+        num_classes=5,
+        norm_cfg=NORM,
+        in_channels=[WIDTH] * 4,
+        in_index=[0, 1, 2, 3],
+        channels=WIDTH,
+    ),
+    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'),
+)
+SEG_PIPELINE = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='Resize', scale=(2048, CROP), keep_ratio=True),
+    dict(type='PackSegInputs'),
+]
+
+
+def config_of(model: dict, pipeline: list[dict]) -> dict:
+    return dict(model=copy.deepcopy(model), test_dataloader=dict(dataset=dict(pipeline=copy.deepcopy(pipeline))))
+
+
+@pytest.fixture(scope='module')
+def contents() -> dict[type, dict]:
+    """What true checkpoints of both tasks hold."""
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        classifier = MODELS.build(copy.deepcopy(MODEL))
+    return {
+        ClassificationInferencer: dict(
+            state_dict=classifier.state_dict(),
+            meta=dict(config_dict=config_of(MODEL, TEST_PIPELINE), dataset_meta=dict(classes=CLASSES)),
+        ),
+        SegmentationInferencer: dict(
+            state_dict=narrow_segmentor('bias').state_dict(), meta=dict(config_dict=config_of(SEGMENTOR, SEG_PIPELINE))
+        ),
+    }
+
+
+def put(config: dict, place: str, value: object) -> dict:
+    """The config with another value at a place such as 'model.backbone.arch' or 'pipeline.0.type'."""
+    config = copy.deepcopy(config)
+    inner, *rest = config, *place.split('.')
+    if rest[0] == 'pipeline':
+        inner, rest = config['test_dataloader']['dataset'], rest
+    for key in rest[:-1]:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[int(rest[-1]) if rest[-1].isdigit() else rest[-1]] = value
+    return config
+
+
+def refused(inferencer: type, content: dict, path: Path, said: str, **meta: object) -> None:
+    torch.save(dict(content, meta=dict(content['meta'], **meta)), path)
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=said) as caught:
+        inferencer(path, device='cpu')
+    assert time.perf_counter() - start < 5
+    message = str(caught.value)
+    assert str(path) in message and len(message) < 800 and message.isprintable()
+
+
+C, S = ClassificationInferencer, SegmentationInferencer
+TIDY = r', which is no part of a (classifier|segmentor) .* give the config: \w+Inferencer\(checkpoint, config=\.\.\.\)'
+MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path='/tmp')
+
+
+@pytest.mark.parametrize(
+    ('inferencer', 'place', 'value', 'said'),
+    [
+        # what imports or runs
+        (C, 'pipeline.0', dict(type='LoadImageFromFile', backend_args=MEMCACHED), r'pipeline\[0\].backend_args='),
+        (S, 'pipeline.0', dict(type='LoadImageFromFile', file_client_args=MEMCACHED), 'file_client_args='),
+        (C, 'pipeline.0._scope_', 'evil', r"pipeline\[0\]._scope_='evil'"),
+        (C, 'model._scope_', 'evil', "model._scope_='evil'"),
+        (S, 'model.decode_head.norm_cfg._scope_', 'evil', "norm_cfg._scope_='evil'"),
+        (C, 'model.type', 'os.system', "asks for 'os.system'"),
+        (C, 'model.type', 'evil::Model', "asks for 'evil::Model'"),
+        (C, 'model.type', ['ImageClassifier'], r"asks for \['ImageClassifier'\]"),
+        (C, 'model.head.type', 'torch.nn.Linear', "asks for 'torch.nn.Linear'"),
+        (C, 'model.head.type', 'mmseg.LinearClsHead.x', 'asks for'),
+        (C, 'model.backbone', dict(type='beit_mm.DiscreteVAE'), "asks for 'beit_mm.DiscreteVAE'"),
+        (C, 'model.backbone.norm_cfg', dict(type='torch.compile'), 'backbone.norm_cfg='),
+        (S, 'model.decode_head.norm_cfg', dict(type='torch.hub.load', repo_or_dir='x'), "asks for 'torch.hub.load'"),
+        (S, 'model.decode_head.act_cfg', dict(type='builtins.exec'), "asks for 'builtins.exec'"),
+        (S, 'model.decode_head.sampler', dict(type='OHEMPixelSampler'), 'decode_head.sampler='),
+        (S, 'model.decode_head.conv_cfg', dict(type='DCN'), 'decode_head.conv_cfg='),
+        (S, 'model.data_preprocessor.test_cfg', dict(size=(9, 9)), 'data_preprocessor.test_cfg='),
+        (C, 'pipeline.1', dict(type='Albu', transforms=[dict(type='Lambda')]), "asks for 'Albu'"),
+        (C, 'pipeline.3.meta_keys', ['../../etc'], 'meta_keys='),
+        (C, 'model.backbone.interpolate_mode', 'https://x.y/z', 'expected a name'),
+        (C, 'model.neck', dict(type='GlobalAveragePooling'), 'model.neck='),
+        # sizes
+        (C, 'model.backbone.arch.num_layers', 10**8, r'arch.num_layers=100000000 \(expected 1 to 128\)'),
+        (C, 'model.backbone.arch.num_heads', 10**9, 'arch.num_heads='),
+        (C, 'model.backbone.arch.embed_dims', 2**62, 'arch.embed_dims='),
+        (C, 'model.backbone.arch.num_layers', True, 'arch.num_layers=True'),
+        (C, 'model.backbone.arch.num_layers', 1e3, 'arch.num_layers=1000.0'),
+        (C, 'model.backbone.arch.num_layers', -1, 'arch.num_layers=-1'),
+        (C, 'model.backbone.img_size', 10**6, 'img_size='),
+        (C, 'model.backbone.img_size', 4096, 'img_size=4096 .expected at most 64 patches of 8 pixels'),
+        (C, 'model.backbone.patch_size', 1, 'patch_size=1'),
+        (C, 'model.backbone.out_indices', list(range(10_000)), 'out_indices='),
+        (C, 'model.backbone.layer_scale_init', float('nan'), 'layer_scale_init=nan'),
+        (C, 'model.head.num_classes', 10**12, 'head.num_classes='),
+        (C, 'model.data_preprocessor.pad_size_divisor', 10**6, 'pad_size_divisor='),
+        (C, 'model.data_preprocessor.std', [0, 0, 0], 'data_preprocessor.std=0'),
+        (C, 'pipeline.1.scale', 10**6, 'scale=1000000'),
+        (C, 'pipeline.2.crop_size', 4096, 'pipeline=4096 .expected at most 64 patches'),
+        (C, 'pipeline.2', dict(type='Resize', scale=(300, 200), keep_ratio=True), 'images of any size'),
+        (S, 'pipeline.1.scale', (10**6, 10**6), 'scale='),
+        (S, 'pipeline.1', dict(type='Resize', scale_factor=1000.0), 'scale_factor='),
+        (S, 'model.test_cfg.stride', (1, 1), r'stride=\(1, 1\) .expected at least 1/8 of the window'),
+        (S, 'model.test_cfg.crop_size', (4000, 4000), 'crop_size='),
+        (S, 'model.test_cfg.mode', 'whole', 'test_cfg.mode='),
+        (S, 'model.test_cfg.windows_per_batch', 10**6, 'windows_per_batch='),
+        (S, 'model.decode_head.pool_scales', (10**5,), 'pool_scales='),
+        (S, 'model.neck.rescales', [1000, 1, 1, 1], 'rescales='),
+        (S, 'model.decode_head', dict(type='SETRUPHead', up_scale=8, num_convs=6), 'up_scale=8 of 6 layers'),
+        # what a message quotes
+        (C, 'model.type', 'x' * 10**6, "asks for 'xxx"),
+        (C, 'model.x\x1b[2J\n' + 'y' * 10**5, 1, r'model.x\\x1b'),
+        (C, 'model.head.num_classes', '{0.__class__}%s\x1b]0;x\x07', 'num_classes='),
+        (C, 'pipeline.1', 'a step', r"pipeline\[1\]='a step'"),
+        (C, 'model.backbone', [1], r'model.backbone=\(1,\)'),
+    ],
+)
+def test_what_is_not_on_the_list_is_refused(contents, tmp_path, inferencer, place, value, said):
+    content = contents[inferencer]
+    config = put(content['meta']['config_dict'], place, value)
+    refused(inferencer, content, tmp_path / 'x.pth', said + '(?s:.*)' + TIDY, config_dict=config)
+
+
+@pytest.mark.parametrize(
+    ('place', 'value', 'said'),
+    [
+        ('model.backbone.arch.num_layers', 128, 'backbone.blocks.3.* is missing in the file'),
+        (
+            'model.backbone.arch.embed_dims',
+            8192,
+            r'cls_token is \(1, 1, 32\) in the file, \(1, 1, 8192\) by the config',
+        ),
+        ('model.head.num_classes', 99_999, r'head.fc.weight is \(3, 32\) in the file'),
+        ('model.backbone.arch', 'unknown', 'does not fit its config'),
+        ('model.backbone.arch', dict(num_layers=2), 'arch lacks'),
+        ('model.backbone.in_channels', 64, 'patch_embed.proj.weight is'),
+        (
+            'model.head',
+            dict(type='StackedLinearClsHead', num_classes=3, in_channels=32, mid_channels=[16_384] * 8),
+            'is',
+        ),
+    ],
+)
+def test_sizes_are_compared_with_the_files_before_any_memory_is_taken(contents, tmp_path, place, value, said):
+    content = contents[C]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    config = put(content['meta']['config_dict'], place, value)
+    refused(C, content, tmp_path / 'x.pth', said, config_dict=config)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monkeypatch):
+    """The exploit as it was: memcached's `sys_path` is the file, a zip file with mc.py; `_scope_` is a folder here."""
+    monkeypatch.chdir(tmp_path)
+    path, ran = tmp_path / 'x.pth', tmp_path / 'ran'
+    (tmp_path / 'evil_scope').mkdir()
+    (tmp_path / 'evil_scope/__init__.py').write_text(f"open({str(ran)!r}, 'w')")
+    content = contents[C]
+    backend = dict(MEMCACHED, sys_path=str(path))
+    for place, value in (
+        ('pipeline.0', dict(type='LoadImageFromFile', backend_args=backend)),
+        ('pipeline.0', dict(type='LoadImageFromFile', file_client_args=backend)),
+        ('pipeline.0._scope_', 'evil_scope'),
+        ('model.type', 'evil_scope.Model'),
+    ):
+        config = put(content['meta']['config_dict'], place, value)
+        for hidden in (True, False):
+            torch.save(dict(content, meta=dict(content['meta'], config_dict=config)), path)
+            if hidden:
+                with zipfile.ZipFile(path, 'a') as archive:
+                    archive.writestr('mc.py', f"open({str(ran)!r}, 'w')")
+            with pytest.raises(CheckpointError, match='mc.py' if hidden else 'no part of'):
+                C(path, device='cpu')
+    assert not ran.exists() and not {'mc', 'evil_scope'} & set(sys.modules)
+    sys.path.insert(0, str(tmp_path))  # otherwise the above would prove nothing
+    subprocess.run([sys.executable, '-c', 'import evil_scope'], cwd=tmp_path, check=True)
+    assert ran.exists()
+    sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ('meta', 'said'),
+    [
+        (dict(config_dict=None), 'holds no config'),
+        (dict(config_dict='import os'), 'holds no config'),
+        (dict(dataset_meta=dict(classes='abc')), 'of type str, expected a list of names'),
+        (dict(dataset_meta=dict(classes=[1, 2, 3])), 'expected a list of names'),
+        (dict(dataset_meta=dict(classes=['a'])), 'names 1 classes, its model has 3'),
+    ],
+)
+def test_what_the_meta_says_is_data(contents, tmp_path, meta, said):
+    torch.save(dict(contents[C], meta=dict(contents[C]['meta'], **meta)), tmp_path / 'x.pth')
+    with pytest.raises(CheckpointError, match=said) as caught:
+        C(tmp_path / 'x.pth', device='cpu')
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize('palette', [7, [[1, 2, 3]], [[0, 0, 300]] * 5, [[0, 0, 'red']] * 5, [None] * 5, {'a': 1}])
+def test_a_palette_is_a_list_of_colours(contents, tmp_path, palette):
+    refused(S, contents[S], tmp_path / 'x.pth', 'no list of 5 colours', dataset_meta=dict(palette=palette))
+
+
+def test_names_of_classes_command_no_terminal(contents, tmp_path):
+    meta = dict(contents[C]['meta'], dataset_meta=dict(classes=['\x1b]0;owned\x07', 'a\nb', 'Öl']))
+    torch.save(dict(contents[C], meta=meta), tmp_path / 'x.pth')
+    classifier = C(tmp_path / 'x.pth', device='cpu')
+    assert classifier.classes == ('\\x1b]0;owned\\x07', 'a\\nb', 'Öl')
+
+
+def test_a_head_that_holds_nan_is_refused(contents, tmp_path):
+    content = copy.deepcopy(contents[C])
+    content['state_dict']['head.fc.bias'][0] = float('nan')
+    refused(C, content, tmp_path / 'x.pth', '1 of .* tensors hold NaN or infinity: head.fc.bias')
+
+
+def test_every_config_of_ours_is_on_the_list():
+    """And the list has no type that none of them or of mmpretrain's and mmseg's ways to write them needs."""
+    seen = {False: 0, True: 0}
+    for name in list_configs(demo=True):
+        values = plain_values(load_config(name).to_dict())
+        kind = values['model']['type']
+        if kind in ('beit_mm.BEiTPretrainer', 'beit_mm.DiscreteVAE'):
+            continue
+        inferencer = C if kind in ('ImageClassifier', 'beit_mm.LinearProbe') else S
+        for multi_scale in {False, inferencer is S and kind != 'beit_mm.MultiScaleTTA'}:
+            one = inferencer.__new__(inferencer)
+            one.multi_scale, one.meta = multi_scale, dict(config_dict=values)
+            parts = one._config(name, None)
+            assert parts.model.type.endswith(('TTA',)) == (multi_scale or kind.endswith('TTA')) and parts.pipeline
+            seen[multi_scale] += 1
+    assert seen[False] > 45 and seen[True] > 10
+
+
+def test_the_list_names_arguments_that_are_there():
+    """A misspelt argument would refuse true files."""
+    import inspect
+
+    from mmpretrain.registry import MODELS as CLS
+    from mmpretrain.registry import TRANSFORMS as CLS_TRANSFORMS
+    from mmseg.registry import MODELS as SEG
+    from mmseg.registry import TRANSFORMS as SEG_TRANSFORMS
+
+    for name, arguments in ARGUMENTS.items():
+        types = [found for r in (CLS, SEG, CLS_TRANSFORMS, SEG_TRANSFORMS) if (found := r.get(name)) is not None]
+        assert types, name
+        known = {key for kind in types for base in kind.__mro__ for key in parameters(inspect, base)}
+        extra = {'requires_grad', 'test_cfg', 'inplace'}  # of mmengine's builders of layers, and *args
+        assert set(arguments) <= known | extra, (name, set(arguments) - known)
+
+
+def parameters(inspect, kind: type) -> list[str]:
+    try:
+        return list(inspect.signature(kind.__init__).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def test_the_config_that_is_checked_is_left_alone():
+    model, pipeline = copy.deepcopy(MODEL), copy.deepcopy(TEST_PIPELINE)
+    built, steps = check_stored_config(model, pipeline, 'classifier')
+    assert (model, pipeline) == (MODEL, TEST_PIPELINE)
+    built['backbone']['type'] = steps[0]['type'] = None
+    assert (model, pipeline) == (MODEL, TEST_PIPELINE)
+
+
+# --- one image costs no other's result ------------------------------------------------------------
+
+
+@pytest.mark.parametrize('inferencer', [C, S])
+def test_an_unreadable_image_costs_no_other_image_its_result(contents, tmp_path, inferencer):
+    write_checkpoint(tmp_path / 'x.pth', contents[inferencer])
+    rng = np.random.default_rng(0)
+    images = [tmp_path / f'{number}.png' for number in range(5)]
+    for image in images:
+        Image.fromarray(rng.integers(0, 256, (70, 80, 3), dtype=np.uint8)).save(image)
+    images[1].write_bytes(b'no image')
+    os.truncate(images[4], 200)
+    model = inferencer(tmp_path / 'x.pth', device='cpu')
+    options = dict(batch_size=2) if inferencer is C else {}
+    results = list(model(images, on_error='skip', **options))
+    assert [set(result) == {'path', 'error'} for result in results] == [False, True, False, False, True]
+    assert [result['path'] for result in results] == [str(image) for image in images]
+    assert results[1]['error'].startswith(str(images[1]))
+    (alone,) = model(images[3], **options)
+    value = 'label' if inferencer is C else 'labels'
+    assert np.array_equal(results[3][value], alone[value])
+    assert all('error' in result for result in model([images[1], images[4]], on_error='skip', **options))
+    with pytest.raises(UnreadableImageError, match='1.png'):
+        list(model(images, **options))
+    with pytest.raises(ValueError, match="choose 'raise' or 'skip'"):
+        list(model(images, on_error='ignore', **options))
