@@ -4,6 +4,7 @@ import gzip
 import importlib
 import io
 import os
+import resource
 import struct
 import sys
 import tarfile
@@ -148,7 +149,10 @@ def claims(rows: int) -> bytes:
     'meta', [lambda: compressed(GIB), lambda: claims(2**31 - 1), lambda: b'\x93NUMPY', lambda: b'\0' * 200]
 )
 def test_a_hostile_table_of_classes_takes_no_memory(tmp_path, meta):
-    refused('ILSVRC2012_devkit_t12.tar.gz', 'prepare_imagenet', devkit(tmp_path, meta()), tmp_path / 'target')
+    downloads = devkit(tmp_path, meta())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused('ILSVRC2012_devkit_t12.tar.gz', 'prepare_imagenet', downloads, tmp_path / 'target')
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
     assert not (tmp_path / 'target').exists()
 
 
