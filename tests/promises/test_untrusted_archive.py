@@ -128,13 +128,15 @@ def matlab(synsets: object) -> bytes:
 
 
 def compressed(size: int) -> bytes:
-    """MATLAB's compressed element that unpacks to `size` bytes: a matrix of zeros."""
+    """MATLAB's compressed element that unpacks to a column of zeros of `size` bytes."""
+    pack = struct.pack
+    head = pack('<IIII', 6, 8, 6, 0) + pack('<IIii', 5, 8, size // 8, 1) + pack('<II8s', 1, 7, b'synsets')
     packer = zlib.compressobj(9)
-    body = packer.compress(struct.pack('<II', 14, size - 8))
+    body = packer.compress(pack('<II', 14, len(head) + 8 + size) + head + pack('<II', 9, size))
     for _ in range(size >> 20):
         body += packer.compress(b'\0' * (1 << 20))
     body += packer.flush()
-    return matlab(np.zeros(1))[:128] + struct.pack('<II', 15, len(body)) + body
+    return matlab(np.zeros(1))[:128] + pack('<II', 15, len(body)) + body
 
 
 def claims(rows: int) -> bytes:

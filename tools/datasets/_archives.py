@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 MAX_GROWTH = 8  # bytes unpacked for each of an archive's: images hardly shrink
 MIN_UNPACKED = 1 << 30  # bytes that any archive may unpack to
-MAX_MEMORY = 1 << 30  # bytes that reading headers and tables may take
+MAX_MEMORY = 1 << 30  # bytes that reading a table of classes may take
 PIECE = 1 << 20  # bytes copied at a time
 BLOCK = tarfile.BLOCKSIZE  # that a member takes in an archive even when it is empty
 SYNSET = re.compile(r'n\d{8}')  # name of an ImageNet class
@@ -46,8 +46,7 @@ class Budget:
 def one_line_errors(source: Path) -> Iterator[None]:
     """Ends the script with one line where the archive `source` is missing, damaged or another one."""
     try:
-        with memory_limit(MAX_MEMORY):
-            yield
+        yield
     except DAMAGED as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
         sys.exit(f'error: {source}: damaged or incomplete ({reason}); download it again')
@@ -56,10 +55,11 @@ def one_line_errors(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def memory_limit(size: int) -> Iterator[None]:
-    """Lets the process take at most `size` more bytes, then MemoryError; on Linux, elsewhere as much as there is.
+def memory_limit() -> Iterator[None]:
+    """Lets the process take at most MAX_MEMORY more bytes, then MemoryError; on Linux, elsewhere as much as there is.
 
-    Names, tables of sparse members and MATLAB's arrays take whatever a few bytes of an archive say.
+    MATLAB's arrays take whatever a few bytes of a file say. Not for code with threads: one that cannot start is waited
+    for without end.
     """
     pages = Path('/proc/self/statm')
     if not pages.exists():
@@ -68,7 +68,7 @@ def memory_limit(size: int) -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(pages.read_text().split()[0]) * resource.getpagesize() + size
+    limit = int(pages.read_text().split()[0]) * resource.getpagesize() + MAX_MEMORY
     if before[0] != resource.RLIM_INFINITY:
         limit = min(limit, before[0])
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))

@@ -12,7 +12,7 @@ import io
 import sys
 from pathlib import Path
 
-from _archives import SYNSET, ArchiveError, Budget, one_line_errors, open_tar, unpack_classes, write_file
+from _archives import SYNSET, ArchiveError, Budget, memory_limit, one_line_errors, open_tar, unpack_classes, write_file
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit
@@ -57,7 +57,8 @@ def val_classes(devkit: Path) -> dict[str, str]:
     from scipy.io import loadmat
 
     try:
-        synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True, variable_names=['synsets'])['synsets']
+        with memory_limit():
+            synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True, variable_names=['synsets'])['synsets']
         names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
         labels = [names[int(label)] for label in content[LABELS].split()]
     except Exception as error:  # scipy at work on damaged bytes raises nearly everything
