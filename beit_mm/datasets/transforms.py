@@ -3,10 +3,11 @@
 What is random is drawn from `random` and `numpy.random`, which the datasets seed for each sample.
 """
 
-import io
 import math
+import os
 import random
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import cv2
@@ -14,13 +15,22 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 from mmpretrain.datasets import RandAugment as RandAugmentBGR
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.io import ImageReadMode, decode_jpeg, decode_png
 
 from beit_mm.datasets.resize import resize_bicubic, resize_lanczos
 from beit_mm.registry import TRANSFORMS
 
+Image.preinit()  # registers the plugins of the other formats
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # that JPEG opens MPO too is Pillow's doing
+MAX_PIXELS = 178_956_970  # beyond it Pillow takes an image for a decompression bomb
+MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits; a larger file cannot be an image of so many pixels
+MAX_WHOLE = 2**24  # bytes that a JPEG or PNG file may have beside its pixels to be read at once
+LARGE_PNG = 2**26  # pixels; fewer are left to Pillow, which takes no offence at slightly wrong files
+PNG_ORIENTATIONS = (b'eXIf', b'iTXt', b'Raw profile type')  # chunks with EXIF may stand behind the pixels
+STRIP = 2**22  # pixels converted at a time
+ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {  # EXIF orientation -> what turns the stored pixels upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -31,6 +41,8 @@ UPRIGHT = {  # EXIF orientation -> what turns the stored pixels upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
+FROM_THE_END = (3, 4, 6, 7)  # and those that show the first row last
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
 LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
@@ -39,7 +51,9 @@ BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 
 
 class UnreadableImageError(OSError):
-    """An image file is missing, truncated, broken or a decompression bomb; the message begins with its path."""
+    """An image file is missing, truncated, broken or too large; the message begins with its `path`."""
+
+    path = ''
 
 
 @TRANSFORMS.register_module()
@@ -50,38 +64,50 @@ class LoadImage(BaseTransform):
     first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the **BGR** array
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
+    Args:
+        max_pixels: largest width x height of a file that is read; beyond it nothing but its header is.
+
     Raises:
         UnreadableImageError: the file cannot be read; the message names it.
+        ValueError: `max_pixels` is below 1.
     """
+
+    def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
+        if max_pixels < 1:
+            raise ValueError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
+        self.max_pixels = max_pixels
 
     def transform(self, results: dict) -> dict:
         if 'img' in results:
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
-            results['img'] = image = read_image(results['img_path'])
+            results['img'] = image = read_image(results['img_path'], self.max_pixels)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 
 
-def read_image(path: str) -> np.ndarray:
+def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The pixels of an image file: uint8 array (H, W, 3), RGB, upright. Raises UnreadableImageError."""
     # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
     # that skips unreadable images.
-    with unreadable(path, Exception):
-        with open(path, 'rb') as file:
-            data = file.read()
-        image = Image.open(io.BytesIO(data))  # reads the header only; refuses decompression bombs
-        turn = UPRIGHT.get(orientation(image))
-        if image.format == 'JPEG' and image.mode == 'RGB' and turn is None:
-            # the same pixels as Pillow's, without its detour over four bytes a pixel
-            data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            return decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:
+        # torchvision gives the same pixels as Pillow, without its detour over four bytes a pixel
+        if is_large_plain_png(image) and (data := content(image)) is not None:
+            if not any(note in data for note in PNG_ORIENTATIONS):
+                return decode(decode_png, data)
+        tag = orientation(image)
+        if image.format == 'JPEG' and image.mode == 'RGB' and (data := content(image)) is not None:
+            pixels = decode(decode_jpeg, data)
+            if tag not in UPRIGHT:
+                return pixels
+            rows = max(1, STRIP // image.width)
+            tops = range(0, image.height, rows)
+            return upright(((top, Image.fromarray(pixels[top : top + rows])) for top in tops), image.size, tag)
         image.load()  # decodes; some formats learn of their palette or transparency only here
     # On decoded pixels only these are the file's fault: a mode that has no way to RGB, too many pixels for the memory.
     # Any other error is a mistake in this code, and skipping images would hide it.
     with unreadable(path, OSError, ValueError, MemoryError):
-        image = to_rgb(image)
-        return np.array(image if turn is None else image.transpose(turn))
+        return rgb_array(image, tag)
 
 
 @contextmanager
@@ -93,7 +119,75 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         reason = f'{type(error).__name__}: {error}'
         if isinstance(error, UnidentifiedImageError):
             reason = 'unknown format'
-        raise UnreadableImageError(f'{path}: cannot be read as an image ({reason})') from error
+        elif isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
+        failure.path = path
+        raise failure from error
+
+
+def readable(text: str) -> str:
+    r"""A file's name in one line that can be printed: the bytes of all else stand as \xff, a backslash as two.
+
+    The shell's `printf %b` gives the name back.
+    """
+    if text.isprintable() and '\\' not in text:
+        return text
+    return ''.join(
+        char if char.isprintable() and char != '\\' else ESCAPES.get(char) or escape_bytes(char) for char in text
+    )
+
+
+def escape_bytes(char: str) -> str:
+    """The bytes of a character in a file name, each as a backslash, x and two hexadecimal digits."""
+    return ''.join(f'\\x{byte:02x}' for byte in char.encode('utf-8', 'surrogateescape'))
+
+
+@contextmanager
+def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
+    """The image in a file, closed behind it, of which only the header is read yet.
+
+    Pillow's Image.open tries formats that hand the file to a program (PostScript to Ghostscript), and warns of large
+    images, or refuses them, by a limit of the whole process; the plugins that it calls are called here directly.
+
+    Raises:
+        OSError: no regular file, which could make a reader wait for ever; another format than FORMATS; too large.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError('a folder, pipe, socket or device; expected a regular file')
+    # not blocking, for a pipe may have taken the file's place since
+    with open(path, 'rb', opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if os.fstat(file.fileno()).st_size > MAX_BYTES_PER_PIXEL * max_pixels:
+            raise OSError(f'more than {MAX_BYTES_PER_PIXEL} bytes for each of {max_pixels:,} pixels, see max_pixels')
+        start = file.read(16)
+        try:
+            factory = next(opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True)
+        except StopIteration:
+            raise UnidentifiedImageError from None
+        file.seek(0)
+        image = factory(file, path)
+        if image.width * image.height > max_pixels:
+            raise OSError(f'{image.width} x {image.height} pixels, more than max_pixels={max_pixels:,} of LoadImage')
+        yield image
+
+
+def content(image: Image.Image) -> bytearray | None:
+    """The whole file of an image that was opened; None if it is far too large for what decodes files as a whole."""
+    if os.fstat(image.fp.fileno()).st_size > MAX_WHOLE + 4 * image.width * image.height:
+        return None
+    image.fp.seek(0)
+    return bytearray(image.fp.read())
+
+
+def decode(decoder: Callable[..., Tensor], data: bytearray) -> np.ndarray:
+    """Pixels (H, W, 3) by one of torchvision's decoders."""
+    return decoder(torch.frombuffer(data, dtype=torch.uint8), mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+
+
+def is_large_plain_png(image: Image.Image) -> bool:
+    """A PNG of many pixels of 3 x 8 bits without transparency, as far as its header says."""
+    many = image.width * image.height > LARGE_PNG
+    return many and image.format == 'PNG' and 'transparency' not in image.info and image.tile[0][3] == 'RGB'
 
 
 def orientation(image: Image.Image) -> int:
@@ -104,22 +198,72 @@ def orientation(image: Image.Image) -> int:
         return 1
 
 
+def rgb_array(image: Image.Image, tag: int = 1) -> np.ndarray:
+    """Pixels of a decoded image: uint8 (H, W, 3), RGB, transparency on white, turned upright by its EXIF orientation.
+
+    A large image is converted strip by strip, so that it stands in memory only once beside what is returned.
+    """
+    if image.mode[0] in 'IF':
+        levels = deep_levels(image)
+        return upright(((top, deep_gray_to_rgb(strip, *levels)) for top, strip in strips(image)), image.size, tag)
+    return upright(((top, to_rgb(strip)) for top, strip in strips(image)), image.size, tag)
+
+
+def upright(parts: Iterable[tuple[int, Image.Image]], size: tuple[int, int], tag: int) -> np.ndarray:
+    """Strips of an RGB image, each with its first row, put together and turned: uint8 (H, W, 3).
+
+    Args:
+        parts: row and strip.
+        size: (width, height) of the image as it is stored, in pixels.
+        tag: its EXIF orientation.
+    """
+    width, height = size
+    pixels = np.empty((width, height, 3) if tag in SIDEWAYS else (height, width, 3), np.uint8)
+    for top, strip in parts:
+        first = height - top - strip.height if tag in FROM_THE_END else top
+        place = slice(first, first + strip.height)
+        turned = strip.transpose(UPRIGHT[tag]) if tag in UPRIGHT else strip
+        pixels[(slice(None), place) if tag in SIDEWAYS else place] = np.asarray(turned)
+    return pixels
+
+
+def strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """First row and pixels of each strip of an image, of at most STRIP pixels; a small image is one strip."""
+    rows = max(1, STRIP // image.width)
+    if rows >= image.height:
+        yield 0, image
+        return
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """The first frame as an 8-bit RGB image, transparency laid on white."""
     if image.mode[0] in 'IF':
-        return deep_gray_to_rgb(image)
+        return deep_gray_to_rgb(image, *deep_levels(image))
     if not image.has_transparency_data:
         return image.convert('RGB')
     image = image.convert('RGBA')
     return Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image).convert('RGB')
 
 
-def deep_gray_to_rgb(image: Image.Image) -> Image.Image:
-    """Scales 16-bit gray from 0-65535 to 0-255, and 32-bit or float gray, which has no fixed white, from its range."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+def deep_levels(image: Image.Image) -> tuple[float, float]:
+    """What is black and what is white in gray of more than 8 bits: 0 and 65535, or of 32 bits and floats its range."""
     # Pillow gives 16 bits of PGM, and older Pillow those of PNG, in the mode of 32 bits, 'I'.
-    sixteen_bits = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
-    low, high = (0, 65535) if sixteen_bits else (values.min(), values.max())
+    if image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM')):
+        return 0, 65535
+    ranges = [(values.min(), values.max()) for values in (deep_values(strip) for _, strip in strips(image))]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def deep_values(image: Image.Image) -> np.ndarray:
+    """Gray of more than 8 bits as float64 (H, W), all finite."""
+    return np.nan_to_num(np.asarray(image).astype(np.float64))
+
+
+def deep_gray_to_rgb(image: Image.Image, low: float, high: float) -> Image.Image:
+    """Scales gray of more than 8 bits from `low`-`high` to 0-255."""
+    values = deep_values(image)
     gray = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
     if 'transparency' in image.info:
         gray[values == image.info['transparency']] = 255

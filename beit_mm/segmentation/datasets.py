@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from mmcv.transforms import BaseTransform
-from PIL import Image
 
 from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
-from beit_mm.datasets.transforms import orientation, unreadable
+from beit_mm.datasets.transforms import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
 LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
-SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this part of the colour circle fall into its largest gaps
 
 
@@ -152,8 +150,7 @@ class LoadAnnotation(BaseTransform):
 
 def read_labels(path: str) -> np.ndarray:
     """The numbers (H, W) in a lossless image file, gray or with a palette; integers, as they are in the file."""
-    with unreadable(path, Exception):  # as for images: whatever is raised, the file is the cause
-        image = Image.open(path)
+    with unreadable(path, Exception), open_image(path) as image:  # as for images: whatever is raised, the file is it
         image.load()
     if image.mode not in LABEL_MODES:
         raise ValueError(
@@ -167,7 +164,7 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
     if labels.shape == size:
         return
     advice = 'expected the same size'
-    with Image.open(image_path) as image:
+    with open_image(image_path) as image:
         if labels.shape == size[::-1] and orientation(image) in SIDEWAYS:
             advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
     height, width = labels.shape
