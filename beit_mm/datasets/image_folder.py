@@ -5,15 +5,16 @@ import os
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
 from beit_mm.checkpoint.names import first_names
+from beit_mm.datasets.listing import EXTENSIONS, Paths, Samples, list_images, list_subfolders
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.transforms import UnreadableImageError
 from beit_mm.registry import DATASETS
 
-EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
 
@@ -28,11 +29,14 @@ class UnlabeledImages(BaseDataset):
             is ignored. '' takes every image of the folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
         on_error: what an unreadable image does: 'error' raises, 'skip' takes another one in its place, always the same
-            one for the same key, and reports the index in `unreadable`. With `test_mode=True` it always raises.
-        kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, serialize_data, lazy_init.
+            one for the same key, and names the file in `unreadable`. With `test_mode=True` it always raises.
+        kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, lazy_init.
+
+    `data_list` holds the paths compactly, as Samples, and stays in one piece of memory for all workers.
 
     Raises:
         FileNotFoundError: the folder or list is missing or holds no images.
+        PermissionError: a folder cannot be listed.
         UnreadableImageError: see `on_error`; with 'skip' when 10 substitutes cannot be read either.
     """
 
@@ -45,62 +49,52 @@ class UnlabeledImages(BaseDataset):
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
 
-    def load_data_list(self) -> list[dict]:
+    def load_data_list(self) -> Sequence[dict]:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
-        if self.ann_file:
-            paths = [re.sub(r'\s+\d+$', '', line) for line in read_lines(self.ann_file) if line]  # without the label
+        if self.ann_file:  # without the labels
+            paths = Paths.of(re.sub(r'\s+\d+$', '', line) for line in read_lines(self.ann_file) if line)
         else:
             paths = list_images(folder)
         if not paths:
             place = self.ann_file or folder
             raise FileNotFoundError(f'no images in {place!r}; expected files ending in {" ".join(EXTENSIONS)}')
-        return [dict(img_path=os.path.join(folder, path)) for path in paths]
+        return Samples(folder, paths)
+
+    def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Leaves Samples as they are, which are as compact; pickles the dicts that a subclass may have made of them."""
+        if not isinstance(self.data_list, Samples):
+            return super()._serialize_data()
+        self.serialize_data = False
+        return np.empty(0, np.uint8), np.empty(0, np.int64)
 
     def __getitem__(self, key: SampleKey | int) -> dict:
         key = SampleKey(*key) if isinstance(key, tuple) else SampleKey(0, 0, int(key))
-        index = key.index
+        index, broken = key.index, ''
         for attempt in range(1, SUBSTITUTES + 2):
             info = self.get_data_info(index)
-            info['unreadable'] = key.index if attempt > 1 else -1
+            info['unreadable'] = broken
             seed_generators(key)
             try:
                 return self.pipeline(info)
             except UnreadableImageError as error:
                 if self.on_error == 'error' or self.test_mode:
                     raise
-                last = error
+                last, broken = error, broken or error.path
             index = sample_seed(key, attempt) % len(self)
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
-def list_images(folder: str) -> list[str]:
-    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out."""
-    images, folders = [], [('', frozenset())]
-    while folders:
-        inner, above = folders.pop()
-        real = os.path.realpath(os.path.join(folder, inner))
-        if real in above:  # a link back to a folder that this one lies in
-            continue
-        with os.scandir(real) as entries:
-            for entry in entries:
-                if entry.name.startswith('.'):
-                    continue
-                path = os.path.join(inner, entry.name)
-                if entry.name.lower().endswith(EXTENSIONS):
-                    images.append(path)
-                elif entry.is_dir():
-                    folders.append((path, above | {real}))
-    return sorted(images)
-
-
 def read_lines(path: str) -> list[str]:
-    """Lines of a file without the space around them."""
+    """Lines of a file without the space around them; bytes that are no UTF-8 stay what they are in file names."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
-    with open(path, encoding='utf-8') as file:
-        return [line.strip() for line in file]
+    with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
+        lines = [line.strip() for line in file]
+    if number := next((number for number, line in enumerate(lines, start=1) if '\0' in line), None):
+        raise ValueError(f'{path}, line {number} holds a NUL byte; expected text in UTF-8')
+    return lines
 
 
 @DATASETS.register_module()
@@ -144,7 +138,7 @@ class ImageFolder(UnlabeledImages):
         """The label of an image, as mmengine's ClassBalancedDataset asks for it."""
         return [self.get_data_info(index)['gt_label']]
 
-    def load_data_list(self) -> list[dict]:
+    def load_data_list(self) -> Sequence[dict]:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder with one folder a class')
@@ -155,34 +149,31 @@ class ImageFolder(UnlabeledImages):
                 raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
             self._metainfo['classes'] = tuple(folders)
         labels = {name: label for label, name in enumerate(self.CLASSES)}
-        samples = self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)
-        return [dict(img_path=os.path.join(folder, path), gt_label=label) for path, label in samples]
+        return Samples(folder, *(self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)))
 
-    def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[tuple[str, int]]:
-        """All images of all classes."""
+    def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
+        """All images of all classes, and their labels."""
         if left_out := [name for name in folders if name not in labels]:
             message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
             print_log(message, logger='current', level=logging.WARNING)
-        samples = []
-        for name, label in labels.items():
-            path = os.path.join(folder, name)
+        for name in labels:
             if name not in folders:
-                message = f'no folder {path!r} for class {name!r}'
+                message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
                 if not self.test_mode:
                     raise FileNotFoundError(f'{message}; expected one folder a class')
                 print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
-                continue
-            images = list_images(path)
-            if not images:
-                raise FileNotFoundError(f'no images in {path!r}; expected files ending in {" ".join(EXTENSIONS)}')
-            samples += [(os.path.join(name, image), label) for image in images]
-        if not samples:
+        names = [name for name in labels if name in folders]
+        if not names:
             raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')
-        return samples
+        paths, counts = list_subfolders(folder, names)
+        if 0 in counts:
+            path, endings = os.path.join(folder, names[counts.index(0)]), ' '.join(EXTENSIONS)
+            raise FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
+        return paths, np.repeat([labels[name] for name in names], counts)
 
-    def _read_list(self, labels: dict[str, int]) -> list[tuple[str, int]]:
-        """The images of the list, each with its line's label or its folder's."""
-        samples = []
+    def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
+        """The images of the list, and their labels: each its line's or its folder's."""
+        paths, found = [], []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
                 continue
@@ -200,7 +191,8 @@ class ImageFolder(UnlabeledImages):
                     f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
                     f'{of_folder}, or classes=... in the order of the labels'
                 )
-            samples.append((path, label))
-        if not samples:
+            paths.append(path)
+            found.append(label)
+        if not paths:
             raise FileNotFoundError(f'no images in {self.ann_file!r}; expected one path a line')
-        return samples
+        return Paths.of(paths), np.array(found)

@@ -29,7 +29,7 @@ MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits; a larger file cannot be an
 MAX_WHOLE = 2**24  # bytes that a JPEG or PNG file may have beside its pixels to be read at once
 LARGE_PNG = 2**26  # pixels; fewer are left to Pillow, which takes no offence at slightly wrong files
 PNG_ORIENTATIONS = (b'eXIf', b'iTXt', b'Raw profile type')  # chunks with EXIF may stand behind the pixels
-STRIP = 2**22  # pixels converted at a time
+STRIP = 2**20  # pixels converted at a time
 ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {  # EXIF orientation -> what turns the stored pixels upright
@@ -129,7 +129,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
 def readable(text: str) -> str:
     r"""A file's name in one line that can be printed: the bytes of all else stand as \xff, a backslash as two.
 
-    The shell's `printf %b` gives the name back.
+    `printf %b` of bash gives the name back.
     """
     if text.isprintable() and '\\' not in text:
         return text
@@ -536,7 +536,7 @@ class PackViews(BaseTransform):
     Returns:
         images: uint8 (H, W, 3), RGB; tokenizer_images: uint8 (h, w, 3), RGB; mask: bool (rows, columns), True = masked;
         jitter: float32 (7,), see TwoViewColorJitter; each only if a transform before made it.
-        unreadable: int64, dataset index of an image that was replaced because it cannot be read, else -1.
+        unreadable: str, path of a file in whose place this one stands because that cannot be read, else ''.
     """
 
     def transform(self, results: dict) -> dict:
@@ -545,5 +545,4 @@ class PackViews(BaseTransform):
             for key in ('images', 'tokenizer_images', 'mask', 'jitter')
             if key in results
         }
-        inputs['unreadable'] = torch.tensor(results.get('unreadable', -1))
-        return dict(inputs=inputs)
+        return dict(inputs=dict(inputs, unreadable=results.get('unreadable', '')))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines
+from beit_mm.datasets.image_folder import UnlabeledImages, read_lines
+from beit_mm.datasets.listing import list_images
 from beit_mm.datasets.transforms import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
 
@@ -63,10 +64,10 @@ class SegmentationFolder(UnlabeledImages):
 
     def load_data_list(self) -> list[dict]:
         """Samples with `img_path`, `seg_map_path`, `reduce_zero_label` and `num_classes`."""
-        samples = super().load_data_list()
         reduced, num_classes = self._metainfo['reduce_zero_label'], len(self._metainfo['classes'])
-        for sample in samples:
-            sample.update(reduce_zero_label=reduced, num_classes=num_classes)
+        samples = [
+            dict(sample, reduce_zero_label=reduced, num_classes=num_classes) for sample in super().load_data_list()
+        ]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
