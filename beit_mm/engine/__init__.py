@@ -3,8 +3,9 @@
 from .bad_steps import BadStepHook, ReplayHook
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .hooks import KNNHook, StepSeedHook, ThroughputHook, UnreadableImagesHook
+from .hooks import KNNHook, StepSeedHook, ThroughputHook
 from .loops import EpochLoop, IterLoop
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
 from .runner import FolderRunner
+from .unreadable import UnreadableImagesHook

@@ -1,18 +1,15 @@
-"""What happens around the steps of a run: seeds, throughput, unreadable images, neighbours."""
+"""What happens around the steps of a run: seeds, throughput, neighbours."""
 
-import logging
 import os
 import random
 import time
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_gather, get_rank, get_world_size
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -22,7 +19,6 @@ from beit_mm.engine.checks import unwrap
 from beit_mm.registry import HOOKS
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
-MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
 DETERMINISTIC = (
     'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
     'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
@@ -89,47 +85,6 @@ class ThroughputHook(Hook):
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
         for history in runner.message_hub.log_scalars.values():
             history.max_length = HISTORY
-
-
-@HOOKS.register_module()
-class UnreadableImagesHook(Hook):
-    """Names each image that the dataset's `on_error='skip'` replaced, and stops a run with too many of them.
-
-    The paths stand in the log and in `unreadable_images_rank{rank}.txt` in the work directory. In classification and
-    segmentation `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
-
-    Args:
-        max_rate: part of the dataset's images that may be unreadable; 10 images are tolerated in any case.
-
-    Raises:
-        RuntimeError: too many images are unreadable.
-    """
-
-    def __init__(self, max_rate: float = 0.001):
-        self.max_rate = max_rate
-        self.unreadable: set[int] = set()
-
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        """Notes the images of this batch that were replaced."""
-        inputs, dataset = data_batch['inputs'], runner.train_dataloader.dataset
-        if isinstance(inputs, dict):
-            replaced = inputs['unreadable'].tolist()
-        else:
-            replaced = [sample.get('unreadable', -1) for sample in data_batch['data_samples']]
-        listing = Path(runner.work_dir) / f'unreadable_images_rank{get_rank()}.txt'
-        limit = max(self.max_rate * len(dataset), MIN_TOLERATED)
-        for index in set(replaced) - self.unreadable - {-1}:
-            self.unreadable.add(index)
-            count, path = len(self.unreadable), dataset.get_data_info(index)['img_path']
-            with listing.open('a') as file:
-                file.write(f'{path}\n')
-            message = f'{path} cannot be read, another image stands in ({count} so far).'
-            print_log(message, logger='current', level=logging.WARNING)
-            if count > limit:
-                raise RuntimeError(
-                    f'{count} of {len(dataset)} images cannot be read, at most {limit:.0f} are tolerated; see '
-                    f'{listing}, or raise max_rate of UnreadableImagesHook'
-                )
 
 
 def knn_predict(

@@ -94,7 +94,7 @@ def test_an_unreadable_image_is_replaced_and_listed(tree, tmp_path):
     broken = tree / 'train/bee/00.jpg'
     broken.write_bytes(b'no image')
     RUNNERS.build(demo(tree, tmp_path / 'work', **{'train_cfg.max_epochs': 2})).train()
-    assert (tmp_path / 'work/unreadable_images_rank0.txt').read_text() == f'{broken}\n'
+    assert (tmp_path / 'work/unreadable_images.txt').read_text() == f'{broken}\n'
 
 
 def test_fewer_images_than_a_batch_are_named(tree, tmp_path):

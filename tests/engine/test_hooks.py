@@ -77,7 +77,7 @@ def test_unreadable_images_are_listed_and_too_many_stop_the_run(pretrain_config,
     runner = make_runner(pretrain_config)
     with pytest.raises(RuntimeError, match='11 of 40 images cannot be read, at most 10'):
         runner.train()
-    listed = (Path(pretrain_config.work_dir) / 'unreadable_images_rank0.txt').read_text().split()
+    listed = (Path(pretrain_config.work_dir) / 'unreadable_images.txt').read_text().split()
     assert len(listed) == len(set(listed)) == 11
     assert all(int(Path(path).stem) % 3 == 0 for path in listed)
 

@@ -1,0 +1,213 @@
+"""Images that cannot be read: replaced, listed once, and counted alike by any processes, workers and resumed runs."""
+
+import copy
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_runner, run_ranks
+from labelled import classifier_config, make_images
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.hooks import Hook
+from torch.utils.data import DataLoader
+
+from beit_mm.datasets import SeededSampler, UnreadableImageError
+from beit_mm.datasets.transforms import readable
+from beit_mm.engine.unreadable import SharedList, UnreadableImagesHook
+from beit_mm.registry import DATASETS
+
+LIST = 'work/unreadable_images.txt'
+
+
+def break_images(folder: Path) -> list[str]:
+    """Breaks three of 150 images, each in its way, and returns their paths."""
+    cut, page, gone = (folder / name for name in ('train/blue/7.png', 'train/green/20.png', 'train/red/49.png'))
+    cut.write_bytes(cut.read_bytes()[:500])
+    page.write_bytes(b'<html>not found</html>')
+    gone.unlink()
+    gone.symlink_to('nowhere')
+    return sorted(map(str, (cut, page, gone)))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """One epoch of a classifier on 150 images, without validation."""
+    config = classifier_config(make_images(tmp_path / 'data', per_class=50), tmp_path / 'work')
+    config.train_dataloader.dataset.on_error = 'skip'
+    config.train_dataloader.batch_size = 10
+    config.train_dataloader.dataset.pipeline[-1].meta_keys = ('img_path', 'unreadable')
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=1)
+    config.default_hooks = dict(checkpoint=dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=5))
+    return config
+
+
+def train(config: Config, **changes: object) -> object:
+    config = copy.deepcopy(config)
+    config.merge_from_dict(changes)
+    runner = make_runner(config)
+    runner.train()
+    return runner
+
+
+def listed(tmp_path: Path) -> list[str]:
+    return sorted((tmp_path / LIST).read_text().splitlines())
+
+
+class Stop(Hook):
+    """Ends a run as a machine that fails would."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 7:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_two_percent_broken_train_to_the_end_with_the_exact_list(config, tmp_path, processes):
+    broken = break_images(tmp_path / 'data')
+    if processes == 1:
+        train(config, **{'train_cfg.max_epochs': 2})
+    else:
+        two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5, 'train_cfg.max_epochs': 2}
+        run_ranks(lambda rank: train(config, **two) and None, tmp_path)
+    assert listed(tmp_path) == broken
+
+
+def test_a_resumed_run_goes_on_with_the_list(config, tmp_path):
+    broken = break_images(tmp_path / 'data')
+    runner = make_runner(copy.deepcopy(config))
+    runner.register_hook(Stop())
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+    before = listed(tmp_path)
+    assert len(before) < 3  # the run was stopped before it had seen all
+    train(config, resume=True)
+    assert listed(tmp_path) == broken and set(before) < set(broken)
+
+
+def test_error_stops_at_the_first_with_its_path(config, tmp_path):
+    broken = break_images(tmp_path / 'data')
+    with pytest.raises(UnreadableImageError) as error:
+        train(config, **{'train_dataloader.dataset.on_error': 'error'})
+    assert str(error.value).startswith(tuple(f'{path}: cannot be read' for path in broken))
+    assert '\n' not in str(error.value)
+
+
+def test_workers_replace_and_name_as_one_process_does(config, tmp_path):
+    broken = break_images(tmp_path / 'data')
+    dataset = DATASETS.build(config.train_dataloader.dataset)
+
+    def drawn(workers: int) -> list[tuple[bytes, str, str]]:
+        sampler = SeededSampler(dataset, seed=3)
+        loader = DataLoader(dataset, 10, sampler=sampler, num_workers=workers, collate_fn=pseudo_collate)
+        samples = [(x, y) for b in loader for x, y in zip(b['inputs'], b['data_samples'], strict=True)]
+        return [(image.numpy().tobytes(), sample.unreadable, sample.img_path) for image, sample in samples]
+
+    alone = drawn(0)
+    assert alone == drawn(2)
+    assert sorted(replaced for _, replaced, _ in alone if replaced) == broken
+
+
+def test_more_than_a_part_of_the_images_ends_the_run(tmp_path):
+    hook = UnreadableImagesHook()
+    hook.listing = SharedList(tmp_path / 'list')
+    hook.check_rate(50, 1000)
+    hook.check_rate(10, 40)
+    for count, total in ((51, 1000), (11, 40), (3, 3)):
+        with pytest.raises(RuntimeError, match=f'{count} of {total} images cannot be read'):
+            hook.check_rate(count, total)
+    with pytest.raises(ValueError, match='max_rate is 2'):
+        UnreadableImagesHook(max_rate=2)
+
+
+def test_a_list_that_two_processes_write_holds_each_line_once(tmp_path):
+    def write(rank: int) -> list[str]:
+        shared, added = SharedList(tmp_path / 'list'), []
+        for number in range(300):
+            torch.distributed.barrier()
+            added += shared.add([f'image {number}'])
+        return added
+
+    ours, theirs = run_ranks(write, tmp_path)
+    assert sorted(ours + theirs) == sorted(f'image {number}' for number in range(300))
+    assert sorted((tmp_path / 'list').read_text().splitlines()) == sorted(ours + theirs)
+
+
+def test_a_cut_line_and_a_list_that_cannot_be_written(tmp_path):
+    (tmp_path / 'list').write_text('a\nb')  # the disk was full
+    assert SharedList(tmp_path / 'list').add(['a', 'c', 'c']) == ['c']
+    assert (tmp_path / 'list').read_text() == 'a\nb\nc\n'
+    lost = SharedList(tmp_path)  # a folder
+    assert lost.add(['a']) == ['a'] and lost.add(['a', 'b']) == ['b']
+
+
+def test_odd_names_are_trained_listed_and_logged(config, tmp_path):
+    folder = tmp_path / 'data/train/blue'
+    names = [b'\xff\xe9t\xe9.png', 'line\nbreak \U0001f600.png'.encode(), b'-rf \\x.png']
+    for name in names:
+        path = os.path.join(os.fsencode(folder), name)
+        Path(os.fsdecode(path)).write_bytes(b'broken')
+        shutil.copy(folder / '3.png', os.fsdecode(path.replace(b'.png', b' whole.png')))
+    runner = train(config)
+    lines = [r'\xff\xe9t\xe9.png', 'line\\nbreak \U0001f600.png', r'-rf \\x.png']
+    assert listed(tmp_path) == sorted(f'{folder}/{line}' for line in lines)
+    log = next(Path(runner.log_dir).glob('*.log')).read_text(encoding='utf-8')
+    assert all(f'{folder}/{line} cannot be read' in log for line in lines)
+    for name, line in zip(names, lines, strict=True):  # bash gives the names back
+        assert subprocess.check_output(['bash', '-c', 'printf %b "$1"', 'bash', line]) == name
+    assert readable('plain name \U0001f600.jpg') == 'plain name \U0001f600.jpg'
+
+
+# --- held-out images ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def validated(config, tmp_path) -> Config:
+    """The same with a validation on 150 images, of which three are broken."""
+    folder = tmp_path / 'data'
+    for name in ('blue/7.png', 'green/20.png', 'red/49.png'):
+        (folder / 'val' / name).write_bytes(b'broken')
+    held_out = classifier_config(folder, tmp_path / 'work')
+    config.update(val_cfg=dict(), val_dataloader=held_out.val_dataloader, val_evaluator=held_out.val_evaluator)
+    return config
+
+
+def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tmp_path):
+    runner = make_runner(validated)
+    with pytest.raises(UnreadableImageError, match=r'val/blue/7.png: .*; 3 of 150 held-out images .*on_error') as error:
+        runner.train()
+    assert runner.iter == 0 and '\n' not in str(error.value)
+    assert [Path(line).name for line in listed(tmp_path)] == ['7.png', '20.png', '49.png']
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_or_is_left_out_of_the_metric_and_named(validated, tmp_path, processes):
+    validated.val_dataloader.dataset.on_error = 'skip'
+
+    def run(rank: int) -> tuple[float, int, str, dict]:
+        runner = train(validated, launcher='none' if processes == 1 else 'pytorch')
+        runner.val_evaluator.metrics[0].results.clear()
+        metrics = runner.val_loop.run()
+        log = ''.join(path.read_text() for path in Path(runner.work_dir).glob('*/*.log'))
+        return metrics['accuracy/top1'], len(runner.val_dataloader.dataset), log, runner.model.state_dict()
+
+    accuracy, number, log, weights = run(0) if processes == 1 else run_ranks(run, tmp_path)[0]
+    assert number == 147 and '3 of 150 held-out images cannot be read' in log and 'of the other 147' in log
+    for line in listed(tmp_path):
+        Path(line).unlink()
+    validated.update(work_dir=str(tmp_path / 'second'), load_from=None)
+    clean = make_runner(validated)
+    weights = {name.removeprefix('module.'): weight for name, weight in weights.items()}
+    clean.model.load_state_dict(weights)
+    assert len(clean.val_dataloader.dataset) == 147
+    assert clean.val()['accuracy/top1'] == pytest.approx(accuracy, abs=1e-4)
+
+
+def test_a_test_never_leaves_an_image_out(validated):
+    validated.test_dataloader.dataset.on_error = 'skip'
+    with pytest.raises(UnreadableImageError, match='val/blue/7.png'):
+        make_runner(validated).test()
