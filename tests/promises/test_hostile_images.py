@@ -1,0 +1,206 @@
+"""Image files and folders made to do harm: no program runs, nothing is waited for, time and memory stay bounded."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beit_mm.apis.inferencers import iterate_images
+from beit_mm.datasets.listing import list_images
+from beit_mm.datasets.transforms import LoadImage, UnreadableImageError, read_image
+from beit_mm.segmentation.datasets import read_labels
+
+POSTSCRIPT = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n%%EOF\n'
+
+
+@pytest.fixture
+def ghostscript(tmp_path, monkeypatch) -> Path:
+    """A program named gs, first in PATH, and the mark that it leaves."""
+    (tmp_path / 'bin').mkdir()
+    mark = tmp_path / 'mark'
+    program = tmp_path / 'bin/gs'
+    program.write_text(f'#!/bin/sh\ntouch {mark}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{program.parent}:{os.environ["PATH"]}')
+    monkeypatch.setattr('PIL.EpsImagePlugin.gs_binary', None)  # Pillow looks it up once
+    return mark
+
+
+@pytest.mark.parametrize('read', [read_image, read_labels, lambda path: LoadImage()(dict(img_path=path))])
+def test_postscript_named_jpg_starts_no_program(tmp_path, ghostscript, read):
+    path = tmp_path / 'scraped.jpg'
+    path.write_bytes(POSTSCRIPT)
+    with pytest.raises(UnreadableImageError, match='scraped.jpg: .*unknown format'):
+        read(str(path))
+    assert not ghostscript.exists()
+    with pytest.raises(OSError), Image.open(path) as image:  # the program would have been run
+        image.load()
+    assert ghostscript.exists()
+
+
+@pytest.mark.parametrize('read', [read_image, read_labels])
+def test_only_regular_files_are_opened(tmp_path, read):
+    os.mkfifo(tmp_path / 'fifo.jpg')
+    (tmp_path / 'folder.jpg').mkdir()
+    (tmp_path / 'zero.jpg').symlink_to('/dev/zero')
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / 'socket.jpg'))
+        start = time.monotonic()
+        for name in ('fifo', 'folder', 'zero', 'socket'):
+            with pytest.raises(UnreadableImageError, match=f'{name}.jpg: .*expected a regular file'):
+                read(str(tmp_path / f'{name}.jpg'))
+    assert time.monotonic() - start < 5
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that promises many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+
+    header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+    return (
+        b'\x89PNG\r\n\x1a\n'
+        + chunk(b'IHDR', header)
+        + chunk(b'IDAT', zlib.compress(bytes(10**6)))
+        + chunk(b'IEND', b'')
+    )
+
+
+MEASURED = """
+import sys, time
+from beit_mm.datasets.transforms import UnreadableImageError, read_image
+
+def memory(key):
+    return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith(key)) / 1024
+
+before, start = memory('VmRSS'), time.monotonic()
+for path in sys.argv[1:]:
+    try:
+        read_image(path)
+    except UnreadableImageError as error:
+        print(error)
+print(time.monotonic() - start, memory('VmHWM') - before)
+"""
+
+
+def measure(*paths: Path) -> tuple[list[str], float, float]:
+    """Messages of files read in a process of their own, the seconds, and the MiB added at most."""
+    command = [sys.executable, '-W', 'error::UserWarning:PIL', '-c', MEASURED, *map(str, paths)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    *messages, figures = [line for line in answer.stdout.splitlines() if 'OneDL' not in line]
+    seconds, added = map(float, figures.split())
+    return messages, seconds, added
+
+
+def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
+    (tmp_path / 'bomb.png').write_bytes(png_header(60_000, 60_000))
+    (tmp_path / 'bomb.ppm').write_bytes(b'P6 50000 50000 255\n')
+    with (tmp_path / 'sparse.jpg').open('wb') as file:  # 100 GB, none of them on the disk
+        Image.new('RGB', (8, 8)).save(file, 'JPEG')
+        file.truncate(10**11)
+    messages, seconds, added = measure(*sorted(tmp_path.iterdir()))
+    assert [message.split(':')[0] for message in messages] == sorted(map(str, tmp_path.iterdir()))
+    assert 'bomb.png: cannot be read as an image (60000 x 60000 pixels, more than max_pixels=178,956,970' in messages[0]
+    assert seconds < 5 and added < 500, (seconds, added)
+
+
+def test_a_large_image_is_read_once_into_memory(tmp_path):
+    side = 4000  # 4 bytes a pixel in Pillow, 3 in the array
+    Image.new('RGBA', (side, side), (10, 20, 30, 40)).save(tmp_path / 'a.png', compress_level=1)
+    messages, _, added = measure(tmp_path / 'a.png')
+    assert not messages and added * 2**20 < 9.5 * side**2, added
+
+
+def test_no_warning_between_pillows_two_limits(tmp_path, monkeypatch):
+    Image.new('L', (40, 30)).save(tmp_path / 'a.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert read_image(str(tmp_path / 'a.png')).shape == (30, 40, 3)
+    with pytest.raises(ValueError, match='max_pixels is 0'):
+        LoadImage(max_pixels=0)
+
+
+@pytest.mark.parametrize('mode', ['L', '1', 'P', 'RGB', 'RGBA', 'LA', 'I;16', 'F', 'CMYK'])
+@pytest.mark.parametrize('tag', [1, 3, 5, 6, 7, 8])
+def test_strips_and_other_decoders_change_no_pixel(tmp_path, monkeypatch, mode, tag):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (31, 40, 3), dtype=np.uint8))
+    image = (
+        Image.fromarray(rng.integers(0, 65536, (31, 40)).astype(np.uint16)) if mode == 'I;16' else image.convert(mode)
+    )
+    path = str(tmp_path / ('a.tiff' if mode in ('F', 'CMYK') else 'a.png'))
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    image.save(path, **dict(exif=exif) if tag > 1 else {})
+    whole = read_image(path)
+    for changes in (dict(STRIP=120), dict(STRIP=1), dict(LARGE_PNG=0)):
+        with monkeypatch.context() as patch:
+            for name, value in changes.items():
+                patch.setattr(f'beit_mm.datasets.transforms.{name}', value)
+            assert np.array_equal(read_image(path), whole)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (8, 8)).save(folder / name)
+
+
+def test_folders_that_link_to_each_other_are_searched_once(tmp_path):
+    root = tmp_path / 'root'
+    for index in range(12):  # each to each: paths without end
+        put(root, f'{index:02}/a.png')
+        for other in range(12):
+            (root / f'{index:02}' / f'to{other}').symlink_to(f'../{other:02}')
+    (root / 'self').symlink_to('self')
+    (root / 'above').symlink_to(tmp_path)
+    start = time.monotonic()
+    assert list(list_images(str(root))) == [f'{index:02}/a.png' for index in range(12)]
+    assert time.monotonic() - start < 5
+
+
+def test_of_several_paths_the_one_without_links_is_taken(tmp_path):
+    put(tmp_path, 'elsewhere/x.png', 'root/z/real.png', 'root/b.jpg/inner.png')
+    (tmp_path / 'root/a').symlink_to('z')  # a real path to it comes later
+    for name in ('n', 'm'):
+        (tmp_path / 'root' / name).symlink_to(tmp_path / 'elsewhere')
+    (tmp_path / 'root/gone.jpg').symlink_to('nowhere')
+    found = list(list_images(str(tmp_path / 'root')))
+    # a folder named .jpg hides nothing, and a link to nothing is left to the policy
+    assert found == ['b.jpg/inner.png', 'gone.jpg', 'm/x.png', 'z/real.png']
+    assert [str(path) for path in iterate_images(str(tmp_path / 'root'))] == [
+        f'{tmp_path}/root/{name}' for name in found
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='needs to become another user')
+def test_a_folder_without_permission_is_named_in_one_line(tmp_path):
+    put(tmp_path, 'closed/a.png', 'open/b.png')
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and str(folder).startswith('/tmp/'):
+            folder.chmod(0o755)
+    (tmp_path / 'closed').chmod(0o700)
+    (tmp_path / 'open/b.png').chmod(0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError, match=f'no permission to list the folder {tmp_path}/closed; ') as error:
+            list_images(str(tmp_path))
+        with pytest.raises(UnreadableImageError, match='b.png: .*Permission denied'):
+            read_image(str(tmp_path / 'open/b.png'))
+    finally:
+        os.seteuid(0)
+    assert '\n' not in str(error.value)
