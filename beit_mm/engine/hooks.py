@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from mmengine.dist import all_gather, get_rank, get_world_size
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
