@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine.interruption import watched
 from beit_mm.registry import LOOPS
 
 
@@ -32,6 +33,11 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
 class EpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, which can also go on in the middle of an epoch."""
 
+    def run(self) -> nn.Module:
+        """Trains to the last epoch."""
+        with watched(self.runner):
+            return super().run()
+
     def run_epoch(self) -> None:
         """The rest of one epoch: all of it, but for a run that goes on."""
         self.runner.call_hook('before_train_epoch')
@@ -47,20 +53,26 @@ class EpochLoop(EpochBasedTrainLoop):
 class IterLoop(IterBasedTrainLoop):
     """mmengine's IterBasedTrainLoop, which goes on at any iteration without reading what was seen."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
+        self.dataloader_iterator = self.dataloader._iterator = None
+
     def run(self) -> nn.Module:
         """Trains to the last iteration."""
-        self.runner.call_hook('before_train')
-        self.runner.call_hook('before_train_epoch')
-        stream = self.endless_batches()
-        while self._iter < self._max_iters and not self.stop_training:
-            self.runner.model.train()
-            self.run_iter(next(stream))
-            self._decide_current_val_interval()
-            due = self._iter % self.val_interval == 0 or self._iter == self._max_iters
-            if self.runner.val_loop is not None and self._iter >= self.val_begin and due:
-                self.runner.val_loop.run()
-        self.runner.call_hook('after_train_epoch')
-        self.runner.call_hook('after_train')
+        with watched(self.runner):
+            self.runner.call_hook('before_train')
+            self.runner.call_hook('before_train_epoch')
+            stream = self.endless_batches()
+            while self._iter < self._max_iters and not self.stop_training:
+                self.runner.model.train()
+                self.run_iter(next(stream))
+                self._decide_current_val_interval()
+                due = self._iter % self.val_interval == 0 or self._iter == self._max_iters
+                if self.runner.val_loop is not None and self._iter >= self.val_begin and due:
+                    self.runner.val_loop.run()
+            self.runner.call_hook('after_train_epoch')
+            self.runner.call_hook('after_train')
         return self.runner.model
 
     def endless_batches(self) -> Iterator:

@@ -15,6 +15,7 @@ custom_hooks = [
     dict(type='beit_mm.UnreadableImagesHook'),
     dict(type='beit_mm.CheckpointMetaHook'),
     dict(type='beit_mm.BadStepHook'),
+    dict(type='beit_mm.InterruptionHook'),
 ]
 
 visualizer = dict(

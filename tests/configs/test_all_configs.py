@@ -173,6 +173,7 @@ def test_hooks_stand_where_they_act():
         'UnreadableImagesHook',
         'CheckpointMetaHook',
         'BadStepHook',
+        'InterruptionHook',
     ]
 
     def check(name: str) -> None:

@@ -1,0 +1,110 @@
+"""Data loader workers that outlive the signals meant for the run, and that leave word of the image they are at."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+from torch.utils.data import DataLoader, get_worker_info
+
+SLOT = 1024  # bytes for a worker's process id and the path of its image
+
+
+class DeadWorkerError(RuntimeError):
+    """A data loader worker has died; names the image that it was at."""
+
+
+class WorkerInit:
+    """A loader's `worker_init_fn`: the one that it had, then signals, then notes of the images.
+
+    A scheduler, a terminal and torchrun send their signals to the workers too, but it is the main process that stops
+    them. So they take SIGTERM from the main process alone, and neither SIGINT nor SIGUSR1.
+
+    Args:
+        loader: has workers that are not started yet.
+    """
+
+    def __init__(self, loader: DataLoader):
+        self.first: Callable[[int], None] | None = loader.worker_init_fn
+        self.main_process = os.getpid()
+        self.slots = RawArray('c', SLOT * loader.num_workers)
+
+    def __call__(self, worker: int) -> None:
+        if self.first is not None:
+            self.first(worker)
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=self._obey, daemon=True).start()
+        note = partial(self._note, worker)
+        note('')
+        for dataset in datasets_of(get_worker_info().dataset):
+            dataset.pipeline = _Noting(dataset.pipeline, note)
+
+    def _obey(self) -> None:
+        """Ends the worker at the main process's SIGTERM; the sender shows here only."""
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:
+            pass
+        os._exit(0)
+
+    def _note(self, worker: int, path: str) -> None:
+        """Takes a microsecond."""
+        text = b'%d\n%s' % (os.getpid(), os.fsencode(path))
+        self.slots[SLOT * worker : SLOT * (worker + 1)] = text[:SLOT].ljust(SLOT, b'\0')
+
+    def at_work(self) -> dict[int, str]:
+        """The image of each worker that is at one, by the worker's process id."""
+        raw = self.slots.raw
+        notes = (raw[start : start + SLOT].rstrip(b'\0').partition(b'\n') for start in range(0, len(raw), SLOT))
+        return {int(process): os.fsdecode(path) for process, _, path in notes if path}
+
+
+class _Noting:
+    """A dataset's pipeline that notes which image it is at."""
+
+    def __init__(self, pipeline: Callable[[dict], Any], note: Callable[[str], None]):
+        self.pipeline, self.note = pipeline, note
+
+    def __call__(self, sample: dict) -> Any:
+        self.note(sample.get('img_path', ''))
+        result = self.pipeline(sample)
+        self.note('')
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pipeline, name)
+
+
+def datasets_of(dataset: Any) -> Iterator[Any]:
+    """The datasets with a pipeline in what may be a repetition, a part or a chain of some."""
+    if hasattr(dataset, 'pipeline'):
+        yield dataset
+    inner = [dataset.dataset] if hasattr(dataset, 'dataset') else getattr(dataset, 'datasets', [])
+    for part in inner:
+        yield from datasets_of(part)
+
+
+def watch_workers(loaders: list[DataLoader]) -> list[WorkerInit]:
+    """Gives each loader with workers a WorkerInit."""
+    for loader in loaders:
+        if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
+            loader.worker_init_fn = WorkerInit(loader)
+    return [loader.worker_init_fn for loader in loaders if loader.num_workers]
+
+
+def check_dead_worker(error: RuntimeError, inits: list[WorkerInit]) -> None:
+    """Raises DeadWorkerError where an error is torch's about a worker that died."""
+    found = re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)[^.\n]*', str(error))
+    if not found:
+        return
+    at_work = {process: path for init in inits for process, path in init.at_work().items()}
+    images = [at_work[process] for process in map(int, re.findall(r'\d+', found[1])) if process in at_work]
+    raise DeadWorkerError(
+        f'{found[0].strip()} while it was at {", ".join(images) or "no image"}. Want of memory and broken images do '
+        'this; --resume goes on from the last checkpoint'
+    ) from error

@@ -1,0 +1,212 @@
+"""A signal ends a run after its step with a checkpoint that goes on as if nothing had been, and with a code."""
+
+import copy
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ROOT, make_runner
+from mmengine.hooks import Hook
+from promises.test_resume import differences
+
+from beit_mm.engine.interruption import resuming_command
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Send(Hook):
+    """Does something at one place of the run, at the given iteration."""
+
+    def __init__(self, place: str, action: object, iteration: int = 1):
+        self.action, self.iteration = action, iteration
+        setattr(self, place, self.act)
+
+    def act(self, runner, *args, **kwargs) -> None:
+        if runner.iter == self.iteration:
+            self.action()
+
+
+def send(*numbers: int) -> object:
+    return lambda: [os.kill(os.getpid(), number) for number in numbers]
+
+
+def send_to_group(number: int) -> None:
+    """As a terminal or Slurm does it: to the main process and its workers, from outside."""
+    processes = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+    subprocess.run(['/bin/kill', f'-{int(number)}', *map(str, processes)], check=True)
+    time.sleep(0.2)
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What the log would be told."""
+    said: list[str] = []
+    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    return said
+
+
+@pytest.fixture
+def config(pretrain_config):
+    config = copy.deepcopy(pretrain_config)
+    config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', interval=2)
+    return config
+
+
+def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
+    """Trains; the exit code, 0 where the training came to its end."""
+    config = copy.deepcopy(config)
+    config.work_dir = str(folder)
+    config.update(changes)
+    runner = make_runner(config)
+    for hook in hooks:
+        runner.register_hook(hook)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        runner.train()
+    except SystemExit as stop:
+        return stop.code
+    finally:
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+    return 0
+
+
+@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tmp_path, said):
+    config.model.backbone.drop_path_rate = 0.3
+    assert train(config, tmp_path / 'whole') == 0
+    work = tmp_path / 'work'
+    assert train(config, work, Send('after_train_iter', send(number))) == code
+    assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']
+    assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Go on with: {resuming_command()}']
+    assert torch.load(work / 'interrupted.pth', weights_only=True)['meta']['iter'] == 2  # the middle of an epoch of 3
+    assert train(config, work, resume=True) == 0
+    ends = [torch.load(folder / 'epoch_2.pth', weights_only=True) for folder in (tmp_path / 'whole', work)]
+    assert not differences(*ends)
+    assert not (work / 'interrupted.pth').exists()
+
+
+def test_accumulated_gradients_are_used_first(config, tmp_path):
+    config.optim_wrapper.accumulative_counts = 2
+    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM), iteration=2)) == 75
+    assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
+
+
+def test_a_signal_in_validation_acts_after_it(pretrain_config, tmp_path):
+    validated = []
+    after = Send('after_val_epoch', lambda: validated.append(True), iteration=3)
+    assert train(pretrain_config, tmp_path, Send('after_val_iter', send(signal.SIGTERM), iteration=3), after) == 75
+    assert validated and torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 3
+
+
+def test_a_signal_in_the_last_step_changes_nothing(config, tmp_path):
+    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM), iteration=5)) == 0
+    assert (tmp_path / 'epoch_2.pth').exists() and not (tmp_path / 'interrupted.pth').exists()
+
+
+def test_a_second_sigint_stops_at_once(config, tmp_path):
+    def twice() -> None:
+        send(signal.SIGINT, signal.SIGINT)()  # in one moment: a terminal's and a launcher's are one
+        time.sleep(1.1)
+        send(signal.SIGINT)()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, Send('before_train_iter', twice))
+    assert not (tmp_path / 'interrupted.pth').exists()
+
+
+@pytest.mark.parametrize('number', SIGNALS)
+def test_workers_take_no_part(number, config, tmp_path):
+    """They would die, or the loader would raise; and none stays behind."""
+    config.train_dataloader.update(num_workers=1, persistent_workers=True)
+    assert train(config, tmp_path, Send('after_train_iter', lambda: send_to_group(number))) in (75, 130)
+    gc.collect()  # the loader
+    deadline = time.monotonic() + 20
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not multiprocessing.active_children()
+
+
+def test_a_full_disk_is_said(config, tmp_path, monkeypatch, said):
+    def full(*_, **__):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr('torch.save', full)
+    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM))) == 75
+    assert 'nothing could be saved' in said[0]
+
+
+def test_the_command_that_goes_on(monkeypatch):
+    assert resuming_command() == 'the same command and --resume'
+    monkeypatch.setattr(sys, 'argv', ['tools/train.py', 'a b.py'])
+    monkeypatch.setattr(sys, 'orig_argv', ['python', 'tools/train.py', 'a b.py'])
+    assert resuming_command() == "python tools/train.py 'a b.py' --resume"
+    monkeypatch.setenv('BEIT_MM_COMMAND', 'dist_train.sh c.py 2 --resume')
+    assert resuming_command() == 'dist_train.sh c.py 2 --resume'
+
+
+TWO = """
+import os, signal, sys
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+import torch.distributed as dist
+dist.init_process_group('gloo')
+config = Config.fromfile(sys.argv[1])
+runner = Runner.from_cfg(config)
+class Send(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 2 and runner.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+runner.register_hook(Send())
+try:
+    runner.train()
+except SystemExit as stop:
+    print(f'RANK{runner.rank} before {runner.iter} code {stop.code}', flush=True)
+    raise
+"""
+
+
+def start_two(script: str, config, folder: Path) -> list[subprocess.Popen]:
+    """Two processes of a run, without a launcher that would end them."""
+    config = copy.deepcopy(config)
+    config.launcher = 'pytorch'
+    config.train_dataloader.update(batch_size=2, num_workers=1)  # a worker left behind would keep stdout open
+    config.auto_scale_lr = None
+    config.dump(folder / 'two.py')
+    (folder / 'script.py').write_text(script)
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+    env = os.environ | dict(
+        MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), WORLD_SIZE='2', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)
+    )
+    return [
+        subprocess.Popen(
+            [sys.executable, str(folder / 'script.py'), str(folder / 'two.py')],
+            env=env | dict(RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def test_two_processes_stop_at_the_same_step(config, tmp_path):
+    """Only one of them is told."""
+    config.work_dir = str(tmp_path / 'work')
+    processes = start_two(TWO, config, tmp_path)
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [75, 75], said
+    stops = [re.search(r'RANK(\d) before (\d+) code 75', text) for text in said]
+    assert stops[0][2] == stops[1][2] == '4', said
+    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 4

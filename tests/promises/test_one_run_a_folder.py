@@ -1,0 +1,58 @@
+"""Two runs at once in one work directory are refused, before anything in it is touched."""
+
+import errno
+import multiprocessing
+import os
+import re
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from helpers import make_runner
+
+from beit_mm.engine.interruption import InterruptionHook
+
+
+def hold(folder: Path, said: Connection) -> None:
+    hook = InterruptionHook()
+    said.send(hook.take_lock(folder))
+    time.sleep(60)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that has a run in the folder `work`."""
+    (tmp_path / 'work').mkdir()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context('fork').Process(target=hold, args=(tmp_path / 'work', theirs))
+    process.start()
+    assert ours.recv() is None
+    yield process
+    process.kill()
+
+
+def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp_path):
+    half_written = tmp_path / 'work/epoch_1.pth.0123abcd.part'  # by the other process, just now
+    half_written.touch()
+    with pytest.raises(RuntimeError, match=f'has a run already: process {other.pid} on .+ since 20.+ --work-dir'):
+        make_runner(pretrain_config).train()
+    assert half_written.exists() and not list((tmp_path / 'work').glob('*.pth'))
+
+    other.kill()  # without a chance to clean up
+    other.join()
+    make_runner(pretrain_config).train()
+    assert not half_written.exists() and (tmp_path / 'work/epoch_2.pth').exists()
+    assert re.match(rf'process {os.getpid()} on ', (tmp_path / 'work/run.lock').read_text())
+
+
+def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    said = []
+    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    monkeypatch.setattr('fcntl.lockf', refuse)
+    InterruptionHook().before_run(SimpleNamespace(work_dir=tmp_path))
+    assert len(said) == 1 and 'cannot be locked' in said[0]
