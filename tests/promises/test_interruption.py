@@ -4,9 +4,7 @@ import copy
 import gc
 import multiprocessing
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, make_runner
+from helpers import make_runner, run_ranks
 from mmengine.hooks import Hook
 from promises.test_resume import differences
 
@@ -154,59 +152,18 @@ def test_the_command_that_goes_on(monkeypatch):
     assert resuming_command() == 'dist_train.sh c.py 2 --resume'
 
 
-TWO = """
-import os, signal, sys
-from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
-import torch.distributed as dist
-dist.init_process_group('gloo')
-config = Config.fromfile(sys.argv[1])
-runner = Runner.from_cfg(config)
-class Send(Hook):
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter == 2 and runner.rank == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-runner.register_hook(Send())
-try:
-    runner.train()
-except SystemExit as stop:
-    print(f'RANK{runner.rank} before {runner.iter} code {stop.code}', flush=True)
-    raise
-"""
-
-
-def start_two(script: str, config, folder: Path) -> list[subprocess.Popen]:
-    """Two processes of a run, without a launcher that would end them."""
-    config = copy.deepcopy(config)
-    config.launcher = 'pytorch'
-    config.train_dataloader.update(batch_size=2, num_workers=1)  # a worker left behind would keep stdout open
-    config.auto_scale_lr = None
-    config.dump(folder / 'two.py')
-    (folder / 'script.py').write_text(script)
-    with socket.create_server(('127.0.0.1', 0)) as free:
-        port = free.getsockname()[1]
-    env = os.environ | dict(
-        MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), WORLD_SIZE='2', OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)
-    )
-    return [
-        subprocess.Popen(
-            [sys.executable, str(folder / 'script.py'), str(folder / 'two.py')],
-            env=env | dict(RANK=str(rank), LOCAL_RANK=str(rank)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-
-
 def test_two_processes_stop_at_the_same_step(config, tmp_path):
     """Only one of them is told."""
-    config.work_dir = str(tmp_path / 'work')
-    processes = start_two(TWO, config, tmp_path)
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [75, 75], said
-    stops = [re.search(r'RANK(\d) before (\d+) code 75', text) for text in said]
-    assert stops[0][2] == stops[1][2] == '4', said
-    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 4
+    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
+    config.train_dataloader.batch_size = 2
+
+    def stopped(rank: int) -> tuple:
+        runner = make_runner(config)
+        if rank == 1:
+            runner.register_hook(Send('after_train_iter', send(signal.SIGUSR1), iteration=1))
+        with pytest.raises(SystemExit) as stop:
+            runner.train()
+        return runner.iter, stop.value.code
+
+    assert run_ranks(stopped, tmp_path) == [(3, 75), (3, 75)]
+    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 3
