@@ -41,7 +41,7 @@ class WorkerInit:
         if hasattr(signal, 'sigwaitinfo'):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             threading.Thread(target=self._obey, daemon=True).start()
-        note = partial(self._note, worker)
+        note = partial(self._note, memoryview(self.slots).cast('B')[SLOT * worker : SLOT * (worker + 1)])
         note('')
         for dataset in datasets_of(get_worker_info().dataset):
             dataset.pipeline = _Noting(dataset.pipeline, note)
@@ -52,10 +52,10 @@ class WorkerInit:
             pass
         os._exit(0)
 
-    def _note(self, worker: int, path: str) -> None:
+    def _note(self, slot: memoryview, path: str) -> None:
         """Takes a microsecond."""
         text = b'%d\n%s' % (os.getpid(), os.fsencode(path))
-        self.slots[SLOT * worker : SLOT * (worker + 1)] = text[:SLOT].ljust(SLOT, b'\0')
+        slot[:] = text[:SLOT].ljust(SLOT, b'\0')
 
     def at_work(self) -> dict[int, str]:
         """The image of each worker that is at one, by the worker's process id."""
