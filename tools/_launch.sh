@@ -4,6 +4,14 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
+# What a run that was interrupted prints, to go on with.
+BEIT_MM_COMMAND=
+for name in NNODES NODE_RANK MASTER_ADDR PORT MAX_RESTARTS GPUS GPUS_PER_NODE CPUS_PER_TASK SRUN_ARGS; do
+  [[ -z ${!name:-} ]] || BEIT_MM_COMMAND+=$(printf '%s=%q ' "$name" "${!name}")
+done
+BEIT_MM_COMMAND+=$(printf '%q ' "$0" "$@")
+export BEIT_MM_COMMAND=${BEIT_MM_COMMAND% }
+
 usage() { echo "Usage: $0 $*" >&2; exit 2; }
 
 run() {
@@ -58,14 +66,21 @@ launch() {
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
-  run "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
-    --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}" --nproc_per_node="$gpus" \
+  local meeting=(--node_rank="${NODE_RANK:-0}" --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}")
+  if [[ -n ${MAX_RESTARTS:-} ]]; then
+    if ((${NNODES:-1} > 1)); then  # torchrun's nodes do not find each other again where their ranks are given
+      meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
+    fi
+    meeting+=(--max-restarts="$MAX_RESTARTS")
+  fi
+  run "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \
     "$root/tools/$1" "${config[@]}" "${extra[@]}" --launcher pytorch
 }
 
-# slurm SCRIPT PARTITION JOB ARGUMENTS...: SCRIPT under srun in GPUS tasks, one GPU each.
+# slurm SCRIPT PARTITION JOB ARGUMENTS...: SCRIPT under srun in GPUS tasks, one GPU each. Training is told two minutes
+# before its time is over (in a job of sbatch's by sbatch's own --signal) and requeues its job when it has saved.
 slurm() {
-  local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node
+  local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node code=0
   shift 3
   [[ -n ${DRY_RUN:-} ]] || command -v srun >/dev/null || { echo "$0: no srun here; without Slurm use dist_*.sh." >&2; exit 1; }
   if [[ -z ${PYTHON:-} ]]; then  # the active environment, else the one that run_demo.sh and run_tests.sh make
@@ -75,7 +90,22 @@ slurm() {
   per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
   # SRUN_ARGS is split into words on purpose.
   # shellcheck disable=SC2086
-  run srun --partition="$partition" --job-name="$job" --ntasks="$gpus" --ntasks-per-node="$per_node" \
-    --gres="gpu:$per_node" --cpus-per-task="${CPUS_PER_TASK:-8}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
-    "$PYTHON" -u "$root/tools/$script" "$@" --launcher slurm
+  set -- srun --partition="$partition" --job-name="$job" --ntasks="$gpus" --ntasks-per-node="$per_node" \
+    --gres="gpu:$per_node" --cpus-per-task="${CPUS_PER_TASK:-8}" --kill-on-bad-exit=1 --signal=USR1@120 \
+    ${SRUN_ARGS:-} "$PYTHON" -u "$root/tools/$script" "$@" --launcher slurm
+  if [[ $script != train.py || -n ${DRY_RUN:-} ]]; then
+    run "$@"
+    return
+  fi
+  trap : TERM USR1  # they are the tasks' affair, which get them too, save, and exit with 75
+  "$@" || code=$?
+  if ((code == 75)) && [[ -n ${SLURM_JOB_ID:-} ]]; then
+    # A job that was cancelled is not running any more, and not to be started again.
+    if [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] && scontrol requeue "$SLURM_JOB_ID"; then
+      echo "$0: job $SLURM_JOB_ID is requeued, to go on from there." >&2
+    else
+      echo "$0: job $SLURM_JOB_ID is not requeued." >&2
+    fi
+  fi
+  exit "$code"
 }

@@ -19,8 +19,11 @@ TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 ECHO = f"""#!{sys.executable}
 import json, os, sys
 print(json.dumps(dict(argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'),
-                     port=os.environ.get('MASTER_PORT'))))
+                     port=os.environ.get('MASTER_PORT'), command=os.environ.get('BEIT_MM_COMMAND'))))
+sys.exit(int(os.environ.get('FAKE_EXIT', 0)))
 """
+SQUEUE = '#!/bin/sh\necho "$FAKE_STATE"\n'
+SCONTROL = '#!/bin/sh\necho "$@" > scontrol.said\nexit "${FAKE_REFUSAL:-0}"\n'
 TORCH = """
 import os
 os.sched_getaffinity = lambda pid: range({cores})
@@ -37,9 +40,11 @@ def start(tmp_path: Path) -> Start:
     (torch / 'distributed').mkdir(parents=True)
     (torch / 'distributed/__init__.py').touch()
     (torch / 'distributed/run.py').write_text(ECHO)
-    (tmp_path / 'srun').write_text(ECHO)
-    (tmp_path / 'srun').chmod(0o755)
+    for name, text in dict(srun=ECHO, squeue=SQUEUE, scontrol=SCONTROL).items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     ours = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'GPUS', 'OMP_NUM_THREADS', 'DRY_RUN', 'SRUN_ARGS')
+    ours += ('MAX_RESTARTS', 'SLURM_JOB_ID')
 
     def run(script: str, *arguments: str, gpus: int = 0, cores: int = 4, **variables: str):
         (torch / '__init__.py').write_text(TORCH.format(gpus=gpus, cores=cores))
@@ -196,6 +201,7 @@ def test_slurm_train_on_two_nodes(start):
         '--gres=gpu:8',
         '--cpus-per-task=5',
         '--kill-on-bad-exit=1',
+        '--signal=USR1@120',
         '--no-kill',
         '--time=3',
         sys.executable,
@@ -213,6 +219,53 @@ def test_slurm_test_on_part_of_a_node(start):
     assert {'--ntasks=4', '--ntasks-per-node=4', '--gres=gpu:4'} <= set(done['argv'])
     assert done['argv'][-5:] == [str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm']
     assert done['port'] == '29511'
+
+
+def test_restarts(start):
+    usual = torchrun(2)
+    one = started(start('dist_train.sh', 'c.py', '2', gpus=2, MAX_RESTARTS='3'))['argv']
+    assert one[:6] == [*usual[:-1], '--max-restarts=3', usual[-1]]
+    nodes = dict(NNODES='2', MASTER_ADDR='10.0.0.1', PORT='29511', MAX_RESTARTS='3')
+    two = started(start('dist_train.sh', 'c.py', '2', gpus=2, **nodes))['argv']
+    meeting = ['--rdzv-backend=c10d', '--rdzv-id=beit_mm', '--rdzv-endpoint=10.0.0.1:29511']
+    assert two[:6] == ['--nnodes=2', *meeting, '--max-restarts=3', usual[-1]]
+
+
+def test_the_command_to_go_on_with(start):
+    done = started(start('slurm_train.sh', 'part', 'job', 'a b.py', GPUS='4', SRUN_ARGS='--time=3 --exclusive'))
+    assert done['command'] == rf'GPUS=4 SRUN_ARGS=--time=3\ --exclusive {TOOLS}/slurm_train.sh part job a\ b.py'
+    done = started(start('dist_train.sh', 'c.py', '2', gpus=2, PORT='29511'))
+    assert done['command'] == f'PORT=29511 {TOOLS}/dist_train.sh c.py 2'
+
+
+@pytest.mark.parametrize(
+    'code, state, refusal, requeued',
+    [('75', 'RUNNING', '0', True), ('75', 'RUNNING', '1', False), ('75', 'COMPLETING', '0', False)]
+    + [('1', 'RUNNING', '0', False), ('130', 'RUNNING', '0', False)],
+)
+def test_slurm_train_requeues_its_job(code, state, refusal, requeued, start, tmp_path):
+    """When the training was told to stop and has saved; not when it failed, or when the job was cancelled."""
+    environment = dict(SLURM_JOB_ID='12', FAKE_EXIT=code, FAKE_STATE=state, FAKE_REFUSAL=refusal)
+    result = start('slurm_train.sh', 'part', 'job', 'c.py', **environment)
+    assert result.returncode == int(code)
+    said = tmp_path / 'scontrol.said'
+    assert said.exists() == (code == '75' and state == 'RUNNING')
+    assert not said.exists() or said.read_text() == 'requeue 12\n'
+    assert ('job 12 is requeued' in result.stderr) == requeued
+    assert ('job 12 is not requeued' in result.stderr) == (code == '75' and not requeued)
+
+
+def test_slurm_train_outlives_the_signal(start, tmp_path):
+    """It is there to requeue when the tasks have saved."""
+    (tmp_path / 'srun').write_text('#!/bin/sh\nkill -TERM $PPID\nkill -USR1 $PPID\nsleep 0.2\nexit 75\n')
+    result = start('slurm_train.sh', 'part', 'job', 'c.py', SLURM_JOB_ID='12', FAKE_STATE='RUNNING')
+    assert result.returncode == 75 and (tmp_path / 'scontrol.said').exists()
+
+
+def test_without_a_job_of_its_own_nothing_is_requeued(start, tmp_path):
+    """srun alone: its job ends with it."""
+    assert start('slurm_train.sh', 'part', 'job', 'c.py', FAKE_EXIT='75').returncode == 75
+    assert not (tmp_path / 'scontrol.said').exists()
 
 
 def test_without_slurm(start, tmp_path):
