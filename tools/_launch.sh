@@ -68,9 +68,10 @@ launch() {
   fi
   local meeting=(--node_rank="${NODE_RANK:-0}" --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}")
   if [[ -n ${MAX_RESTARTS:-} ]]; then
-    if ((${NNODES:-1} > 1)); then  # torchrun's nodes do not find each other again where their ranks are given
-      meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
-    fi
+    # Processes that start again find the addresses of the dead ones in a store that outlives them: each round gets
+    # its own, which only this rendezvous can do.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
     meeting+=(--max-restarts="$MAX_RESTARTS")
   fi
   run "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import mmengine
 import numpy as np
 import torch
-from mmengine.dist import broadcast_object_list, get_world_size, is_main_process, master_only
+from mmengine.dist import all_gather_object, broadcast_object_list, get_world_size, is_main_process, master_only
 from mmengine.hooks import CheckpointHook as EngineCheckpointHook
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, print_log
@@ -75,7 +75,8 @@ class CheckpointHook(EngineCheckpointHook):
         folder = self._folder(runner)
         if is_main_process():
             remove_leftovers(folder)
-        restarted = any(int(os.environ.get(name) or 0) for name in RESTARTS)
+        # torchrun counts on each node for itself: where no process has died it says 0.
+        restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
         if not (runner._resume and runner._load_from is None or restarted):
             return
         found = [newest_checkpoint(folder)] if is_main_process() else [None]

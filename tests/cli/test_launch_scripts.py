@@ -19,7 +19,8 @@ TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 ECHO = f"""#!{sys.executable}
 import json, os, sys
 print(json.dumps(dict(argv=sys.argv[1:], threads=os.environ.get('OMP_NUM_THREADS'),
-                     port=os.environ.get('MASTER_PORT'), command=os.environ.get('BEIT_MM_COMMAND'))))
+                     port=os.environ.get('MASTER_PORT'), command=os.environ.get('BEIT_MM_COMMAND'),
+                     own_store=os.environ.get('TORCH_DISABLE_SHARE_RDZV_TCP_STORE'))))
 sys.exit(int(os.environ.get('FAKE_EXIT', 0)))
 """
 SQUEUE = '#!/bin/sh\necho "$FAKE_STATE"\n'
@@ -222,13 +223,12 @@ def test_slurm_test_on_part_of_a_node(start):
 
 
 def test_restarts(start):
-    usual = torchrun(2)
-    one = started(start('dist_train.sh', 'c.py', '2', gpus=2, MAX_RESTARTS='3'))['argv']
-    assert one[:6] == [*usual[:-1], '--max-restarts=3', usual[-1]]
-    nodes = dict(NNODES='2', MASTER_ADDR='10.0.0.1', PORT='29511', MAX_RESTARTS='3')
-    two = started(start('dist_train.sh', 'c.py', '2', gpus=2, **nodes))['argv']
-    meeting = ['--rdzv-backend=c10d', '--rdzv-id=beit_mm', '--rdzv-endpoint=10.0.0.1:29511']
-    assert two[:6] == ['--nnodes=2', *meeting, '--max-restarts=3', usual[-1]]
+    nodes = dict(NNODES='2', MASTER_ADDR='10.0.0.1', PORT='29511')
+    for place, environment in (('127.0.0.1:29500', {}), ('10.0.0.1:29511', nodes)):
+        done = started(start('dist_train.sh', 'c.py', '2', gpus=2, MAX_RESTARTS='3', **environment))
+        meeting = ['--rdzv-backend=c10d', '--rdzv-id=beit_mm', f'--rdzv-endpoint={place}', '--max-restarts=3']
+        assert done['argv'][1:6] == [*meeting, '--nproc_per_node=2']
+        assert done['own_store'] == '1'
 
 
 def test_the_command_to_go_on_with(start):
