@@ -43,7 +43,9 @@ def readable(folder: Path) -> list[str]:
 
 
 def names(config: Config) -> list[str]:
-    return sorted(file.name for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix != '.py')
+    return sorted(
+        file.name for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix not in ('.py', '.lock')
+    )
 
 
 class Killed(BaseException):
