@@ -127,12 +127,14 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
+        mapped: tensors are read when they are used, which is for a look at the values beside them. They would change,
+            or end the process, when the file is written again or cut.
 
     Returns:
         The file's content, tensors on the CPU. Of a safetensors file its tensors by name; of one that
@@ -162,13 +164,14 @@ def read_checkpoint(path: str | Path, sha256: str | None = None) -> dict[str, An
         described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
         begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
         raise CheckpointError(f'{path} is {described}: it {begins}.')
-    content = _read_torch(path, zipped=head.startswith(b'PK'))
+    zipped = head.startswith(b'PK')
+    content = _read_torch(path, zipped, mapped and zipped)
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
     return content
 
 
-def _read_torch(path: Path, zipped: bool) -> Any:
+def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
     # leaving the block would also take back what someone else has allowed
     allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
@@ -176,8 +179,7 @@ def _read_torch(path: Path, zipped: bool) -> Any:
         if zipped:
             check_zip(path)
         with torch.serialization.safe_globals(allowed):
-            # not mapped: tensors would change, or end the process, when the file is written again or cut
-            content = torch.load(path, map_location='cpu', weights_only=True)
+            content = torch.load(path, map_location='cpu', weights_only=True, mmap=mapped)
         check_content(content, path.stat().st_size)
         content = _plain(content)
         if isinstance(content, dict):

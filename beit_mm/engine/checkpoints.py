@@ -26,7 +26,7 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
 from beit_mm.checkpoint.names import FORMAT_VERSION
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
@@ -167,7 +167,9 @@ class CheckpointHook(EngineCheckpointHook):
         """
         self.wait()
         path = Path(self.out_dir, name)
-        outdated = [old for old in dict.fromkeys(self.outdated) if old != name]
+        # only by their like: a best one that could be written is no reason to remove the last to resume from
+        same = [old for old in dict.fromkeys(self.outdated) if old.startswith('best_') != resumable]
+        outdated = [old for old in same if old != name]
         content = run_state(runner, resumable, dict(meta, outdated=outdated))
         pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
         copies = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
@@ -195,7 +197,7 @@ class CheckpointHook(EngineCheckpointHook):
                     file.write(os.fsencode(path))
             for name in outdated:
                 Path(self.out_dir, name).unlink(missing_ok=True)
-                self.outdated.remove(name)
+            self.outdated[:] = [name for name in self.outdated if name not in outdated]
         except (OSError, RuntimeError) as error:  # torch.save turns the one into the other
             message = f'{path} could not be written ({error}); the training goes on, older checkpoints stay.'
             print_log(message, logger='current', level=logging.WARNING)
@@ -261,10 +263,10 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
     found, broken = [], []
     for path in sorted(folder.glob('*.pth')):
         try:
-            content = torch.load(path, 'cpu', weights_only=True, mmap=True)  # the values only, no tensors yet
+            content = read_checkpoint(path, mapped=True)
             if 'optimizer' in content:
-                found.append((content['meta']['iter'], path))
-        except Exception as error:  # of a file that anything may have happened to
+                found.append((int(content['meta']['iter']), path))
+        except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
             broken.append(f'{path.name} ({type(error).__name__})')
     while found:
         path = max(found)[1]

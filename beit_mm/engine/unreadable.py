@@ -92,6 +92,7 @@ class UnreadableImagesHook(Hook):
     def check_held_out(self, runner: Runner) -> None:
         """Stops at held-out images that cannot be read, or leaves them out, as `on_error` of their dataset says."""
         dataset = runner.val_dataloader.dataset
+        print_log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.', logger='current')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return

@@ -82,10 +82,10 @@ class _Noting:
 
 def datasets_of(dataset: Any) -> Iterator[Any]:
     """The datasets with a pipeline in what may be a repetition, a part or a chain of some."""
-    if hasattr(dataset, 'pipeline'):
+    parts = vars(dataset)
+    if 'pipeline' in parts:
         yield dataset
-    inner = [dataset.dataset] if hasattr(dataset, 'dataset') else getattr(dataset, 'datasets', [])
-    for part in inner:
+    for part in [parts['dataset']] if 'dataset' in parts else parts.get('datasets', []):
         yield from datasets_of(part)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.checkpoint.io import write_checkpoint
-from beit_mm.engine.hooks import plain_values
+from beit_mm.engine.checkpoints import plain_values
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}

@@ -17,7 +17,7 @@ from PIL import Image
 
 from beit_mm.apis.inferencers import ClassificationInferencer, usual_preparation
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.engine.hooks import plain_values
+from beit_mm.engine.checkpoints import plain_values
 from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS

@@ -130,7 +130,7 @@ def test_throughput_is_images_over_seconds_not_a_mean_of_rates(monkeypatch):
     clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
     monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: next(clock))
     logged = {}
-    runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__))
+    runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__, log_scalars={}))
     hook = ThroughputHook()
     hook.before_train_epoch(runner)
     for _ in range(8):

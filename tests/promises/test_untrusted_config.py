@@ -22,7 +22,7 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.apis.stored_config import ARGUMENTS, check_stored_config
 from beit_mm.checkpoint.io import CheckpointError, write_checkpoint
 from beit_mm.datasets.transforms import UnreadableImageError
-from beit_mm.engine.hooks import plain_values
+from beit_mm.engine.checkpoints import plain_values
 from beit_mm.registry import MODELS
 
 MODEL = dict(
