@@ -348,6 +348,16 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         os.close(folder)
 
 
+def save_torch(content: Any, file: BinaryIO) -> None:
+    """torch.save into an open file (given a path, it would put the name into it); raises OSError on a full disk."""
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:  # torch's own, after that of the file
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
 def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Writes a checkpoint, whole or not at all. Equal content gives equal bytes.
 
@@ -368,9 +378,8 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         with atomic_file(path) as file:
             file.write(data)
     else:
-        # given a path, torch would put its name into the file
         with atomic_file(path) as file:
-            torch.save(_without_attributes(content), file)
+            save_torch(_without_attributes(content), file)
 
 
 def _without_attributes(content: Any) -> Any:

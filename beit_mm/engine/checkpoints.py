@@ -26,7 +26,7 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint, save_torch
 from beit_mm.checkpoint.names import FORMAT_VERSION
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
@@ -190,7 +190,7 @@ class CheckpointHook(EngineCheckpointHook):
             if copies is not None:
                 copies.synchronize()  # to the host, which may still be under way
             with atomic_file(path) as file:
-                torch.save(content, file)
+                save_torch(content, file)
                 check_written(file)
             if pointer is not None and path.parent == Path(self.out_dir):
                 with atomic_file(pointer) as file:
@@ -198,7 +198,7 @@ class CheckpointHook(EngineCheckpointHook):
             for name in outdated:
                 Path(self.out_dir, name).unlink(missing_ok=True)
             self.outdated[:] = [name for name in self.outdated if name not in outdated]
-        except (OSError, RuntimeError) as error:  # torch.save turns the one into the other
+        except OSError as error:
             message = f'{path} could not be written ({error}); the training goes on, older checkpoints stay.'
             print_log(message, logger='current', level=logging.WARNING)
             return None

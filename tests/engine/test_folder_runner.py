@@ -40,6 +40,7 @@ def demo(root: Path, work_dir: Path, **options: object) -> Config:
         }
     )
     cfg.work_dir, cfg.launcher = str(work_dir), 'none'
+    cfg.experiment_name = work_dir.parent.name  # the default, the time in seconds, is that of the test before too
     return cfg
 
 
