@@ -3,7 +3,7 @@ _base_ = './default_runtime.py'
 
 default_scope = 'mmseg'
 default_hooks = dict(
-    checkpoint=dict(by_epoch=False, interval=16000),
+    checkpoint=dict(by_epoch=False, interval=4000),
     # draws where `mim test` is given --show-dir
     visualization=dict(type='SegVisualizationHook'),
 )

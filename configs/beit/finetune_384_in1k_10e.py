@@ -45,4 +45,3 @@ optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=1.0), optimizer=dict(lr
 auto_scale_lr = dict(base_batch_size=512)
 train_cfg = dict(max_epochs=10, val_interval=1)
 param_scheduler = [dict(type='LinearLR', start_factor=0.2, begin=0, end=5, convert_to_iter_based=True)]
-default_hooks = dict(checkpoint=dict(interval=1))

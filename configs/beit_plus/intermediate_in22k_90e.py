@@ -46,7 +46,6 @@ test_cfg = None
 
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 auto_scale_lr = dict(base_batch_size=4096)
-default_hooks = dict(checkpoint=dict(interval=5))
 train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
 param_scheduler = _base_.param_scheduler
 param_scheduler[0].end = 5  # the warm-up

@@ -24,7 +24,6 @@ _base_ = [
 
 model = dict(data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]))
 train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
-default_hooks = dict(checkpoint=dict(interval=5))
 
 train_cfg = dict(max_epochs=150, val_interval=5)
 param_scheduler = [  # in steps: from 0 to the peak at step 9,999, down to the end of the run

@@ -59,4 +59,3 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=3001),
     dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=320001),
 ]
-default_hooks = dict(checkpoint=dict(interval=32000))

@@ -61,6 +61,6 @@ param_scheduler = [
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3_000_000, val_interval=50_000)
 log_processor = dict(by_epoch=False)
-default_hooks = dict(checkpoint=dict(by_epoch=False, interval=50_000))
+default_hooks = dict(checkpoint=dict(by_epoch=False, interval=10_000))
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.
 custom_hooks = [*_base_.custom_hooks, dict(type='EMAHook', momentum=0.001)]

@@ -152,8 +152,9 @@ def test_the_command_that_goes_on(monkeypatch):
     assert resuming_command() == 'dist_train.sh c.py 2 --resume'
 
 
-def test_two_processes_stop_at_the_same_step(config, tmp_path):
+def test_two_processes_stop_at_the_same_step(config, tmp_path, monkeypatch):
     """Only one of them is told."""
+    monkeypatch.setattr('beit_mm.engine.interruption.STEPS_BETWEEN_EXCHANGES', 1)
     config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
     config.train_dataloader.batch_size = 2
 
