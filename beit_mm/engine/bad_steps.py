@@ -190,9 +190,6 @@ class ReplayHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Watches all modules and parameters."""
         model = unwrap(runner)
-        for name, tensor in model.state_dict().items():
-            if rows_not_finite(tensor, 0):
-                self.found.setdefault('weights, before the step', name)
         for name, module in model.named_modules():
             module.register_forward_hook(partial(self.after_module, name or 'the whole model'))
         for name, parameter in model.named_parameters():

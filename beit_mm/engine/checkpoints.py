@@ -4,15 +4,18 @@ What is drawn in a step follows from its number (engine.hooks.StepSeedHook), and
 (datasets.samplers), so no state of a random generator is stored anywhere.
 """
 
+import copy
 import logging
 import os
 import re
+import secrets
 import time
 import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +26,7 @@ from mmengine.dist import all_gather_object, broadcast_object_list, get_world_si
 from mmengine.hooks import CheckpointHook as EngineCheckpointHook
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, print_log
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
 from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint, save_torch
@@ -34,7 +37,14 @@ from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
 LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote (see atomic_file)
+RUN_FILE = 'run_id'  # in the checkpoints' folder: the run that writes there
+INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
+IGNORED = {'backend_args', 'file_client_args', 'filename_tmpl', 'save_optimizer', 'save_param_scheduler'}
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # set where a launcher has started the run again
+
+
+class EarlierRunError(CheckpointError):
+    """A folder's checkpoints are of an earlier run; no reason for a run that is restarted not to begin."""
 
 
 @HOOKS.register_module()
@@ -61,8 +71,15 @@ class CheckpointHook(EngineCheckpointHook):
     keep_ckpt_ids: deque[int]  # numbers of the checkpoints that are kept; mmengine sets it
 
     def __init__(self, *args, asynchronous: bool = False, rescale: bool = False, **kwargs):
+        if ignored := sorted(IGNORED & kwargs.keys()):
+            raise ValueError(
+                f'CheckpointHook has no {", ".join(ignored)}: it writes local files that a run resumes from'
+            )
         super().__init__(*args, **kwargs)
+        if '://' in str(self.out_dir or ''):
+            raise ValueError(f'out_dir is {self.out_dir!r}; expected a local folder')
         self.rescale = rescale
+        self.run = ''  # of which start from the beginning the checkpoints are
         self.outdated: list[str] = []  # names of files to be removed once another one is written
         self.postponed: int | None = None  # number of a checkpoint that waits for the end of an accumulation
         self._thread = ThreadPoolExecutor(1) if asynchronous else None
@@ -72,6 +89,8 @@ class CheckpointHook(EngineCheckpointHook):
 
     def before_run(self, runner: Runner) -> None:
         """Cleans up, and chooses the checkpoint to go on from."""
+        if not isinstance(runner._train_loop, BaseLoop):  # a test, perhaps beside the training
+            return
         folder = self._folder(runner)
         if is_main_process():
             remove_leftovers(folder)
@@ -81,18 +100,20 @@ class CheckpointHook(EngineCheckpointHook):
             return
         found = [newest_checkpoint(folder)] if is_main_process() else [None]
         broadcast_object_list(found)
-        if isinstance(found[0], CheckpointError):
+        if isinstance(found[0], CheckpointError) and not (restarted and isinstance(found[0], EarlierRunError)):
             raise found[0]
-        if found[0] is not None:
+        if isinstance(found[0], str):
             runner._resume, runner._load_from = True, found[0]
-        elif not restarted:
-            print_log(f'No checkpoint in {folder}: the run starts at its beginning.', logger='current')
+        else:
+            print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Makes the position fit this run's batches, and notes which files the checkpoint has taken the place of."""
         meta = checkpoint.get('meta', {})
         if not runner._resume or 'batch' not in meta:
             return
+        check_position(meta, runner._load_from)
+        self.run = str(meta.get('run', ''))
         fit_position(checkpoint, batch_of(runner), self.rescale)
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
@@ -105,6 +126,11 @@ class CheckpointHook(EngineCheckpointHook):
         """mmengine's preparation; what it removes later is removed once the next file stands."""
         super().before_train(runner)
         self.file_backend = _Later(self.outdated)
+        if not runner._resume:
+            self.run = f'{runner.timestamp}_{secrets.token_hex(4)}'
+        if is_main_process():
+            with suppress(OSError), atomic_file(Path(self.out_dir, RUN_FILE)) as file:
+                file.write(self.run.encode())
 
     def _folder(self, runner: Runner) -> Path:
         """Where the checkpoints are; mmengine sets `out_dir` later, in before_train."""
@@ -135,6 +161,7 @@ class CheckpointHook(EngineCheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Writes a numbered checkpoint and notes the one that goes for it; called by mmengine's methods."""
+        self.wait()  # the thread changes `outdated` too
         if not at_boundary(runner):
             self.postponed = step
             return
@@ -166,12 +193,13 @@ class CheckpointHook(EngineCheckpointHook):
             The file; None where it cannot be written. Of an asynchronous writer: where it will be.
         """
         self.wait()
-        path = Path(self.out_dir, name)
-        # only by their like: a best one that could be written is no reason to remove the last to resume from
-        same = [old for old in dict.fromkeys(self.outdated) if old.startswith('best_') != resumable]
-        outdated = [old for old in same if old != name]
-        content = run_state(runner, resumable, dict(meta, outdated=outdated))
-        pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
+        path, pointer, outdated = Path(self.out_dir, name), None, []
+        if path.parent == Path(self.out_dir):
+            pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
+            # only by their like: a best one that could be written is no reason to remove the last to resume from
+            names = dict.fromkeys([*self.outdated, INTERRUPTED])
+            outdated = [old for old in names if old.startswith('best_') != resumable and old != name]
+        content = run_state(runner, resumable, dict(meta, outdated=outdated, run=self.run))
         copies = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         if self._thread is None:
             return self._write(path, content, pointer, outdated, copies)
@@ -192,7 +220,7 @@ class CheckpointHook(EngineCheckpointHook):
             with atomic_file(path) as file:
                 save_torch(content, file)
                 check_written(file)
-            if pointer is not None and path.parent == Path(self.out_dir):
+            if pointer is not None:
                 with atomic_file(pointer) as file:
                     file.write(os.fsencode(path))
             for name in outdated:
@@ -255,17 +283,21 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
-    """The resumable checkpoint of a folder that is farthest on and can be read.
+    """The resumable checkpoint of a folder's last run that is farthest on and can be read.
 
     Returns:
-        Its path; None where there are no checkpoints; an error to raise where there are, but none can be read.
+        Its path; None where there are no checkpoints; an error to raise where there are, but none can be read, or only
+        those of an earlier run.
     """
-    found, broken = [], []
+    found, broken, others = [], [], []
+    run_file = folder / RUN_FILE
+    run = run_file.read_text(errors='replace') if run_file.is_file() else None
     for path in sorted(folder.glob('*.pth')):
         try:
             content = read_checkpoint(path, mapped=True)
             if 'optimizer' in content:
-                found.append((int(content['meta']['iter']), path))
+                foreign = run is not None and content['meta'].get('run', run) != run
+                (others if foreign else found).append((int(content['meta']['iter']), path))
         except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
             broken.append(f'{path.name} ({type(error).__name__})')
     while found:
@@ -288,6 +320,12 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
         return CheckpointError(
             f'None of the checkpoints in {folder} can be read: {", ".join(broken)}; take them away to start anew'
         )
+    if others:
+        message = (
+            f'{folder} has checkpoints of an earlier run only, such as {max(others)[1].name}; go on from one of them '
+            'with --resume FILE, or start without --resume'
+        )
+        return EarlierRunError(message)
     return None
 
 
@@ -327,13 +365,13 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Nested containers with each tensor replaced; the dicts of modules keep their `_metadata`."""
+    """Nested containers with each tensor replaced; dicts stay what they are, with the `_metadata` of a module's."""
     if isinstance(value, Tensor):
         return function(value.detach())
     if isinstance(value, dict):
-        mapped: Any = type(value)((key, map_tensors(item, function)) for key, item in value.items())
-        if hasattr(value, '_metadata'):
-            mapped._metadata = value._metadata
+        mapped: Any = copy.copy(value)  # of its own type, with its attributes
+        for key, item in value.items():
+            mapped[key] = map_tensors(item, function)
         return mapped
     if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
         return type(value)(map_tensors(item, function) for item in value)
@@ -344,11 +382,14 @@ def on_host(tensor: Tensor) -> Tensor:
     """The tensor in the CPU's memory; of a GPU's it is on its way there, in the order of the GPU's work."""
     if not tensor.is_cuda:
         return tensor
-    return torch.empty_like(tensor, device='cpu', pin_memory=True).copy_(tensor, non_blocking=True)
+    try:
+        return torch.empty_like(tensor, device='cpu', pin_memory=True).copy_(tensor, non_blocking=True)
+    except RuntimeError:  # no more memory can be pinned
+        return tensor.cpu()
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy that the next step does not change; what is pinned is a copy already."""
+    """A copy that the next step does not change; what is pinned is one already."""
     return tensor if tensor.is_pinned() else tensor.clone()
 
 
@@ -391,7 +432,7 @@ class CheckpointMetaHook(Hook):
             ValueError: a run is to go on from a file that holds weights only.
         """
         meta = checkpoint.get('meta', {})
-        if runner.cfg.get('resume') and 'epoch' not in meta:
+        if runner._resume and 'epoch' not in meta:
             raise ValueError(
                 'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
                 'run from it, name it as load_from instead of --resume.'
@@ -429,7 +470,7 @@ def forget_foreign_files(runner: Runner, info: dict) -> None:
         path = Path(str(info[key])).resolve()
         if not (path.name.startswith('best_') and path.is_file() and set(folders) & {path.parent, path.parent.parent}):
             del info[key]
-    resumed, ids = runner.cfg.get('load_from'), info.get('keep_ckpt_ids', [])
+    resumed, ids = runner._load_from, info.get('keep_ckpt_ids', [])
     elsewhere = resumed and Path(resumed).resolve().parent not in folders
     if elsewhere or not (isinstance(ids, list) and all(type(step) is int for step in ids)):
         info.pop('keep_ckpt_ids', None)
@@ -471,15 +512,29 @@ def fit_position(checkpoint: dict, batch: dict[str, int], rescale: bool) -> None
         return
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
     counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-    ratio = counted / meta['iter'] if meta['iter'] else 1.0
-    message = f'Iteration {meta["iter"]} of {before["images"]} images each goes on as {counted} of {batch["images"]}.'
-    print_log(message, logger='current')
-    meta['iter'] = counted
+    message = (
+        f'Iteration {meta["iter"]} of {before["images"]} images each goes on as {counted} of {batch["images"]}; what '
+        'the config counts in iterations (max_iters, intervals, schedules) counts those of this run.'
+    )
+    print_log(message, logger='current', level=logging.WARNING)
     for state in schedules_of(checkpoint):
         if not state['by_epoch']:
-            for key in ('begin', 'end', 'last_step', '_global_step', 'T_max', 'total_iters'):
-                if state.get(key):
-                    state[key] = round(state[key] * ratio)
+            progress = {
+                key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')
+            }
+            kept = {key: state[key] for key in ('base_values', '_last_value', 'by_epoch', 'param_name') if key in state}
+            state.clear()
+            state.update(kept | progress)  # its lengths are this run's
+    meta['iter'] = counted
+
+
+def check_position(meta: dict, path: str) -> None:
+    """Raises CheckpointError unless a checkpoint's position is made of whole numbers."""
+    numbers = [meta.get('iter'), meta.get('epoch')]
+    if isinstance(meta['batch'], dict):
+        numbers += [(meta['batch'].get(key) or -1) for key in ('images', 'accumulated', 'per_epoch')]
+    if len(numbers) != 5 or not all(type(number) is int and number >= 0 for number in numbers):
+        raise CheckpointError(f'{path} has no position to go on from: iter, epoch and batch of its meta are {numbers}')
 
 
 def scale_rates(checkpoint: dict, factor: float) -> None:

@@ -167,7 +167,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     def state_dict(self) -> dict:
         """The optimizer's state, the loss scale of float16, and what was skipped so far."""
-        norms = torch.stack(self.norms) if self.norms else torch.empty(0)
+        norms = torch.stack([norm.to(self.counters) for norm in self.norms]) if self.norms else torch.empty(0)
         skipped = dict(counters=self.counters, seen=list(self.seen), norms=norms)
         return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict(), skipped_steps=skipped)
 

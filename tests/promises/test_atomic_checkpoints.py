@@ -14,7 +14,6 @@ from helpers import make_runner
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from beit_mm.checkpoint import io
 from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
 from beit_mm.engine import checkpoints
 
@@ -66,8 +65,8 @@ def test_there_is_a_good_file_before_and_after_every_change_of_the_folder(config
         monkeypatch.setattr(os, name, looked)
     train(config)
     first = next(index for index, found in enumerate(seen) if found)
-    assert first <= 1 and len(seen) > 20 and all(seen[first:])
-    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+    assert first <= 4 and len(seen) > 20 and all(seen[first:])
+    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
     assert (folder / 'last_checkpoint').read_text() == str(folder / 'iter_6.pth')
 
 
@@ -105,7 +104,7 @@ def test_a_kill_while_writing_leaves_what_was_there(place, config, monkeypatch):
     assert set(readable(folder)) == left
     assert bool(list(folder.glob('*.part'))) == (place != 'before the old one goes')
     assert train(config, resume=True).iter == 6
-    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
 
 
 def damaged(path: Path) -> None:
@@ -135,9 +134,7 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     else:
         (folder / 'last_checkpoint').write_text(pointer)
     capfd.readouterr()
-    runner = make_runner(Config(dict(config, resume=True)))
-    runner.call_hook('before_run')
-    assert runner._load_from == str(folder / 'iter_5.pth')
+    assert chosen(Config(dict(config, resume=True))) == str(folder / 'iter_5.pth')
     assert 'Passed over, since they cannot be read: iter_6.pth' in ' '.join(capfd.readouterr())
 
 
@@ -146,7 +143,7 @@ def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
     emptied(Path(config.work_dir, 'iter_6.pth'))
     with pytest.raises(CheckpointError, match=r'None of the checkpoints in .* can be read: iter_6.pth'):
         train(config, resume=True)
-    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
 
 
 def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_goes_on(config, monkeypatch):
@@ -154,10 +151,57 @@ def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_goes_on(con
     for variable in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'):
         for count, expected in (('0', None), ('1', f'{config.work_dir}/iter_6.pth')):
             monkeypatch.setenv(variable, count)
-            runner = make_runner(copy.deepcopy(config))
-            runner.call_hook('before_run')
-            assert runner._load_from == expected, (variable, count)
+            assert chosen(config) == expected, (variable, count)
         monkeypatch.delenv(variable)
+
+
+def chosen(config: Config) -> str | None:
+    """What a run would go on from, as far as its hooks choose before it starts."""
+    runner = make_runner(copy.deepcopy(config))
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.call_hook('before_run')
+    runner.call_hook('after_run')
+    return runner._load_from
+
+
+def test_nothing_goes_on_from_a_run_before_the_last(config, monkeypatch):
+    """A new run in the folder of an old one, which came farther; killed before and after its first checkpoint."""
+    train(config)
+    folder = Path(config.work_dir)
+    (folder / 'iter_6.pth').rename(folder / 'iter_9.pth')
+
+    def killed(*_, **__):
+        raise Killed
+
+    for method, left in (
+        (checkpoints.CheckpointHook.save, None),
+        (checkpoints.CheckpointHook.after_train, 'iter_2.pth'),
+    ):
+        config.train_cfg.max_epochs = 1
+        config.default_hooks.checkpoint.interval = 2
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints.CheckpointHook, method.__name__, killed)
+            patch.setattr(checkpoints.CheckpointHook, 'every_n_train_iters', lambda self, runner, *_: runner.iter == 1)
+            config.default_hooks.checkpoint.save_last = False
+            train(config)
+        with monkeypatch.context() as patch:
+            patch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+            assert chosen(config) == (left and str(folder / left))
+        if left is None:
+            with pytest.raises(CheckpointError, match='checkpoints of an earlier run only, such as iter_9.pth; .*FILE'):
+                chosen(Config(dict(config, resume=True)))
+        else:
+            assert chosen(Config(dict(config, resume=True))) == str(folder / left)
+
+
+def test_a_test_looks_for_no_checkpoint(config, images, monkeypatch):
+    train(config)
+    narrow = narrow_pretraining(images, Path(config.work_dir).parent)
+    monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
+    (Path(config.work_dir) / f'x.{"0" * 8}.part').touch()
+    runner = make_runner(narrow)
+    runner.test()
+    assert runner._load_from is None and (Path(config.work_dir) / f'x.{"0" * 8}.part').exists()
 
 
 @contextmanager
@@ -191,7 +235,31 @@ def test_a_full_disk_ends_no_run(asynchronous, config, monkeypatch, capfd):
     assert train(config).iter == 6
     assert found == {n: [f'iter_{2 if n in (3, 4) else n}.pth'] for n in range(1, 7)}
     assert 'iter_4.pth could not be written' in ' '.join(capfd.readouterr())
-    assert names(config) == ['iter_6.pth', 'last_checkpoint']
+    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
+
+
+def test_a_disk_that_stays_full_takes_no_file_away(config, monkeypatch):
+    """Neither the best checkpoint, nor one for a bad step, nor the end of the run is a reason to."""
+    folder, write = Path(config.work_dir), checkpoints.CheckpointHook._write
+
+    def on_a_full_disk(self, path, *args):
+        with file_size_limit(20_000 if path.stem in ('iter_3', 'iter_4', 'iter_5', 'iter_6') else 2**30):
+            result = write(self, path, *args)
+        if path.stem == 'iter_4':
+            (folder / 'interrupted.pth').write_bytes((folder / 'iter_2.pth').read_bytes())
+            self.save(self.runner, 'bad_step_4/checkpoint.pth')
+            self.save(self.runner, 'best_loss_iter_4.pth', resumable=False)
+        return result
+
+    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', on_a_full_disk)
+    monkeypatch.setattr(
+        checkpoints.CheckpointHook,
+        'before_train_epoch',
+        lambda self, runner: setattr(self, 'runner', runner),
+        raising=False,
+    )
+    assert train(config).iter == 6
+    assert readable(folder) == ['interrupted.pth', 'iter_2.pth']
 
 
 @pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
@@ -199,7 +267,7 @@ def test_no_error_of_the_file_system_ends_a_run(code, config, monkeypatch):
     def fails(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(io.secrets, 'token_hex', fails)
+    monkeypatch.setattr(os, 'fsync', fails)
     assert train(config).iter == 6
     assert not list(Path(config.work_dir).glob('*.pth'))
 
@@ -222,7 +290,7 @@ def test_the_best_checkpoint_is_replaced_only_by_a_written_one(config, images, m
     monkeypatch.setattr(os, 'unlink', looked)
     train(config)
     assert seen == [['best_mim_loss_iter_3.pth', 'best_mim_loss_iter_6.pth']]
-    assert names(config) == ['best_mim_loss_iter_6.pth', 'iter_6.pth', 'last_checkpoint']
+    assert names(config) == ['best_mim_loss_iter_6.pth', 'iter_6.pth', 'last_checkpoint', 'run_id']
 
 
 def test_an_asynchronous_file_holds_the_step_it_was_asked_for(config, monkeypatch):

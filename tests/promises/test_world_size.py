@@ -126,6 +126,7 @@ def test_another_effective_batch_is_refused_or_rescaled(config, tmp_path):
         for step in range(7)
     ]
     config.merge_from_dict({**changes, 'default_hooks.checkpoint.rescale': True})
+    config.param_scheduler[0].update(end=12, T_max=12)  # counted in steps of this run
     runner = make_runner(config)
     notes, seen = Notes(), []
     runner.register_hook(notes)
