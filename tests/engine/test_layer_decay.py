@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 from torch import nn
 
 from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
@@ -23,6 +23,7 @@ VARIANTS = [
 def classifier(**backbone) -> nn.Module:
     """A classifier without numbers, so that large ones take no memory."""
     with torch.device('meta'):
+        init_default_scope('mmpretrain')  # whatever ran before in this process
         return MODELS.build(
             dict(
                 type='mmpretrain.ImageClassifier',
