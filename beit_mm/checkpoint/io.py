@@ -4,10 +4,12 @@ import glob
 import hashlib
 import http.client
 import json
+import math
 import os
 import pickle
 import re
 import secrets
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -41,6 +43,10 @@ NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how 
     b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
     b'--20': 'a log of wget (its option -o names the log; -O names the file)',
 }
+NUMPY_TYPE = re.compile(r'b1|[iu][1248]|f[248]|U(?:\d{1,2}|1\d\d|2[0-4]\d|25[0-6])')  # 1024 bytes at most
+NATIVE = '<' if sys.byteorder == 'little' else '>'
+MAX_AXES = 32  # of an array, NumPy 1's own limit
+MIN_ARRAY = 4096  # bytes that the sides of an empty array may claim, each 0 taken for 1
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 
 
@@ -81,10 +87,60 @@ def _statistics_method(owner: Any, name: Any) -> Any:
     return getattr(HistoryBuffer, name)
 
 
+class PickledType:
+    """Stands for `numpy.dtype`, of which a few bytes can ask for items of gigabytes: numbers and short text."""
+
+    def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
+        if not isinstance(code, str) or not NUMPY_TYPE.fullmatch(code):
+            raise LimitError(f'it holds a NumPy type {ascii(code)[:60]}')
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        order, parts = state[1], state[2:5]
+        itemsize = self.dtype.itemsize if self.dtype.kind == 'U' else -1
+        # other than the machine's own order, values would be copied: again and again from the same bytes
+        if order not in ('|', NATIVE) or any(part is not None for part in parts) or state[5] != itemsize:
+            raise LimitError('it holds a NumPy type that is no plain number or text of this machine')
+
+
+class PickledArray(np.ndarray):
+    """Stands for `numpy.ndarray`, which would take the memory of any shape: empty until its values are there."""
+
+    def __new__(cls) -> 'PickledArray':
+        return np.ndarray.__new__(cls, (0,), 'i1')
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Written again as NumPy's own."""
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+    def __setstate__(self, state: Any) -> None:  # type: ignore[override]
+        version, shape, kind, fortran, data = state
+        if not isinstance(kind, PickledType) or not isinstance(data, bytes) or not isinstance(shape, tuple):
+            raise LimitError('it holds a NumPy array of something else than plain values')
+        claimed = math.prod(max(side, 1) for side in shape) * max(kind.dtype.itemsize, 1)
+        if len(shape) > MAX_AXES or claimed > max(len(data), MIN_ARRAY):
+            raise LimitError(f'it holds a NumPy array that claims {claimed:,} bytes and has {len(data):,}')
+        super().__setstate__((version, shape, kind.dtype, fortran, data))
+
+
+def _numpy_array(kind: Any, shape: Any, code: Any) -> PickledArray:
+    """`_reconstruct` of NumPy, as its pickles begin an array."""
+    if not (isinstance(kind, type) and issubclass(kind, PickledArray) and shape == (0,) and code in (b'b', 'b')):
+        raise LimitError('it holds a NumPy array that NumPy did not write')
+    return kind()
+
+
+def _numpy_scalar(kind: Any, data: Any) -> Any:
+    """`scalar` of NumPy, as its pickles write a number."""
+    if not isinstance(kind, PickledType) or not isinstance(data, bytes) or len(data) != kind.dtype.itemsize:
+        raise LimitError('it holds a NumPy number that NumPy did not write')
+    return np.float64(0).__reduce__()[0](kind.dtype, data)
+
+
 def _named(target: Any, full_name: str) -> Any:
     """What torch's reader takes for the function or class of another name. (torch 2.6 has no pairs for that.)"""
     module, _, name = full_name.rpartition('.')
-    if isinstance(target, type) and issubclass(target, Attributes):
+    if isinstance(target, type) and issubclass(target, (Attributes, PickledType, PickledArray)):
         return type(name, (target,), dict(__module__=module))
 
     def call(*args: Any) -> Any:
@@ -106,16 +162,25 @@ STAND_INS = {
     'argparse.Namespace': Attributes,  # the released code's `args`
     **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
     **{  # how NumPy 1 and 2 pickle numbers and arrays
-        f'numpy.{core}.multiarray.{function.__name__}': function
+        f'numpy.{core}.multiarray.{name}': function
         for core in ('core', '_core')
-        for function in (np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0])
+        for name, function in (('scalar', _numpy_scalar), ('_reconstruct', _numpy_array))
     },
+    'numpy.dtype': PickledType,
+    'numpy.ndarray': PickledArray,
     **dict.fromkeys(DALLE_MODULES, PickledModule),
 }
 # What torch's weights-only reader may call beside its own list
-ALLOWED = [HistoryBuffer, ConfigDict, np.dtype, np.ndarray]
-ALLOWED += {type(np.dtype(code)) for code in '?bhilqBHILQefdU'}
+ALLOWED = [HistoryBuffer, ConfigDict]
 ALLOWED += [_named(target, name) for name, target in STAND_INS.items()]
+
+
+def _name_of(entry: Any) -> str:
+    """Under which torch's reader finds what is allowed; pairs have it beside the object."""
+    return entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
+
+
+NAMES = {_name_of(entry) for entry in ALLOWED}
 
 
 def file_sha256(path: str | Path) -> str:
@@ -173,12 +238,10 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
 
 def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
-    # leaving the block would also take back what someone else has allowed
-    allowed = [entry for entry in ALLOWED if entry not in torch.serialization.get_safe_globals()]
     try:
         if zipped:
             check_zip(path)
-        with torch.serialization.safe_globals(allowed):
+        with _allowed():
             content = torch.load(path, map_location='cpu', weights_only=True, mmap=mapped)
         check_content(content, path.stat().st_size)
         content = _plain(content)
@@ -206,6 +269,20 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     finally:  # a history that is read registers its methods for the whole process
         HistoryBuffer._statistics_methods.clear()
         HistoryBuffer._statistics_methods.update(statistics)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """ALLOWED for torch's reader, and what someone else has allowed that is not of the same name."""
+    before = torch.serialization.get_safe_globals()
+    others = [entry for entry in before if _name_of(entry) not in NAMES]
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals([*others, *ALLOWED])
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def _plain(value: Any) -> Any:

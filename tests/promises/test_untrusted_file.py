@@ -8,9 +8,10 @@ import io
 import json
 import os
 import pickle
+import resource
 import time
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -36,10 +37,10 @@ READERS = {
 
 
 class Calls:
-    """Pickles as a call of `function`."""
+    """Pickles as a call of `function`, and with a `state` for what it returns."""
 
-    def __init__(self, function, *args):
-        self.call = function, args
+    def __init__(self, function, *args, state=None):
+        self.call = (function, args) if state is None else (function, args, state)
 
     def __reduce__(self):
         return self.call
@@ -217,7 +218,7 @@ HISTORY.mean = torch.Size
         (lambda: dict(w=torch.zeros(1).expand(1 << 20, 1 << 20)), 'claims 4,398,046,511,105 bytes, the file has'),
         (lambda: dict(w=torch.zeros(10_000).as_strided((10_000, 9_999), (1, 0))), 'claims .* bytes'),
         (lambda: {str(number): torch.zeros(1 << 20).expand(20, 1 << 20) for number in range(2)}, 'claims .* bytes'),
-        (lambda: dict(w=[np.ndarray((1 << 20,)), *[bytearray(1 << 20)] * 300]), 'claims .* bytes'),
+        (lambda: dict(w=[np.zeros(1 << 20), *[bytearray(1 << 20)] * 300]), 'claims .* bytes'),
         (lambda: dict(w=torch.eye(3).to_sparse_csr()), 'a tensor of layout'),
         (lambda: dict(w=torch.empty(3, device='meta')), 'a tensor without values'),
         (lambda: dict(meta=dict(beit_mm_format=doubled(40))), 'unfolds to more than 2,000,000 values'),
@@ -243,6 +244,69 @@ def test_an_array_of_objects_hides_nothing():
     array[0] = doubled(40)
     with pytest.raises(LimitError, match='an array of objects'):
         check_content(dict(meta=array), 1000)
+
+
+SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
+INT = np.dtype('i8')
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        Calls(SCALAR, np.dtype('V2000000000')),
+        Calls(SCALAR, np.dtype('U500000000')),
+        Calls(SCALAR, Calls(np.dtype, 'U1', state=(3, '<', None, None, None, 2 * 10**9, 4, 8)), b'abcd'),
+        Calls(SCALAR, Calls(np.dtype, 'O')),
+        Calls(SCALAR, Calls(np.dtype, '(1000000000,)i8'), b'x'),
+        Calls(np.dtype, [('a', 'V1000000000')]),
+        Calls(RECONSTRUCT, np.ndarray, (10**9,), 'O'),
+        Calls(RECONSTRUCT, np.ndarray, (10**9,), b'b'),
+        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (10**9,), INT, False, b'x')),
+        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (10**9, 0), INT, False, b'x')),
+        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (2,), np.dtype('O'), False, [0, 0])),
+        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), np.dtype('>i8'), False, bytes(8))),
+        Calls(np.ndarray, (4 * 10**8,), 'O'),
+        *(Calls(kind, Calls(np.ndarray, (3 * 10**8,), 'u1')) for kind in (Counter, set, bytearray)),
+    ],
+    ids=str,
+)
+def test_numpy_is_asked_for_plain_values_only(tmp_path, content):
+    """Each takes gigabytes, or minutes, before anything could be measured."""
+    path = saved(tmp_path / 'w.pth', dict(meta=content))
+    assert path.stat().st_size < 3000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(path, 'NumPy|takes 1 positional argument')
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
+    numbers = [np.dtype(code).type(1) for code in '?bhilBHILefd'] + [np.str_('text')]
+    arrays = [np.arange(6, dtype=code).reshape(2, 3) for code in 'bhilqBHILQefd'] + [
+        np.array(['a', 'bcd']),
+        np.array(3.5),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ]
+    path = tmp_path / 'w.pth'
+    content = dict(numbers=numbers, arrays=arrays)
+    for _ in range(2):
+        content = read_checkpoint(saved(path, content))
+        for found, value in zip(content['numbers'], numbers, strict=True):
+            assert type(found) is type(value) and found == value
+        for found, value in zip(content['arrays'], arrays, strict=True):
+            assert found.dtype == value.dtype and np.array_equal(found, value)
+    assert all(type(array) is np.ndarray for array in torch.load(path, weights_only=False)['arrays'])
+
+
+def test_what_others_allowed_is_theirs_again(tmp_path):
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals([np.ndarray, RECONSTRUCT, np.dtype])
+    try:
+        allowed = set(torch.serialization.get_safe_globals())
+        assert read_checkpoint(saved(tmp_path / 'w.pth', dict(a=np.ones(3))))['a'].sum() == 3
+        assert set(torch.serialization.get_safe_globals()) == allowed
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def test_a_history_holds_numbers(tmp_path):
