@@ -7,7 +7,7 @@ stays open.
 import re
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ MAX_NAME = 300  # characters of a tensor's name
 MAX_GROWTH = 4  # bytes that content claims for each byte of the file: tensors may share memory
 MIN_CLAIM = 64 << 20  # bytes that any file may claim
 ATOMS = {int, float, bool, type(None)}
+PLAIN = (int, float, complex, bool, type(None), torch.dtype, torch.device, torch.layout, torch.qscheme)
 
 
 class LimitError(ValueError):
@@ -66,6 +67,8 @@ def check_zip(path: Path) -> None:
 
 def check_content(content: Any, size: int) -> None:
     """Raises LimitError where content would need far more memory or time than the file that it was read from.
+
+    So do functions, classes and objects of other classes than checkpoints hold.
 
     Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
     torch's `_metadata` of state dicts stays.
@@ -108,8 +111,12 @@ def _measure(value: Any, level: int, measured: dict[int, _Size | None]) -> _Size
         inner = value
     elif isinstance(value, HistoryBuffer):
         inner = check_history(value)
-    else:
+    elif isinstance(value, PurePath):
+        return _Size(1, 0, len(str(value)))
+    elif isinstance(value, PLAIN):
         return _Size(1, 0, 0)
+    else:  # a class or function that torch's reader may call, or what came of calling it
+        raise LimitError(f'it holds {_described(value)}')
     if id(value) not in measured:
         measured[id(value)] = None
         values, levels, claimed = 1, 0, 0
@@ -130,6 +137,14 @@ def _measure(value: Any, level: int, measured: dict[int, _Size | None]) -> _Size
     if level + found.levels > MAX_DEPTH:
         raise LimitError(f'it is nested deeper than {MAX_DEPTH} levels')
     return found
+
+
+def _described(value: Any) -> str:
+    """An unknown value in few words; nothing of the file's is quoted."""
+    name = getattr(value, '__name__', None) if callable(value) else None
+    return (
+        f'the function or class {name!r}' if isinstance(name, str) else f'an object of class {type(value).__name__!r}'
+    )
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -4,6 +4,7 @@ Files that want to run code are refused, and say what they asked for; so are arc
 that unfold to much.
 """
 
+import argparse
 import io
 import json
 import os
@@ -12,10 +13,12 @@ import resource
 import time
 import zipfile
 from collections import Counter, OrderedDict
+from pathlib import Path, PurePath
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
@@ -295,6 +298,26 @@ def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
         for found, value in zip(content['arrays'], arrays, strict=True):
             assert found.dtype == value.dtype and np.array_equal(found, value)
     assert all(type(array) is np.ndarray for array in torch.load(path, weights_only=False)['arrays'])
+
+
+@pytest.mark.parametrize('value', [set, OrderedDict, torch.Size, torch._utils._rebuild_tensor_v2, HistoryBuffer])
+def test_functions_and_classes_are_no_content(tmp_path, value):
+    """torch's reader hands out what it may call, also where nothing is called."""
+    for content in (dict(state_dict=value), dict(state_dict=dict(w=value)), dict(meta=[{value: 1}])):
+        refused(saved(tmp_path / 'w.pth', content), f'holds the function or class {value.__name__!r}')
+
+
+def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
+    content = dict(
+        kinds=[torch.float16, torch.device('cpu'), torch.strided, torch.Size([1, 2]), 1j, {1, 2}, 2**70],
+        milestones=Counter([3, 3]),
+        path=Path('a/b'),
+        config=ConfigDict(a=dict(b=1)),
+        args=argparse.Namespace(a=1),
+        number=np.float32(2),
+    )
+    found = read_checkpoint(saved(tmp_path / 'w.pth', content))
+    assert found == content | dict(args=dict(a=1), path=PurePath('a/b'))
 
 
 def test_what_others_allowed_is_theirs_again(tmp_path):
