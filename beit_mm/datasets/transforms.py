@@ -9,6 +9,7 @@ import random
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import cv2
 import numpy as np
@@ -29,6 +30,9 @@ MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits; a larger file cannot be an
 MAX_WHOLE = 2**24  # bytes that a JPEG or PNG file may have beside its pixels to be read at once
 LARGE_PNG = 2**26  # pixels; fewer are left to Pillow, which takes no offence at slightly wrong files
 PNG_ORIENTATIONS = (b'eXIf', b'iTXt', b'Raw profile type')  # chunks with EXIF may stand behind the pixels
+MAX_SCANS = 100  # of a JPEG; progressive ones have about 10, and each goes over all pixels
+SCAN = b'\xff\xda\0'  # marks one; the length that follows is below 256
+PIECE = 2**20  # bytes searched at a time
 STRIP = 2**20  # pixels converted at a time
 ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 ORIENTATION_TAG = 0x0112
@@ -168,7 +172,55 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         image = factory(file, path)
         if image.width * image.height > max_pixels:
             raise OSError(f'{image.width} x {image.height} pixels, more than max_pixels={max_pixels:,} of LoadImage')
+        if image.format in ('JPEG', 'MPO') and has_many_scans(file):
+            raise OSError(f'a JPEG of more than {MAX_SCANS} scans')
         yield image
+
+
+def has_many_scans(file: BinaryIO) -> bool:
+    """Whether a JPEG has more than MAX_SCANS; its place in the file stays.
+
+    A scan of some bytes costs a pass over all pixels. Where the first has all components of a file that is not
+    progressive, decoders stop behind it, and nothing is searched.
+    """
+    place = file.tell()
+    try:
+        return not is_one_scan(file) and count_scans(file) > MAX_SCANS
+    finally:
+        file.seek(place)
+
+
+def is_one_scan(file: BinaryIO) -> bool:
+    """Goes through a JPEG's headers, as decoders do, to its first scan."""
+    file.seek(2)
+    progressive, components = True, 0
+    while byte := file.read(1):
+        if byte != b'\xff':
+            continue
+        while byte == b'\xff':
+            byte = file.read(1)
+        marker = byte[0] if byte else 0
+        if marker in (0, 1) or 0xD0 <= marker <= 0xD8:  # no header
+            continue
+        header = file.read(8)
+        if len(header) < 8:
+            break
+        if marker == 0xDA:
+            return not progressive and header[2] == components
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            progressive, components = bool(marker & 2), header[7]
+        file.seek(max(int.from_bytes(header[:2], 'big'), 2) - 8, os.SEEK_CUR)
+    return False
+
+
+def count_scans(file: BinaryIO) -> int:
+    """Scans of a JPEG, as far as MAX_SCANS is not passed by far."""
+    file.seek(0)
+    scans, tail = 0, b''
+    while scans <= MAX_SCANS and (piece := file.read(PIECE)):
+        scans += (tail + piece).count(SCAN)
+        tail = piece[1 - len(SCAN) :]
+    return scans
 
 
 def content(image: Image.Image) -> bytearray | None:

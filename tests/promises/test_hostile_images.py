@@ -1,5 +1,6 @@
 """Image files and folders made to do harm: no program runs, nothing is waited for, time and memory stay bounded."""
 
+import io
 import os
 import socket
 import struct
@@ -119,6 +120,39 @@ def test_a_large_image_is_read_once_into_memory(tmp_path):
     Image.new('RGBA', (side, side), (10, 20, 30, 40)).save(tmp_path / 'a.png', compress_level=1)
     messages, _, added = measure(tmp_path / 'a.png')
     assert not messages and added * 2**20 < 9.5 * side**2, added
+
+
+def jpeg_of_scans(side: int, scans: int, **options) -> bytes:
+    """A JPEG whose last scan comes again and again."""
+    file = io.BytesIO()
+    Image.new('L' if options else 'RGB', (side, side), 100).save(file, 'JPEG', **options)
+    data = file.getvalue()
+    last = data.rindex(b'\xff\xda\0')
+    return data[:last] + data[last:-2] * scans + data[-2:]
+
+
+@pytest.mark.parametrize('read', [read_image, read_labels])
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path, read):
+    path = tmp_path / 'scans.jpg'
+    path.write_bytes(jpeg_of_scans(8192, 10_000, progressive=True))  # one megabyte, ten minutes
+    start = time.monotonic()
+    with pytest.raises(UnreadableImageError, match='scans.jpg: .*a JPEG of more than 100 scans'):
+        read(str(path))
+    assert time.monotonic() - start < 5
+
+
+def test_scans_are_counted_only_where_they_can_be_many(tmp_path, monkeypatch):
+    (tmp_path / 'progressive.jpg').write_bytes(jpeg_of_scans(64, 50, progressive=True))
+    assert read_image(str(tmp_path / 'progressive.jpg')).shape == (64, 64, 3)
+    # not progressive, but said to have components in other scans: decoders go through all of the file
+    plain = jpeg_of_scans(64, 200)
+    start = plain.index(b'\xff\xda\0\x0c\x03')
+    (tmp_path / 'parts.jpg').write_bytes(plain[:start] + b'\xff\xda\0\x08\x01\x01\0\0\x3f\0' + plain[start:])
+    with pytest.raises(UnreadableImageError, match='100 scans'):
+        read_image(str(tmp_path / 'parts.jpg'))
+    monkeypatch.setattr('beit_mm.datasets.transforms.count_scans', None)
+    (tmp_path / 'plain.jpg').write_bytes(jpeg_of_scans(64, 1))
+    assert read_image(str(tmp_path / 'plain.jpg')).shape == (64, 64, 3)
 
 
 def test_no_warning_between_pillows_two_limits(tmp_path, monkeypatch):
