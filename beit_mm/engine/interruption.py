@@ -22,7 +22,7 @@ import torch.distributed as dist
 from mmengine.dist import broadcast_object_list, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 
 from beit_mm.engine.checkpoints import at_boundary, checkpoint_hook_of
 from beit_mm.engine.workers import WorkerInit, check_dead_worker, watch_workers
@@ -48,7 +48,8 @@ class InterruptionHook(Hook):
     A hang ends the run with code 1 and a line that names rank, host, iteration and what was done there (see Watch).
 
     The main process holds a lock on `run.lock` in the work directory, which the kernel takes back when the process
-    ends, however it ends. Where the file system has no locks, a warning says so.
+    ends, however it ends. Where the file system has no locks, a warning says so. Tests and validations alone, which
+    write no checkpoints, take no lock and are refused by none.
 
     Signals and hangs are attended to in EpochLoop and IterLoop.
 
@@ -75,7 +76,9 @@ class InterruptionHook(Hook):
     # --- one run in a folder ----------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Takes the lock."""
+        """Takes the lock, in a run that trains: its loop is built by now."""
+        if not isinstance(runner._train_loop, BaseLoop):
+            return
         refusals = [self.take_lock(Path(runner.work_dir)) if is_main_process() else None]
         broadcast_object_list(refusals)
         if refusals[0] is not None:

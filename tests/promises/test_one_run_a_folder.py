@@ -7,7 +7,6 @@ import re
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from helpers import make_runner
@@ -47,6 +46,14 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
     assert re.match(rf'process {os.getpid()} on ', (tmp_path / 'work/run.lock').read_text())
 
 
+def test_a_training_is_evaluated_beside_it_and_not_refused_by_that(other, pretrain_config, tmp_path, monkeypatch):
+    locks = []
+    monkeypatch.setattr('fcntl.lockf', lambda *_: locks.append(True))
+    assert make_runner(pretrain_config).test()
+    assert make_runner(pretrain_config).val()
+    assert not locks and (tmp_path / 'work/run.lock').read_text().startswith(f'process {other.pid} on ')
+
+
 def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path):
     def refuse(*_):
         raise OSError(errno.ENOLCK, 'No locks available')
@@ -54,5 +61,5 @@ def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path):
     said = []
     monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
     monkeypatch.setattr('fcntl.lockf', refuse)
-    InterruptionHook().before_run(SimpleNamespace(work_dir=tmp_path))
+    InterruptionHook().take_lock(tmp_path)
     assert len(said) == 1 and 'cannot be locked' in said[0]
