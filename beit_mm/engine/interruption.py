@@ -42,7 +42,7 @@ class InterruptionHook(Hook):
     SIGTERM, SIGUSR1 and SIGINT let the run finish its step (where gradients are accumulated, all batches of it; of a
     validation all, and one more step), write `interrupted.pth` and end all processes with one exit code: 75
     (EX_TEMPFAIL, requeue me) after SIGTERM and SIGUSR1, 130 after SIGINT. A second SIGINT stops at once. `--resume`
-    takes the file as any other; it stays until the training is complete. Under torchrun all of this has 30 seconds,
+    takes the file as any other; it goes when a newer one to resume from is written. Under torchrun all of this has 30 seconds,
     and torchrun itself exits with 1. Needs our CheckpointHook; without it the signals do what they did.
 
     A hang ends the run with code 1 and a line that names rank, host, iteration and what was done there (see Watch).
@@ -172,12 +172,6 @@ class InterruptionHook(Hook):
         message = f'Stopped before iteration {runner.iter + 1}, {saved}. Go on with: {resuming_command()}'
         print_log(message, logger='current')
         sys.exit(self.agreed)
-
-    def after_train(self, runner: Runner) -> None:
-        """Removes what an earlier run left when it was interrupted: this one has come to its end."""
-        checkpoint = checkpoint_hook_of(runner)
-        if checkpoint is not None and is_main_process() and checkpoint.last_ckpt:
-            Path(checkpoint.out_dir, NAME).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tm
     assert train(config, work, resume=True) == 0
     ends = [torch.load(folder / 'epoch_2.pth', weights_only=True) for folder in (tmp_path / 'whole', work)]
     assert not differences(*ends)
-    assert not (work / 'interrupted.pth').exists()
+    assert not (work / 'interrupted.pth').exists()  # it goes when a newer one to resume from is written
 
 
 def test_accumulated_gradients_are_used_first(config, tmp_path):
