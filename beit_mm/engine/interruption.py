@@ -42,8 +42,8 @@ class InterruptionHook(Hook):
     SIGTERM, SIGUSR1 and SIGINT let the run finish its step (where gradients are accumulated, all batches of it; of a
     validation all, and one more step), write `interrupted.pth` and end all processes with one exit code: 75
     (EX_TEMPFAIL, requeue me) after SIGTERM and SIGUSR1, 130 after SIGINT. A second SIGINT stops at once. `--resume`
-    takes the file as any other; it goes when a newer one to resume from is written. Under torchrun all of this has 30 seconds,
-    and torchrun itself exits with 1. Needs our CheckpointHook; without it the signals do what they did.
+    takes the file as any other; it goes when a newer one to resume from is written. Under torchrun all of this has 30
+    seconds, and torchrun itself exits with 1. Needs our CheckpointHook; without it the signals do what they did.
 
     A hang ends the run with code 1 and a line that names rank, host, iteration and what was done there (see Watch).
 
@@ -181,15 +181,13 @@ def watched(runner: Runner) -> Iterator[None]:
     if hook is None:
         yield
         return
-    loaders = [runner.train_dataloader] + ([runner.val_dataloader] if runner.val_loop is not None else [])
-    workers = watch_workers(loaders)
     hook.start(runner)
-    watch = Watch(hook.timeout, workers, hook.group)
+    watch = Watch(hook.timeout, hook.group)
     runner.register_hook(watch)
     try:
         yield
     except RuntimeError as error:
-        check_dead_worker(error, workers)
+        check_dead_worker(error, watch.workers)
         raise
     finally:
         runner.hooks.remove(watch)
@@ -212,8 +210,8 @@ class Watch(Hook):
 
     - A process that shows no sign of life for `timeout` seconds: stopped, or on a node that is gone. A thread of each
       process gives these signs, however long a step, a compilation, a validation or the writing of a file takes.
-    - A process that has waited `timeout` seconds for data while none of its workers began an image; the line names the
-      images that the workers are at.
+    - A process that has waited `timeout` seconds for one batch, of training or validation, while none of its workers
+      began an image; the line names the images that the workers are at.
 
     Time in which this process itself stood still, as one of a suspended job does, does not count. A step that never
     ends in processes that live is left to the timeout of the collective operations.
@@ -223,16 +221,16 @@ class Watch(Hook):
 
     Args:
         timeout: seconds without a sign.
-        workers: of the data loaders.
-        group: of all processes, for exchanges at the beginning; None: there is one only.
+        group: of all processes, for exchanges at the beginning; None: this one looks at no other.
     """
 
     priority = 'LOWEST'  # what other hooks do after a step is no wait for data
 
-    def __init__(self, timeout: float, workers: list[WorkerInit], group: Any):
-        self.timeout, self.workers = timeout, workers
+    def __init__(self, timeout: float, group: Any):
+        self.timeout = timeout
+        self.workers: list[WorkerInit] = []
         self.interval = min(timeout / 10, 10.0)
-        self.phase, self.iteration = 'starting', 0  # written by the main thread
+        self.phase, self.iteration, self.batches = 'starting', 0, 0  # written by the main thread
         self.rank, self.host = get_rank(), socket.gethostname()
         self.seen: dict[int, bytes] = {}  # the last sign of each process that this one looks at
         self.stopped = threading.Event()
@@ -248,11 +246,18 @@ class Watch(Hook):
 
     # --- what this process is doing ---------------------------------------------------------------
 
+    def before_train(self, runner: Runner) -> None:
+        """The loaders are final now: other hooks may replace one until here."""
+        self.workers = watch_workers(
+            [runner.train_dataloader] + ([runner.val_dataloader] if runner.val_loop is not None else [])
+        )
+
     def before_train_epoch(self, runner: Runner) -> None:
         self.phase, self.iteration = WAITING, runner.iter
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         self.phase = 'in a step'
+        self.batches += 1
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.phase, self.iteration = WAITING, runner.iter + 1
@@ -268,6 +273,7 @@ class Watch(Hook):
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         self.phase = 'validating'
+        self.batches += 1
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if batch_idx + 1 < len(runner.val_dataloader):
@@ -310,7 +316,7 @@ class Watch(Hook):
             now = time.monotonic()
             passed, before = min(now - before, 2 * self.interval), now  # a suspended process counts nothing
             at_work = [init.at_work() for init in self.workers]
-            for place, sign in [*self.seen.items(), ('data', (self.phase, self.iteration, at_work))]:
+            for place, sign in [*self.seen.items(), ('data', (self.phase, self.batches, at_work))]:
                 silence[place] = silence.get(place, 0.0) + passed if last.get(place) == sign else 0.0
                 last[place] = sign
                 if silence[place] >= self.timeout:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.datasets.transforms import readable
+from beit_mm.engine.workers import check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
@@ -161,5 +162,10 @@ def find_unreadable(dataset: UnlabeledImages, num_workers: int) -> dict[int, tup
     part = _Reading(dataset, range(get_rank(), len(dataset), get_world_size()))
     # a generator of its own: nothing is drawn from the run's
     loader = DataLoader(part, batch_size=None, num_workers=num_workers, generator=torch.Generator())
-    found = [answer for answer in loader if answer is not None]
+    workers = watch_workers([loader])  # a signal to all processes of the run is not for them
+    try:
+        found = [answer for answer in loader if answer is not None]
+    except RuntimeError as error:
+        check_dead_worker(error, workers)
+        raise
     return {index: (path, reason) for index, path, reason in sorted(sum(all_gather_object(found), []))}

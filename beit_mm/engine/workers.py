@@ -99,6 +99,8 @@ def watch_workers(loaders: list[DataLoader]) -> list[WorkerInit]:
 
 def check_dead_worker(error: RuntimeError, inits: list[WorkerInit]) -> None:
     """Raises DeadWorkerError where an error is torch's about a worker that died."""
+    if isinstance(error, DeadWorkerError):
+        return
     found = re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)[^.\n]*', str(error))
     if not found:
         return

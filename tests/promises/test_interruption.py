@@ -122,12 +122,32 @@ def test_a_second_sigint_stops_at_once(config, tmp_path):
     assert not (tmp_path / 'interrupted.pth').exists()
 
 
-@pytest.mark.parametrize('number', SIGNALS)
-def test_workers_take_no_part(number, config, tmp_path):
+class ReplaceLoader(Hook):
+    """As UnreadableImagesHook does where a held-out image cannot be read."""
+
+    def before_train(self, runner) -> None:
+        runner.val_loop.dataloader = runner.build_dataloader(runner.cfg.val_dataloader)
+
+
+def test_workers_take_no_part(pretrain_config, tmp_path):
     """They would die, or the loader would raise; and none stays behind."""
-    config.train_dataloader.update(num_workers=1, persistent_workers=True)
-    assert train(config, tmp_path, Send('after_train_iter', lambda: send_to_group(number))) in (75, 130)
-    gc.collect()  # the loader
+    pretrain_config = copy.deepcopy(pretrain_config)
+    for loader in (pretrain_config.train_dataloader, pretrain_config.val_dataloader):
+        loader.update(num_workers=1, persistent_workers=True)
+
+    sent = []
+
+    def send_all() -> None:
+        if sent:
+            return
+        assert len(multiprocessing.active_children()) == 2
+        for number in SIGNALS:
+            send_to_group(number)
+            sent.append(number)
+
+    in_validation = Send('after_val_iter', send_all, iteration=3)  # of three batches
+    assert train(pretrain_config, tmp_path, ReplaceLoader(), in_validation) == 130
+    gc.collect()  # the loaders
     deadline = time.monotonic() + 20
     while multiprocessing.active_children() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -61,7 +61,7 @@ def start_two(main: Callable[[], None], folder: Path) -> list[multiprocessing.Pr
 @pytest.mark.parametrize('frozen', [0, 1])
 def test_a_frozen_process_ends_the_others(frozen, tmp_path):
     def main() -> None:
-        watch = Watch(2.0, [], dist.new_group(backend='gloo'))
+        watch = Watch(2.0, dist.new_group(backend='gloo'))
         watch.after_train_iter(SimpleNamespace(iter=40), 40)
         watch.before_train_iter(SimpleNamespace(iter=41), 41)  # a long step: not of itself a reason
         time.sleep(4)
@@ -84,7 +84,7 @@ def test_the_end_of_training_is_no_silence(first, tmp_path):
     """Processes end one after another: the main one writes the last checkpoint."""
 
     def main() -> None:
-        watch = Watch(1.0, [], dist.new_group(backend='gloo'))
+        watch = Watch(1.0, dist.new_group(backend='gloo'))
         if dist.get_rank() == first:
             watch.stopped.set()
         time.sleep(2.5)
@@ -97,7 +97,7 @@ def test_the_end_of_training_is_no_silence(first, tmp_path):
 
 @pytest.mark.parametrize('phase', ['in a step', 'validating', 'saving', 'starting'])
 def test_what_takes_long_is_let_be(phase, ends):
-    watch = Watch(0.2, [], None)
+    watch = Watch(0.2, None)
     watch.phase = phase
     time.sleep(0.8)
     watch.stopped.set()
@@ -108,13 +108,27 @@ def test_time_in_which_the_process_stood_still_does_not_count(ends, monkeypatch)
     now = time.monotonic
     suspended = 0.0
     monkeypatch.setattr(interruption.time, 'monotonic', lambda: now() + suspended)
-    watch = Watch(5.0, [], None)
+    watch = Watch(5.0, None)
     watch.phase = WAITING
     time.sleep(0.7)
     suspended = 3600.0
     time.sleep(0.8)
     watch.stopped.set()
     assert not ends
+
+
+def test_a_slow_validation_that_gets_on_is_let_be(ends):
+    """Of batches that are read in this process, each faster than the timeout."""
+    watch, runner = Watch(0.5, None), SimpleNamespace(val_dataloader=range(9))
+    watch.before_val_epoch(runner)
+    for index in range(6):
+        time.sleep(0.2)  # for the data
+        watch.before_val_iter(runner, index)
+        watch.after_val_iter(runner, index)
+    assert not ends and watch.phase == WAITING
+    time.sleep(0.8)
+    assert len(ends) == 1 and 'has waited 0.5 s for data' in ends[0]
+    watch.stopped.set()
 
 
 class AfterTwoSteps(Hook):
