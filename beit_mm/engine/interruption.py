@@ -30,7 +30,8 @@ from beit_mm.registry import HOOKS
 
 NAME = 'interrupted.pth'
 EXIT_CODES = {signal.SIGTERM: os.EX_TEMPFAIL, signal.SIGUSR1: os.EX_TEMPFAIL, signal.SIGINT: 130}
-STEPS_BETWEEN_EXCHANGES = 4  # each takes 0.4 ms
+SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms
+LONG_STEP = 0.1  # seconds; of longer ones each has its exchange
 WAITING = 'waiting for data'
 LOST = 1  # exit code of a process that found another one, or its own workers, frozen
 
@@ -44,6 +45,11 @@ class InterruptionHook(Hook):
     (EX_TEMPFAIL, requeue me) after SIGTERM and SIGUSR1, 130 after SIGINT. A second SIGINT stops at once. `--resume`
     takes the file as any other; it goes when a newer one to resume from is written. Under torchrun all of this has 30
     seconds, and torchrun itself exits with 1. Needs our CheckpointHook; without it the signals do what they did.
+
+    Several processes agree on the step to stop at, in an exchange every 0.4 s, or before each step where steps take
+    longer than 0.1 s; its outcome is known one step later. So they stop within about half a second, or after one step
+    more than the one that the signal came in. Of a signal in the last steps of the training nothing is seen: it comes
+    to its end, with its last checkpoint and code 0.
 
     A hang ends the run with code 1 and a line that names rank, host, iteration and what was done there (see Watch).
 
@@ -69,7 +75,9 @@ class InterruptionHook(Hook):
         self.agreed = 0  # of all processes
         self.asked_at = 0.0
         self.group: Any = None
-        self.pending: tuple[Any, torch.Tensor] | None = None
+        self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
+        self.every = 1  # steps between two exchanges
+        self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began
         self.workers: list[WorkerInit] = []
         self.handlers: dict[signal.Signals, Any] = {}
 
@@ -111,10 +119,9 @@ class InterruptionHook(Hook):
 
     def start(self, runner: Runner) -> None:
         """Attends to signals."""
-        self.code = self.agreed = 0
-        self.pending = None
-        if get_world_size() > 1:  # it is only asked for what has long arrived; frozen processes are the watch's affair
-            self.group = dist.new_group(backend='gloo', timeout=timedelta(days=1))
+        self.code = self.agreed = self.steps = 0
+        self.every, self.pending, self.since = 1, None, time.monotonic()
+        self.group = dist.new_group(backend='gloo', timeout=timedelta(days=1)) if get_world_size() > 1 else None
         if threading.current_thread() is threading.main_thread() and checkpoint_hook_of(runner) is not None:
             for number in EXIT_CODES:
                 self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
@@ -140,24 +147,29 @@ class InterruptionHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Stops the run here, between two steps, if any process was told to."""
-        if get_world_size() == 1 or runner.iter % STEPS_BETWEEN_EXCHANGES == 0:
-            self.agreed = self.agreed or self.exchange()
+        self.agreed = self.agreed or self.exchange()
         if self.agreed and at_boundary(runner):
             self.stop(runner)
 
     def exchange(self) -> int:
-        """What all processes had been told at the exchange before this one, so that none waits for another."""
+        """What any process was told before the last step began, so that none waits for another; 0: nothing yet."""
         if self.group is None:
             return self.code
-        told = 0
+        self.steps += 1
         if self.pending is not None:
-            work, code = self.pending
+            work, told = self.pending
+            self.pending = None
             work.wait()
-            told = int(code)
-        if not told:
-            code = torch.tensor([self.code])
-            self.pending = dist.all_reduce(code, dist.ReduceOp.MAX, group=self.group, async_op=True), code
-        return told
+            code, seconds = told.tolist()  # the same in all processes, and so is what follows from them
+            if code:
+                return int(code)
+            self.every = 1 if seconds > LONG_STEP else int(SECONDS_BETWEEN_EXCHANGES / max(seconds, 1e-3))
+        if self.steps >= self.every:
+            now = time.monotonic()
+            told = torch.tensor([self.code, (now - self.since) / self.steps], dtype=torch.float64)
+            self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
+            self.steps, self.since = 0, now
+        return 0
 
     def stop(self, runner: Runner) -> None:
         """Saves and exits."""

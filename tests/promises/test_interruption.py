@@ -172,19 +172,53 @@ def test_the_command_that_goes_on(monkeypatch):
     assert resuming_command() == 'dist_train.sh c.py 2 --resume'
 
 
-def test_two_processes_stop_at_the_same_step(config, tmp_path, monkeypatch):
-    """Only one of them is told."""
-    monkeypatch.setattr('beit_mm.engine.interruption.STEPS_BETWEEN_EXCHANGES', 1)
+@pytest.fixture
+def two(config, tmp_path):
+    """Config of a long run of two processes."""
     config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
     config.train_dataloader.batch_size = 2
+    config.train_cfg.max_epochs = 300
+    config.default_hooks.checkpoint.interval = 300
+    return config
+
+
+@pytest.mark.parametrize('seconds, most', [(0.0, 1.5), (0.15, 0.7)])
+def test_two_processes_stop_at_the_same_step_and_soon(two, tmp_path, seconds, most):
+    """Only one of them is told, in the middle of short steps and of long ones."""
 
     def stopped(rank: int) -> tuple:
-        runner = make_runner(config)
+        runner, sent = make_runner(two), []
+        first = 9 if seconds else 40
+        runner.register_hook(Sleep(seconds))
         if rank == 1:
-            runner.register_hook(Send('after_train_iter', send(signal.SIGUSR1), iteration=1))
+            tell = Send('before_train_iter', lambda: (sent.append(time.monotonic()), send(signal.SIGUSR1)()), first)
+            runner.register_hook(tell)
         with pytest.raises(SystemExit) as stop:
             runner.train()
-        return runner.iter, stop.value.code
+        return runner.iter, stop.value.code, time.monotonic() - sent[0] if sent else 0.0, first
 
-    assert run_ranks(stopped, tmp_path) == [(3, 75), (3, 75)]
-    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 3
+    (ours, code, _, first), (theirs, other, passed, _) = run_ranks(stopped, tmp_path)
+    assert ours == theirs and code == other == 75
+    assert ours == torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter']
+    assert passed < most and (not seconds or ours <= first + 2), (ours, passed)
+
+
+class Sleep(Hook):
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        time.sleep(self.seconds)
+
+
+def test_of_several_processes_a_training_too_short_for_an_exchange_comes_to_its_end(two, tmp_path):
+    two.train_cfg.max_epochs = 1
+
+    def run(rank: int) -> int:
+        runner = make_runner(two)
+        runner.register_hook(Send('after_train_iter', send(signal.SIGTERM), iteration=runner.max_iters - 1))
+        runner.train()
+        return runner.iter
+
+    run_ranks(run, tmp_path)
+    assert (tmp_path / 'work/epoch_1.pth').exists() and not (tmp_path / 'work/interrupted.pth').exists()
