@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-from mmengine.dist import broadcast_object_list, get_rank, get_world_size, is_main_process
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
@@ -32,6 +32,7 @@ NAME = 'interrupted.pth'
 EXIT_CODES = {signal.SIGTERM: os.EX_TEMPFAIL, signal.SIGUSR1: os.EX_TEMPFAIL, signal.SIGINT: 130}
 SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms
 LONG_STEP = 0.1  # seconds; of longer ones each has its exchange
+SECONDS_TO_CONNECT = 60.0  # for all processes together
 WAITING = 'waiting for data'
 LOST = 1  # exit code of a process that found another one, or its own workers, frozen
 
@@ -121,7 +122,7 @@ class InterruptionHook(Hook):
         """Attends to signals."""
         self.code = self.agreed = self.steps = 0
         self.every, self.pending, self.since = 1, None, time.monotonic()
-        self.group = dist.new_group(backend='gloo', timeout=timedelta(days=1)) if get_world_size() > 1 else None
+        self.group = connect() if get_world_size() > 1 else None
         if threading.current_thread() is threading.main_thread() and checkpoint_hook_of(runner) is not None:
             for number in EXIT_CODES:
                 self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
@@ -184,6 +185,27 @@ class InterruptionHook(Hook):
         message = f'Stopped before iteration {runner.iter + 1}, {saved}. Go on with: {resuming_command()}'
         print_log(message, logger='current')
         sys.exit(self.agreed)
+
+
+def connect() -> Any:
+    """A gloo group of all processes for exchanges of the hosts; None in all where any one cannot have it."""
+    error = None
+    try:
+        # First one that gives up soon: who has no way to the others would leave them waiting for a day.
+        trial = dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT))
+        dist.barrier(group=trial)
+    except RuntimeError as caught:
+        error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
+    errors = list(filter(None, all_gather_object(error)))
+    if not errors:
+        # It is only asked for what has long arrived; frozen processes are the watch's affair.
+        return dist.new_group(backend='gloo', timeout=timedelta(days=1))
+    message = (
+        f'No gloo group ({errors[0]}): signals need every process to be told, each stops by itself, and frozen '
+        'processes are not found. Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
+    )
+    print_log(message, logger='current', level=logging.WARNING)
+    return None
 
 
 @contextlib.contextmanager

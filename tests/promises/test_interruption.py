@@ -222,3 +222,28 @@ def test_of_several_processes_a_training_too_short_for_an_exchange_comes_to_its_
 
     run_ranks(run, tmp_path)
     assert (tmp_path / 'work/epoch_1.pth').exists() and not (tmp_path / 'work/interrupted.pth').exists()
+
+
+def test_without_gloo_in_one_process_all_go_on(two, tmp_path, monkeypatch):
+    """One of them has no network interface for it."""
+    two.train_cfg.max_epochs = 1
+    monkeypatch.setattr('beit_mm.engine.interruption.SECONDS_TO_CONNECT', 2.0)
+    new_group = torch.distributed.new_group
+
+    def run(rank: int) -> tuple:
+        said = []
+
+        def refuse(*args, **kwargs):
+            if rank == 1:
+                raise RuntimeError('Unable to find address for: eth0')
+            return new_group(*args, **kwargs)
+
+        monkeypatch.setattr('torch.distributed.new_group', refuse)
+        monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+        runner = make_runner(two)
+        runner.train()
+        return runner.iter, said
+
+    for iteration, said in run_ranks(run, tmp_path):
+        assert iteration and len(said) == 1
+        assert said[0].startswith('No gloo group (rank ') and 'GLOO_SOCKET_IFNAME' in said[0] and '\n' not in said[0]
