@@ -61,10 +61,10 @@ def start_two(main: Callable[[], None], folder: Path) -> list[multiprocessing.Pr
 @pytest.mark.parametrize('frozen', [0, 1])
 def test_a_frozen_process_ends_the_others(frozen, tmp_path):
     def main() -> None:
-        watch = Watch(2.0, dist.new_group(backend='gloo'))
+        watch = Watch(1.0, dist.new_group(backend='gloo'))
         watch.after_train_iter(SimpleNamespace(iter=40), 40)
         watch.before_train_iter(SimpleNamespace(iter=41), 41)  # a long step: not of itself a reason
-        time.sleep(4)
+        time.sleep(1.4)
         os.write(2, b'alive\n')
         if dist.get_rank() == frozen:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -75,7 +75,7 @@ def test_a_frozen_process_ends_the_others(frozen, tmp_path):
     processes[frozen].kill()
     said = (tmp_path / f'said_{1 - frozen}').read_text()
     assert processes[1 - frozen].exitcode == 1
-    line = f'error: Rank {frozen} on {socket.gethostname()} has shown no sign of life for 2 s, last seen at iteration '
+    line = f'error: Rank {frozen} on {socket.gethostname()} has shown no sign of life for 1 s, last seen at iteration '
     assert f'alive\n{line}42, in a step. The run ends; go on with: ' in said
 
 
@@ -87,7 +87,7 @@ def test_the_end_of_training_is_no_silence(first, tmp_path):
         watch = Watch(1.0, dist.new_group(backend='gloo'))
         if dist.get_rank() == first:
             watch.stopped.set()
-        time.sleep(2.5)
+        time.sleep(1.5)
 
     processes = start_two(main, tmp_path)
     for process in processes:
