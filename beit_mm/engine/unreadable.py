@@ -3,12 +3,15 @@
 import contextlib
 import copy
 import fcntl
+import hashlib
 import logging
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from mmengine.dist import all_gather_object, get_rank, get_world_size
+from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -20,6 +23,7 @@ from beit_mm.engine.workers import check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
+CLEAN = 'held_out_images_read.txt'  # what was found without fault, so that a resumed run does not read it again
 MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
 
 
@@ -65,7 +69,8 @@ class UnreadableImagesHook(Hook):
     all processes and resumed runs share. In classification and segmentation `unreadable` has to be among the
     `meta_keys` of the pipeline's last transform.
 
-    Held-out images are read once before training, so that no run ends at its first validation. With `on_error='error'`
+    Held-out images are read once before training, so that no run ends at its first validation; a resumed run reads
+    them again only if some were broken, or if paths, sizes, times or transforms have changed. With `on_error='error'`
     of their dataset one that cannot be read stops the run at once. With 'skip' it is left out of every validation,
     whose metrics are then of fewer images; the log and the list say so. Tests never leave images out.
 
@@ -93,9 +98,20 @@ class UnreadableImagesHook(Hook):
     def check_held_out(self, runner: Runner) -> None:
         """Stops at held-out images that cannot be read, or leaves them out, as `on_error` of their dataset says."""
         dataset = runner.val_dataloader.dataset
+        state, note = [''], Path(runner.work_dir) / CLEAN
+        if is_main_process():
+            state[0] = state_of(dataset)
+            with contextlib.suppress(OSError):
+                state[0] = state[0] if not state[0] or note.read_text() != state[0] else 'read'
+        broadcast_object_list(state)
+        if state[0] == 'read':
+            return
         print_log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.', logger='current')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
+            if is_main_process():
+                with contextlib.suppress(OSError):
+                    note.write_text(state[0])
             return
         self.held_out = {readable(path) for path, _ in broken.values()}
         self.listing.add(sorted(self.held_out))
@@ -136,6 +152,19 @@ class UnreadableImagesHook(Hook):
                 f'{count} of {total} images cannot be read, at most {limit:.0f} are tolerated; see '
                 f'{self.listing.path}, or raise max_rate of UnreadableImagesHook'
             )
+
+
+def state_of(dataset: UnlabeledImages) -> str:
+    """Number of images, and a hash of their paths, sizes, times and pipeline; '' where there is none."""
+    digest = hashlib.sha256(re.sub(' at 0x[0-9a-f]+', '', repr(dataset.pipeline)).encode())
+    try:
+        for index in range(len(dataset)):
+            path = dataset.get_data_info(index)['img_path']
+            status = os.stat(path)
+            digest.update(os.fsencode(f'{path}\0{status.st_size}\0{status.st_mtime_ns}\0'))
+    except OSError:
+        return ''
+    return f'{len(dataset)} {digest.hexdigest()}\n'
 
 
 class _Reading(Dataset):

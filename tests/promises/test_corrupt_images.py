@@ -13,11 +13,12 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
+from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
 from beit_mm.datasets.transforms import readable
-from beit_mm.engine.unreadable import SharedList, UnreadableImagesHook
+from beit_mm.engine.unreadable import SharedList, UnreadableImagesHook, find_unreadable
 from beit_mm.registry import DATASETS
 
 LIST = 'work/unreadable_images.txt'
@@ -182,6 +183,35 @@ def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tm
         runner.train()
     assert runner.iter == 0 and '\n' not in str(error.value)
     assert [Path(line).name for line in listed(tmp_path)] == ['7.png', '20.png', '49.png']
+
+
+def validating(config: Config) -> Runner:
+    """A runner as at the start of a training."""
+    runner = make_runner(copy.deepcopy(config))
+    runner._val_loop = runner.build_val_loop(runner._val_loop)
+    return runner
+
+
+def test_held_out_images_without_fault_are_not_read_again(validated, tmp_path, monkeypatch):
+    paths = [tmp_path / 'data/val' / name for name in ('blue/7.png', 'green/20.png', 'red/49.png')]
+    for path in paths:
+        shutil.copy(path.with_name('3.png'), path)
+    reads = []
+
+    def read(dataset, workers):
+        reads.append(True)
+        return find_unreadable(dataset, workers)
+
+    monkeypatch.setattr('beit_mm.engine.unreadable.find_unreadable', read)
+    hook = UnreadableImagesHook()
+    for _ in range(2):
+        hook.before_train(validating(validated))
+    assert len(reads) == 1
+    paths[0].write_bytes(b'broken')
+    for _ in range(2):
+        with pytest.raises(UnreadableImageError):
+            hook.before_train(validating(validated))
+    assert len(reads) == 3
 
 
 @pytest.mark.parametrize('processes', [1, 2])
