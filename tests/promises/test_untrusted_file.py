@@ -271,7 +271,7 @@ INT = np.dtype('i8')
         Calls(np.ndarray, (4 * 10**8,), 'O'),
         *(Calls(kind, Calls(np.ndarray, (3 * 10**8,), 'u1')) for kind in (Counter, set, bytearray)),
     ],
-    ids=str,
+    ids=lambda _: 'content',
 )
 def test_numpy_is_asked_for_plain_values_only(tmp_path, content):
     """Each takes gigabytes, or minutes, before anything could be measured."""
