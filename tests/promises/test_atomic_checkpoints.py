@@ -42,9 +42,9 @@ def readable(folder: Path) -> list[str]:
 
 
 def names(config: Config) -> list[str]:
-    return sorted(
-        file.name for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix not in ('.py', '.lock')
-    )
+    left_out = {'run.lock', 'held_out_images_read.txt'}
+    files = [file for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix != '.py']
+    return sorted(file.name for file in files if file.name not in left_out)
 
 
 class Killed(BaseException):
