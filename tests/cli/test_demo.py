@@ -123,6 +123,7 @@ def test_every_config_is_run():
     assert sorted(FOLDER + PUBLIC) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
 
 
+@pytest.mark.slow
 def test_the_demo_goes_on_with_the_same_runs(runs, in_process, tmp_path, monkeypatch):
     root = new_root(tmp_path / 'root', runs / 'data')
     for name in ('dvae', 'pretrain', 'finetune_folder'):

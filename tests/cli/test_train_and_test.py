@@ -86,6 +86,7 @@ def test_train_resume_and_test_give_the_same_numbers(options, tmp_path):
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
     options += NO_WORKERS
     done = run(
