@@ -1,15 +1,18 @@
 """Configs that are read once, a narrow model, a runner and the tools, for tests that call them with their changes."""
 
 import ast
+import copy
 import functools
 import importlib
 import os
 import pickle
+import resource
 import runpy
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,26 @@ def make_runner(cfg: Config) -> Runner:
 
 
 make_runner.count = 0
+
+
+def train(config: Config, **changes: object) -> Runner:
+    """The runner after a training; the config stays as it is."""
+    config = copy.deepcopy(config)
+    config.merge_from_dict(changes)
+    runner = make_runner(config)
+    runner.train()
+    return runner
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Writing beyond `size` bytes fails, as on a full disk; the kernel says EFBIG instead of ENOSPC."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run_ranks(function: Callable[[int], object], folder: Path, world_size: int = 2) -> list[object]:

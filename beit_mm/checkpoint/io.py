@@ -37,6 +37,7 @@ MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
 HASH_PIECE = 1 << 20  # bytes
 ABANDONED = 3600  # seconds since something was written to a partial download
+LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
@@ -423,6 +424,13 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         os.fsync(folder)  # the name too
     finally:
         os.close(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes have left half written."""
+    for path in folder.glob('*.part') if folder.is_dir() else ():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:

@@ -29,14 +29,13 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint, save_torch
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint, remove_leftovers, save_torch
 from beit_mm.checkpoint.names import FORMAT_VERSION
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote (see atomic_file)
 RUN_FILE = 'run_id'  # in the checkpoints' folder: the run that writes there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 IGNORED = {'backend_args', 'file_client_args', 'filename_tmpl', 'save_optimizer', 'save_param_scheduler'}
@@ -54,7 +53,8 @@ class CheckpointHook(EngineCheckpointHook):
     A file gets its name when all of it is there, and the one that it takes the place of goes after that. A full or
     read-only disk ends no run: the log says so, and the last good file stays. Where gradients are accumulated a
     checkpoint waits for the step that uses them. A run that is to be resumed (or that torchrun or Slurm has started
-    again) goes on from the newest file that can be read; what a killed process left half written is removed.
+    again) goes on from the newest file of the folder's last run (named in `run_id`) that can be read; what a killed
+    process left half written is removed.
 
     Args:
         asynchronous: a thread writes while the training goes on; takes memory for a second copy of the weights and the
@@ -64,8 +64,8 @@ class CheckpointHook(EngineCheckpointHook):
         kwargs: mmengine's: interval, by_epoch, max_keep_ckpts, save_best, out_dir, ...
 
     Raises:
-        CheckpointError: there are checkpoints to resume from, but none that can be read.
-        ValueError: the effective batch is not the checkpoint's.
+        CheckpointError: there are checkpoints to resume from, but none of the last run that can be read.
+        ValueError: the effective batch is not the checkpoint's; an option of mmengine's that has no use here.
     """
 
     keep_ckpt_ids: deque[int]  # numbers of the checkpoints that are kept; mmengine sets it
@@ -105,6 +105,7 @@ class CheckpointHook(EngineCheckpointHook):
         if isinstance(found[0], str):
             runner._resume, runner._load_from = True, found[0]
         else:
+            runner._resume = False  # a run of its own, with an id of its own
             print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -119,7 +120,7 @@ class CheckpointHook(EngineCheckpointHook):
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
             sampler.seed = meta['seed']
         if Path(runner._load_from).resolve().parent == self._folder(runner).resolve():
-            names = [name for name in meta.get('outdated', []) if self._is_numbered(name)]
+            names = [name for name in meta.get('outdated', []) if self._is_ours(name)]
             self.outdated = [name for name in names if name != Path(runner._load_from).name]
 
     def before_train(self, runner: Runner) -> None:
@@ -139,7 +140,7 @@ class CheckpointHook(EngineCheckpointHook):
         name = Path(runner.work_dir).name
         return Path(self.out_dir) if Path(self.out_dir).name == name else Path(self.out_dir, name)
 
-    def _is_numbered(self, name: Any) -> bool:
+    def _is_ours(self, name: Any) -> bool:
         """Whether a file's name is one of those that this hook gives."""
         return isinstance(name, str) and bool(re.fullmatch(r'(epoch|iter)_\d+\.pth|best_[^/\\]+\.pth', name))
 
@@ -275,13 +276,6 @@ def at_boundary(runner: Runner) -> bool:
     return bool(runner.optim_wrapper.should_update())
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes have left half written."""
-    for path in folder.glob('*.part') if folder.is_dir() else ():
-        if LEFTOVER.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
 def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
     """The resumable checkpoint of a folder's last run that is farthest on and can be read.
 
@@ -300,8 +294,7 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
                 (others if foreign else found).append((int(content['meta']['iter']), path))
         except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
             broken.append(f'{path.name} ({type(error).__name__})')
-    while found:
-        path = max(found)[1]
+    for _, path in sorted(found, reverse=True):
         try:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()  # torch's reader looks at no check sums
@@ -309,7 +302,6 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
             damaged = str(error)
         if damaged:
             broken.append(f'{path.name} ({damaged})')
-            found.remove(max(found))
             continue
         if broken:
             message = f'Passed over, since they cannot be read: {", ".join(broken)}.'

@@ -24,11 +24,10 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
 
-from beit_mm.engine.checkpoints import at_boundary, checkpoint_hook_of
+from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of
 from beit_mm.engine.workers import WorkerInit, check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
 
-NAME = 'interrupted.pth'
 EXIT_CODES = {signal.SIGTERM: os.EX_TEMPFAIL, signal.SIGUSR1: os.EX_TEMPFAIL, signal.SIGINT: 130}
 SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms
 LONG_STEP = 0.1  # seconds; of longer ones each has its exchange
@@ -175,7 +174,7 @@ class InterruptionHook(Hook):
     def stop(self, runner: Runner) -> None:
         """Saves and exits."""
         checkpoint = checkpoint_hook_of(runner)
-        path = checkpoint.save(runner, NAME)
+        path = checkpoint.save(runner, INTERRUPTED)
         checkpoint.wait()
         runner.visualizer.close()
         if self.group is not None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pickle
-import resource
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from helpers import file_size_limit
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer, MessageHub
 from safetensors.torch import load_file, save_file
@@ -327,23 +327,12 @@ def test_other_libraries_read_it(tmp_path):
             assert file.metadata() == metadata
 
 
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """Like a full disk: the system refuses to write more."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
 def test_full_disk_leaves_the_old_file(tmp_path, suffix):
     path = tmp_path / f'w{suffix}'
     write_checkpoint(path, WEIGHTS)
     before = path.read_bytes()
-    with files_of_at_most(4 << 20), pytest.raises(OSError, match='File too large'):
+    with file_size_limit(4 << 20), pytest.raises(OSError, match='File too large'):
         write_checkpoint(path, dict(w=torch.rand(2 << 20), v=torch.rand(3)))
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
     found = read_checkpoint(path)

@@ -3,16 +3,13 @@
 import copy
 import errno
 import os
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import narrow_pretraining
-from helpers import make_runner
+from helpers import file_size_limit, make_runner, train
 from mmengine.config import Config
-from mmengine.runner import Runner
 
 from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
 from beit_mm.engine import checkpoints
@@ -26,14 +23,6 @@ def config(images: Path, tmp_path: Path) -> Config:
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1)
     return config
-
-
-def train(config: Config, **changes: object) -> Runner:
-    config = copy.deepcopy(config)
-    config.update(changes)
-    runner = make_runner(config)
-    runner.train()
-    return runner
 
 
 def readable(folder: Path) -> list[str]:
@@ -202,17 +191,6 @@ def test_a_test_looks_for_no_checkpoint(config, images, monkeypatch):
     runner = make_runner(narrow)
     runner.test()
     assert runner._load_from is None and (Path(config.work_dir) / f'x.{"0" * 8}.part').exists()
-
-
-@contextmanager
-def file_size_limit(size: int):
-    """Writing beyond it fails, as on a full disk; the kernel says EFBIG instead of ENOSPC."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize('asynchronous', [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_runner, run_ranks
+from helpers import make_runner, run_ranks, train
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
@@ -45,14 +45,6 @@ def config(tmp_path: Path) -> Config:
     config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=1)
     config.default_hooks = dict(checkpoint=dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=5))
     return config
-
-
-def train(config: Config, **changes: object) -> object:
-    config = copy.deepcopy(config)
-    config.merge_from_dict(changes)
-    runner = make_runner(config)
-    runner.train()
-    return runner
 
 
 def listed(tmp_path: Path) -> list[str]:
