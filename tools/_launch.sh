@@ -23,9 +23,10 @@ run() {
   fi
 }
 
-# Prints how many GPUs torch sees and how many cores this process may use.
+# Prints how many GPUs torch sees and how many cores this process may use. yapf, which mmengine prints configs with,
+# writes a file at its first import on a machine: processes that do so together read it half written.
 count_devices() {
-  "$1" -c 'import os, torch
+  "$1" -c 'import os, torch, yapf.yapflib.yapf_api
 cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
 print(torch.cuda.device_count(), len(cores))' 2>/dev/null
 }
@@ -55,7 +56,7 @@ launch() {
       devices=$(count_devices "$PYTHON") && break
     done
   fi
-  [[ -n $devices ]] || { echo "$0: $PYTHON cannot import torch: see tools/doctor.py." >&2; exit 1; }
+  [[ -n $devices ]] || { echo "$0: $PYTHON cannot import torch or yapf: see tools/doctor.py." >&2; exit 1; }
   read -r visible cores <<<"$devices"
 
   if ((visible == 0 && gpus <= cores)); then
@@ -87,6 +88,7 @@ slurm() {
   if [[ -z ${PYTHON:-} ]]; then  # the active environment, else the one that run_demo.sh and run_tests.sh make
     python -c 'import torch' 2>/dev/null && PYTHON=python || PYTHON=$root/.venv/bin/python
   fi
+  [[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import yapf.yapflib.yapf_api' || exit 1  # see count_devices
   export MASTER_PORT=${PORT:-29500}
   per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
   # SRUN_ARGS is split into words on purpose.
