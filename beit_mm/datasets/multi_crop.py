@@ -1,0 +1,119 @@
+"""DINO's crops of an image: a second large one, several small ones, and their augmentation."""
+
+import random
+
+import cv2
+import numpy as np
+from mmcv.transforms import BaseTransform
+
+from beit_mm.datasets.resize import resize_bicubic
+from beit_mm.datasets.transforms import CONTRAST, Size, as_size, draw_box, jitter_pixels
+from beit_mm.registry import TRANSFORMS
+
+RATIO = (3 / 4, 4 / 3)  # width / height of a crop
+FLIP_PROB = 0.5
+JITTER_PROB = 0.8
+JITTER = (0.4, 0.4, 0.2)  # brightness, contrast, saturation: factors lie this far around 1
+HUE = 0.1  # largest shift of the hue, as a part of the colour circle
+HUE_SHIFT = 3  # operation of colour jitter beside those of transforms.py
+GRAY_PROB = 0.2
+BLUR_PROBS = dict(first=1.0, second=0.1, local=0.5)
+SOLARIZE_PROB = 0.2  # of the second global crop
+
+
+@TRANSFORMS.register_module()
+class MultiCrop(BaseTransform):
+    """Adds the crops of an image that DINO compares: two global ones and `num_local` local ones.
+
+    Each has its own box, flip, colour jitter, grayscale, blur and solarization. From `img` it makes `images` (size),
+    the first global crop, `second_images` (size) and `local_images` (num_local, local_size), all uint8 RGB. Where an
+    earlier transform has made `images`, as TwoViewRandomResizedCrop does for BEiT + DINO, that stays the first global
+    crop.
+
+    Args:
+        size: side of a global crop in pixels, or (height, width).
+        scale: smallest and largest area of its box as a part of the image's.
+        local_size, local_scale: the same of a local crop.
+        num_local: local crops of an image; 0 for none.
+        blur_sigma: smallest and largest sigma of the blur in pixels; the default is meant for 224.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Source: facebookresearch/dino `main_dino.py`, DataAugmentationDINO. torchvision's transforms would do the same, but
+    draw from torch's generator, which is not seeded for each sample.
+    """
+
+    def __init__(
+        self,
+        size: Size = 224,
+        scale: tuple[float, float] = (0.4, 1.0),
+        local_size: Size = 96,
+        local_scale: tuple[float, float] = (0.05, 0.4),
+        num_local: int = 8,
+        blur_sigma: tuple[float, float] = (0.1, 2.0),
+    ) -> None:
+        self.size = as_size(size)
+        self.local_size = as_size(local_size)
+        for name, (smallest, largest) in (('scale', scale), ('local_scale', local_scale)):
+            if not 0 < smallest <= largest <= 1:
+                raise ValueError(
+                    f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1, parts of the image'
+                )
+        if num_local < 0:
+            raise ValueError(f'num_local is {num_local}; expected 0 or more crops')
+        if not 0 < blur_sigma[0] <= blur_sigma[1]:
+            raise ValueError(f'blur_sigma is {blur_sigma}; expected 0 < smallest <= largest, in pixels')
+        self.scale = scale
+        self.local_scale = local_scale
+        self.num_local = num_local
+        self.blur_sigma = blur_sigma
+
+    def transform(self, results: dict) -> dict:
+        image = results['img']
+        if 'images' not in results:
+            results['images'] = self._crop(image, 'first')
+        results['second_images'] = self._crop(image, 'second')
+        if self.num_local:
+            results['local_images'] = np.stack([self._crop(image, 'local') for _ in range(self.num_local)])
+        return results
+
+    def _crop(self, image: np.ndarray, kind: str) -> np.ndarray:
+        """One crop, uint8 (height, width, 3), flipped and augmented."""
+        size, scale = (self.local_size, self.local_scale) if kind == 'local' else (self.size, self.scale)
+        flip = random.random() < FLIP_PROB
+        top, left, height, width = draw_box(image.shape[0], image.shape[1], scale, RATIO)
+        crop = resize_bicubic(np.ascontiguousarray(image[top : top + height, left : left + width]), size)
+        if flip:
+            crop = cv2.flip(crop, 1)
+        if random.random() < JITTER_PROB:
+            crop = jitter_with_hue(crop)
+        if random.random() < GRAY_PROB:
+            crop = cv2.cvtColor(cv2.cvtColor(crop, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+        if random.random() < BLUR_PROBS[kind]:
+            crop = cv2.GaussianBlur(crop, (0, 0), random.uniform(*self.blur_sigma))
+        if kind == 'second' and random.random() < SOLARIZE_PROB:
+            crop = np.minimum(crop, 255 - crop)  # levels from 128 on are inverted
+        return crop
+
+
+def jitter_with_hue(image: np.ndarray) -> np.ndarray:
+    """Random brightness, contrast, saturation and hue of uint8 (H, W, 3), RGB, in random order."""
+    factors = [random.uniform(1 - strength, 1 + strength) for strength in JITTER]
+    shift = random.uniform(-HUE, HUE)
+    for operation in random.sample(range(4), 4):
+        if operation == HUE_SHIFT:
+            image = shift_hue(image, shift)
+            continue
+        level = 0
+        if operation == CONTRAST:
+            level = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+        image = jitter_pixels(image, factors, level, [operation])
+    return image
+
+
+def shift_hue(image: np.ndarray, shift: float) -> np.ndarray:
+    """Turns the hue of uint8 (H, W, 3), RGB, by `shift` colour circles."""
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
+    hsv[..., 0] += np.uint8(int(shift * 255) % 256)  # wraps around
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)

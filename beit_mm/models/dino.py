@@ -1,0 +1,271 @@
+"""DINO, and BEiT + DINO: a student that learns from the mean of its own past (paper, appendix on multi-task training).
+
+DINOPretrainer is the algorithm, DINOHead the projection, MultiCropDataPreprocessor brings the crops to the device.
+Shapes: B images, V crops of each that the student sees, L of them local, P prototypes, C channels.
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.dist import all_reduce
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.nn.utils.parametrizations import weight_norm
+
+from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor, _planar, _valid
+from beit_mm.models.mixing import expect_own_backbone
+from beit_mm.models.tokenizers.base import without_autocast
+from beit_mm.models.vit import INIT_STD, BEiTBackbone
+from beit_mm.registry import MODELS
+
+CLASS_TOKEN = -1  # its place among the positions of BEiTBackbone
+CROPS = ('second_images', 'local_images')
+# DINOLoss of facebookresearch/dino `main_dino.py`, whose command has an option for neither.
+STUDENT_TEMPERATURE = 0.1  # divides the student's logits
+CENTER_MOMENTUM = 0.9  # of the moving average of the teacher's outputs
+
+
+@MODELS.register_module()
+class DINOPretrainer(BEiTPretrainer):
+    """Self-distillation between crops of an image, alone or together with masked image modeling.
+
+    A student sees all crops, a teacher the two global ones; the student's output for each crop is to be the teacher's
+    for another crop of the same image. The teacher is a moving average of the student's weights, without gradient and
+    without drop path, and never sees a mask. Its outputs are centred and sharpened so that neither one prototype nor
+    all of them alike become the answer to everything. Momentum, temperature and the frozen start of the last layer are
+    schedules: DINOHook, which belongs into `custom_hooks`, sets them.
+
+    With a `head`, BEiT's task is learned by the same backbone: loss = loss_mim + dino_weight * DINO's loss. The first
+    global crop is the image that is masked, and the tokenizer sees the same crop. The paper says no more than that both
+    tasks are trained together; the weight, and who sees what, are our reading.
+
+    The student's backbone has the names of a BEiTPretrainer's, `backbone.*`, and is fine-tuned like one. The teacher's
+    is `teacher.backbone.*`: `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='teacher.backbone.')`.
+
+    Args:
+        backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token where there is a head.
+        dino_head: config of a DINOHead.
+        head, target_generator: as BEiTPretrainer; None for DINO alone.
+        data_preprocessor: config of a MultiCropDataPreprocessor.
+        dino_weight: factor of DINO's loss.
+        dino_on_masked: the masked pass gives the student's class token of the first global crop too. False takes an
+            unmasked pass more, so that each task sees what it sees alone.
+        init_cfg: mmengine's.
+
+    Raises:
+        ValueError: as BEiTPretrainer; another backbone, or a dino_head of another width; a tokenizer or
+            `dino_on_masked` without a head; when called, a crop is not there.
+        RuntimeError: when called, no DINOHook has set the schedules.
+
+    Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
+    """
+
+    center: Tensor
+
+    def __init__(
+        self,
+        backbone: dict,
+        dino_head: dict,
+        head: dict | None = None,
+        target_generator: dict | None = None,
+        data_preprocessor: dict | None = None,
+        dino_weight: float = 1.0,
+        dino_on_masked: bool = False,
+        init_cfg: dict | None = None,
+    ):
+        if head is None and (dino_on_masked or target_generator is not None):
+            raise ValueError('dino_on_masked and target_generator belong to masked image modeling, which needs a head')
+        expect_own_backbone(backbone, 'DINOPretrainer')
+        backbone = dict(backbone, masked_input=head is not None)
+        super().__init__(backbone, head, target_generator, data_preprocessor, init_cfg=init_cfg)
+        self.dino_weight = dino_weight
+        self.dino_on_masked = dino_on_masked
+        self.teacher_temperature: float | Tensor | None = None
+        self.dino_head = MODELS.build(dino_head)
+        if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:
+            raise ValueError(
+                f'dino_head takes class tokens of width {width}, the backbone gives {self.backbone.embed_dims}; '
+                f'set dino_head.embed_dims={self.backbone.embed_dims}'
+            )
+        teacher = dict(backbone, drop_path_rate=0.0, masked_input=False, init_cfg=None)
+        self.teacher = nn.ModuleDict(dict(backbone=MODELS.build(teacher), dino_head=MODELS.build(dino_head)))
+        self.teacher.requires_grad_(False)
+        self.update_teacher(0.0)
+        self.register_buffer('center', torch.zeros(self.dino_head.num_prototypes))
+
+    def init_weights(self) -> None:
+        """Initialises the student as `init_cfg` says, and the teacher as its copy."""
+        super().init_weights()
+        self.update_teacher(0.0)
+
+    @torch.no_grad()
+    def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
+        """Moves the teacher to momentum * teacher + (1 - momentum) * student.
+
+        Args:
+            momentum: from 0, a copy of the student, to 1.
+            taken: bool (), on the model's device: where it is False, the teacher stays as it is.
+        """
+        names, weights = zip(*self.teacher.named_parameters(), strict=True)
+        students = [self.get_parameter(name) for name in names]
+        if taken is None:
+            torch._foreach_lerp_(weights, students, 1 - momentum)
+        else:
+            torch._foreach_lerp_(weights, students, [(1 - momentum) * taken] * len(weights))
+
+    def loss(self, inputs: dict) -> dict[str, Tensor]:
+        """Losses of one batch.
+
+        Returns:
+            loss_dino: with its weight. With a head, loss_mim and what else it gives (mim_acc). teacher_entropy,
+            teacher_mean_entropy: see `entropies`.
+        """
+        self._check_inputs(inputs)
+        first, second = inputs['images'], inputs['second_images']  # B, 3, H, W
+        unmasked = [first, second]
+        tokens, losses = [], {}
+        if self.head is not None:
+            positions = self._predicted_positions(inputs)  # B, K
+            hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
+            mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), _valid(positions))
+            losses = dict(loss_mim=mim.pop('loss'), **mim)
+            if self.dino_on_masked:
+                tokens.append(hidden[:, -1])
+                unmasked = [second]
+        tokens.append(class_tokens(self.backbone, torch.cat(unmasked)))
+        if inputs['local_images'] is not None:
+            tokens.append(class_tokens(self.backbone, inputs['local_images']))
+        student = self.dino_head(torch.cat(tokens)).unflatten(0, (-1, len(first)))  # V, B, P
+        targets = self._teach(torch.cat([first, second])).unflatten(0, (2, len(first)))  # 2, B, P
+        loss = dino_loss(student, targets)
+        return dict(losses, loss_dino=self.dino_weight * loss, **entropies(targets))
+
+    def predict(self, inputs: dict) -> list[dict]:
+        """Evaluates masked image modeling on held-out images, as BEiTPretrainer.
+
+        Raises:
+            ValueError: DINO alone, which predicts nothing that could be right or wrong.
+        """
+        if self.head is None:
+            raise ValueError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
+        return super().predict(inputs)
+
+    @torch.no_grad()
+    def _teach(self, images: Tensor) -> Tensor:
+        """The teacher's centred and sharpened distributions (2B, P) for the global crops (2B, 3, H, W)."""
+        outputs = self.teacher['dino_head'](class_tokens(self.teacher['backbone'], images))  # 2B, P
+        targets = ((outputs - self.center) / self.teacher_temperature).softmax(dim=-1)
+        if self.training:
+            mean = outputs.mean(dim=0)
+            all_reduce(mean, op='mean')
+            self.center.lerp_(mean, 1 - CENTER_MOMENTUM)
+        return targets
+
+    def _check_inputs(self, inputs: dict) -> None:
+        if inputs['second_images'] is None:
+            raise ValueError('the images have no second global crop; add MultiCrop to the pipeline')
+        if self.teacher_temperature is None:
+            raise RuntimeError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
+
+
+def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
+    """Final hidden states (B, C) of the class tokens; the last block computes nothing else."""
+    positions = torch.full((len(images), 1), CLASS_TOKEN, device=images.device)
+    return backbone(images, positions=positions)[0][:, 0]
+
+
+def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy between the teacher's global crops and all other crops of the same image.
+
+    Args:
+        student: (V, B, P) logits, the crops in the teacher's order, then the local ones.
+        targets: (2, B, P) distributions.
+    """
+    with without_autocast(student):
+        log_probs = (student.float() / STUDENT_TEMPERATURE).log_softmax(dim=-1)
+        pairs = -targets.flatten(1) @ log_probs.flatten(1).T / student.shape[1]  # 2, V
+    same = pairs.diagonal().sum()  # teacher and student on the same crop
+    return (pairs.sum() - same) / (pairs.numel() - 2)
+
+
+def entropies(targets: Tensor) -> dict[str, Tensor]:
+    """Two numbers (nats) that show a collapse, of the teacher's distributions (2, B, P).
+
+    Returns:
+        teacher_entropy: mean entropy of the distributions. teacher_mean_entropy: entropy of their mean. The second is
+        above the first as long as different images get different answers. Where they meet, all images get the same:
+        one prototype (both near 0), or all of them alike (both near ln P).
+    """
+    targets = targets.flatten(0, 1)
+    entropy, mean_entropy = (torch.special.entr(p).sum(dim=-1).mean() for p in (targets, targets.mean(dim=0)))
+    return dict(teacher_entropy=entropy, teacher_mean_entropy=mean_entropy)
+
+
+@MODELS.register_module()
+class DINOHead(BaseModule):
+    """Projects class tokens onto prototypes: an MLP of three layers, unit length, and a linear layer of unit rows.
+
+    The last layer computes in float32: the temperatures would multiply what lower precision rounds off.
+
+    Args:
+        embed_dims: width of the class tokens.
+        num_prototypes: outputs.
+        hidden_dims, bottleneck_dims: widths of the MLP's two hidden layers and of its output.
+
+    Source: facebookresearch/dino `vision_transformer.py`, DINOHead.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_prototypes: int = 65536,
+        hidden_dims: int = 2048,
+        bottleneck_dims: int = 256,
+        init_cfg: dict | None = None,
+    ):
+        super().__init__(init_cfg)
+        self.num_prototypes = num_prototypes
+        self.mlp = nn.Sequential(
+            nn.Linear(embed_dims, hidden_dims),
+            nn.GELU(),
+            nn.Linear(hidden_dims, hidden_dims),
+            nn.GELU(),
+            nn.Linear(hidden_dims, bottleneck_dims),
+        )
+        for layer in self.mlp[::2]:
+            nn.init.trunc_normal_(layer.weight, std=INIT_STD)
+            nn.init.zeros_(layer.bias)
+        self.last_layer = weight_norm(nn.Linear(bottleneck_dims, num_prototypes, bias=False))
+        lengths = self.last_layer.parametrizations.weight.original0  # num_prototypes, 1
+        nn.init.ones_(lengths).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class tokens (B, embed_dims) to logits float32 (B, num_prototypes)."""
+        x = self.mlp(x)  # B, bottleneck_dims
+        with without_autocast(x):
+            return self.last_layer(F.normalize(x.float(), dim=-1))
+
+
+@MODELS.register_module()
+class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
+    """TwoViewDataPreprocessor for the crops of MultiCrop too. Args as there."""
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Prepares one batch.
+
+        Args:
+            data: `inputs` as TwoViewDataPreprocessor takes them, and where the pipeline makes them second_images uint8
+                (B, H, W, 3) and local_images uint8 (B, L, h, w, 3).
+
+        Returns:
+            What TwoViewDataPreprocessor returns, and normalised second_images (B, 3, H, W) and local_images
+            (L*B, 3, h, w), the first local crops of all images first; absent ones are None.
+        """
+        inputs = dict(data['inputs'])
+        crops = self.cast_data({name: inputs.pop(name) for name in CROPS if name in inputs})
+        prepared = super().forward(dict(inputs=inputs), training)['inputs']
+        if 'local_images' in crops:
+            crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)  # L*B, h, w, 3
+        for name in CROPS:
+            prepared[name] = (_planar(crops[name], None) - self.mean) / self.std if name in crops else None
+        return dict(inputs=prepared)

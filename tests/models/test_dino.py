@@ -1,0 +1,337 @@
+"""DINO: its loss against loops in numpy, the teacher, the center, what shows a collapse, and its checkpoints."""
+
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+from helpers import narrow_dino_model, narrow_model, run_ranks
+from mmengine.runner import load_checkpoint
+
+from beit_mm.checkpoint.fit import of_every_task
+from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.engine.checks import backbone_of, tokenizer_provenance
+from beit_mm.engine.optim import parameter_groups
+from beit_mm.models.beit import masked_positions
+from beit_mm.models.dino import DINOHead, MultiCropDataPreprocessor, dino_loss, entropies
+from beit_mm.registry import MODELS
+
+ALONE = dict(head=None, target_generator=None)
+
+
+def make_inputs(batch: int = 3, num_local: int = 2) -> dict:
+    """Random crops for the narrow model; images with different numbers of masked patches."""
+    mask = torch.zeros(batch, 16, dtype=torch.bool)
+    for row in range(batch):
+        mask[row, torch.randperm(16)[: 3 + row]] = True
+    mask = mask.view(batch, 4, 4)
+    return dict(
+        images=torch.randn(batch, 3, 32, 32),
+        tokenizer_images=torch.rand(batch, 3, 32, 32),
+        mask=mask,
+        positions=masked_positions(mask),
+        second_images=torch.randn(batch, 3, 32, 32),
+        local_images=torch.randn(num_local * batch, 3, 16, 16) if num_local else None,
+    )
+
+
+def make_model(temperature: float = 0.05, **changes: object) -> torch.nn.Module:
+    """A model whose teacher differs from its student, with a center that is not 0."""
+    model = MODELS.build(narrow_dino_model(**changes))
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        model.center.normal_(std=0.1)
+    model.teacher_temperature = temperature
+    return model
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max()
+    return x - math.log(np.exp(x).sum())
+
+
+def plain_dino_loss(student: np.ndarray, teacher: np.ndarray, center: np.ndarray, temperatures: tuple) -> float:
+    """The formula of the paper of DINO, image by image and pair by pair, in double precision."""
+    of_student, of_teacher = temperatures
+    terms = []
+    for taught in range(2):
+        for seen in range(len(student)):
+            if seen == taught:
+                continue
+            for image in range(student.shape[1]):
+                target = np.exp(log_softmax((teacher[taught, image] - center) / of_teacher))
+                terms.append(-(target * log_softmax(student[seen, image] / of_student)).sum())
+    return float(np.mean(terms))
+
+
+@pytest.mark.parametrize('crops', [2, 3, 7])
+def test_loss_equals_loops_in_numpy(crops):
+    student, teacher = torch.randn(crops, 4, 9), torch.randn(2, 4, 9)
+    center = torch.randn(9)
+    targets = ((teacher - center) / 0.04).softmax(-1)
+    expected = plain_dino_loss(student.double().numpy(), teacher.double().numpy(), center.double().numpy(), (0.1, 0.04))
+    assert dino_loss(student, targets).item() == pytest.approx(expected, rel=1e-5)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert dino_loss(student, targets).item() == pytest.approx(expected, rel=1e-5)
+
+
+@torch.no_grad()
+def plain_outputs(model: torch.nn.Module, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Student (V, B, P) and teacher (2, B, P), crop by crop, all tokens of every block."""
+    first_mask = inputs['mask'] if model.dino_on_masked else None
+    views = [(inputs['images'], first_mask), (inputs['second_images'], None)]
+    if inputs['local_images'] is not None:
+        views += [(local, None) for local in inputs['local_images'].split(len(inputs['images']))]
+    student = [model.dino_head(model.backbone(images, mask)[0][:, 0]) for images, mask in views]
+    teacher = [
+        model.teacher['dino_head'](model.teacher['backbone'](inputs[name])[0][:, 0])
+        for name in ('images', 'second_images')
+    ]
+    return torch.stack(student), torch.stack(teacher)
+
+
+@pytest.mark.parametrize('num_local', [0, 3])
+@pytest.mark.parametrize('changes', [{}, dict(dino_on_masked=True), ALONE], ids=['both', 'on_masked', 'alone'])
+def test_losses_of_a_batch_equal_the_plain_computation(changes, num_local):
+    model, inputs = make_model(**changes), make_inputs(num_local=num_local)
+    student, teacher = (outputs.double().numpy() for outputs in plain_outputs(model, inputs))
+    expected = plain_dino_loss(student, teacher, model.center.double().numpy(), (0.1, 0.05))
+    losses = model(inputs, mode='loss')
+    assert losses['loss_dino'].item() == pytest.approx(expected, rel=1e-4)
+    names = {'loss_dino', 'teacher_entropy', 'teacher_mean_entropy'}
+    assert set(losses) == (names if changes == ALONE else names | {'loss_mim', 'mim_acc'})
+    sum(value for name, value in losses.items() if 'loss' in name).backward()
+    trained = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not trained
+    assert all(p.grad is None for p in model.teacher.parameters())
+
+
+def test_masked_image_modeling_is_that_of_beit():
+    model, inputs = make_model(dino_weight=0.0), make_inputs()
+    alone = MODELS.build(narrow_model())
+    alone.load_state_dict(model.state_dict(), strict=False)
+    alone.target_generator.load_state_dict(model.target_generator.state_dict())
+    mine, theirs = model(inputs, mode='loss'), alone(inputs, mode='loss')
+    torch.testing.assert_close(mine['loss_mim'], theirs['loss'])
+    assert mine['mim_acc'] == theirs['mim_acc'] and mine['loss_dino'] == 0
+    assert model.eval()(inputs, mode='predict')[0]['count'] == 3
+
+
+def test_weight_of_the_loss():
+    inputs = make_inputs()
+    torch.manual_seed(1)
+    whole = make_model()(inputs, mode='loss')
+    torch.manual_seed(1)
+    half = make_model(dino_weight=0.5)(inputs, mode='loss')
+    torch.testing.assert_close(half['loss_dino'], whole['loss_dino'] / 2)
+    torch.testing.assert_close(half['loss_mim'], whole['loss_mim'])
+
+
+def test_center_is_a_moving_average_of_the_teachers_outputs():
+    model, inputs = make_model(), make_inputs()
+    expected = 0.9 * model.center + 0.1 * plain_outputs(model, inputs)[1].flatten(0, 1).mean(0)
+    model.train()(inputs, mode='loss')
+    torch.testing.assert_close(model.center, expected)
+    model.eval()(inputs, mode='loss')
+    torch.testing.assert_close(model.center, expected)  # an evaluation changes nothing
+
+
+def test_center_is_that_of_all_processes(tmp_path):
+    inputs = make_inputs(4, num_local=0)
+
+    def center(rank: int | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = make_model(**ALONE)
+        part = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
+        model({name: None if value is None else value[part] for name, value in inputs.items()}, mode='loss')
+        return model.center.numpy()
+
+    first, second = run_ranks(center, tmp_path)
+    assert np.array_equal(first, second)
+    np.testing.assert_allclose(first, center(None), atol=1e-6)
+
+
+def test_teacher_starts_as_the_student_and_follows_it():
+    model = MODELS.build(narrow_dino_model())
+    student = {name: model.get_parameter(name) for name, _ in model.teacher.named_parameters()}
+    assert all(torch.equal(weight, student[name]) for name, weight in model.teacher.named_parameters())
+    assert 'backbone.cls_token' in student and 'dino_head.mlp.0.weight' in student
+    assert 'backbone.mask_token' not in student and model.teacher['backbone'].mask_token is None
+    before = {name: weight.clone() for name, weight in model.teacher.named_parameters()}
+    with torch.no_grad():
+        for weight in student.values():
+            weight.add_(torch.randn_like(weight))
+    model.update_teacher(0.9)
+    for name, weight in model.teacher.named_parameters():
+        torch.testing.assert_close(weight, 0.9 * before[name] + 0.1 * student[name])
+
+
+def test_teacher_starts_from_the_file_that_the_student_starts_from(tmp_path):
+    source = MODELS.build(narrow_model())
+    torch.save(dict(state_dict=source.state_dict()), tmp_path / 'beit.pth')
+    backbone = dict(
+        narrow_dino_model()['backbone'], init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'beit.pth'))
+    )
+    model = MODELS.build(narrow_dino_model(backbone=backbone))
+    model.init_weights()
+    for part in (model.backbone, model.teacher['backbone']):
+        assert torch.equal(part.blocks[1].mlp.fc1.weight, source.backbone.blocks[1].mlp.fc1.weight)
+
+
+def test_teacher_has_no_drop_path_and_no_decay():
+    backbone = dict(narrow_dino_model()['backbone'], drop_path_rate=0.5)
+    model = MODELS.build(narrow_dino_model(backbone=backbone)).train()
+    assert [block.drop_path.p for block in model.backbone.blocks] == [0.0, 0.5]
+    assert [block.drop_path.p for block in model.teacher['backbone'].blocks] == [0.0, 0.0]
+    names = {name for group in parameter_groups(model) for name in group['names']}
+    assert names == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not any(name.startswith('teacher') for name in names)
+    assert backbone_of(model) is model.backbone
+
+
+def test_last_layer_has_rows_of_length_one():
+    head = DINOHead(8, num_prototypes=5, hidden_dims=16, bottleneck_dims=4)
+    with torch.no_grad():
+        head.last_layer.parametrizations.weight.original1.mul_(7)
+    torch.testing.assert_close(head.last_layer.weight.norm(dim=1), torch.ones(5))
+    lengths = head.last_layer.parametrizations.weight.original0
+    assert not lengths.requires_grad
+    x = torch.randn(6, 8)
+    rows = torch.nn.functional.normalize(head.mlp(x), dim=1)
+    torch.testing.assert_close(head(x), rows @ head.last_layer.weight.T)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert head(x).dtype == torch.float32  # not rounded before it is divided by a temperature
+
+
+def test_head_of_the_true_size():
+    with torch.device('meta'):
+        head = DINOHead(768)
+    layers = (768 + 1) * 2048, (2048 + 1) * 2048, (2048 + 1) * 256, 256 * 65536
+    assert sum(p.numel() for p in head.parameters() if p.requires_grad) == sum(layers)
+
+
+def test_entropies_tell_a_collapse():
+    uniform = torch.full((2, 8, 16), 1 / 16)
+    one = torch.eye(16)[torch.zeros(2, 8, dtype=torch.long)]
+    different = torch.eye(16)[:8].expand(2, 8, 16)
+    for targets, entropy, mean_entropy in (
+        (uniform, math.log(16), math.log(16)),  # all prototypes alike
+        (one, 0, 0),  # one prototype for all images
+        (different, 0, math.log(8)),  # healthy: each image its own
+    ):
+        found = entropies(targets)
+        assert found['teacher_entropy'].item() == pytest.approx(entropy, abs=1e-5)
+        assert found['teacher_mean_entropy'].item() == pytest.approx(mean_entropy, abs=1e-5)
+
+
+def test_without_center_the_outputs_would_collapse_and_with_it_they_do_not():
+    """A teacher that gives all images the same: the center takes it away."""
+    model = make_model(**ALONE)
+    inputs = make_inputs(num_local=0)
+    with torch.no_grad():
+        model.center.zero_()
+        for linear in (model.teacher['dino_head'].mlp[4], model.dino_head.mlp[4]):
+            linear.weight.mul_(0.3)
+            linear.bias.normal_()
+    collapsed = model(inputs, mode='loss')['teacher_mean_entropy']
+    for _ in range(60):
+        losses = model(inputs, mode='loss')
+    assert losses['teacher_mean_entropy'] > collapsed + 1
+
+
+def test_checkpoint_holds_student_teacher_and_center():
+    model = make_model()
+    state = model.state_dict()
+    assert {name.split('.')[0] for name in state} == {'backbone', 'head', 'dino_head', 'teacher', 'center'}
+    other = MODELS.build(narrow_dino_model())
+    other.load_state_dict(state, strict=True)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
+    assert tokenizer_provenance(model) == model.target_generator.provenance
+    assert tokenizer_provenance(make_model(**ALONE)) is None
+
+
+def test_other_formats_get_the_student():
+    model = make_model()
+    converted = convert_state_dict(model.state_dict(), target='unilm')
+    assert {name.split('.')[0] for name in converted.dropped_keys} == {'dino_head', 'teacher', 'center'}
+    assert torch.equal(converted.state_dict['pos_embed'], model.backbone.pos_embed)
+    assert 'lm_head.weight' in converted.state_dict
+
+
+@pytest.mark.parametrize('out_type', ['avg_featmap', 'featmap'])
+def test_student_or_teacher_is_fine_tuned(out_type, tmp_path):
+    model = make_model()
+    path = str(tmp_path / 'epoch_1.pth')
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
+    config = dict(narrow_model()['backbone'], masked_input=False, out_type=out_type)
+    for prefix, part in (
+        (None, model.backbone),
+        ('backbone.', model.backbone),
+        ('teacher.backbone.', model.teacher['backbone']),
+    ):
+        backbone = MODELS.build(dict(config, init_cfg=dict(type='Pretrained', checkpoint=path, prefix=prefix)))
+        backbone.init_weights()
+        assert not of_every_task(backbone.load_report.missing_keys + backbone.load_report.unexpected_keys)
+        assert torch.equal(backbone.pos_embed, part.pos_embed)
+        assert torch.equal(backbone.blocks[1].attn.qkv.weight, part.blocks[1].attn.qkv.weight)
+    classifier = torch.nn.ModuleDict(dict(backbone=MODELS.build(config)))
+    load_checkpoint(classifier, path)  # as load_from does
+    assert torch.equal(classifier['backbone'].pos_embed, model.backbone.pos_embed)
+
+
+def test_weights_of_the_original_are_fine_tuned(tmp_path):
+    """facebookresearch/dino's backbones have timm's names for a ViT, with a bias for the keys."""
+    vit = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=0
+    ).eval()
+    with torch.no_grad():
+        for name, weight in vit.named_parameters():
+            if name.endswith('bias'):
+                weight.normal_(std=0.1)
+    torch.save(vit.state_dict(), tmp_path / 'dino_vitbase16_pretrain.pth')
+    init = dict(type='Pretrained', checkpoint=str(tmp_path / 'dino_vitbase16_pretrain.pth'), prefix=None)
+    backbone = MODELS.build(dict(narrow_model()['backbone'], masked_input=False, init_cfg=init)).eval()
+    backbone.init_weights()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images)[0], vit.forward_features(images), atol=1e-5, rtol=1e-4)
+
+
+def test_preprocessor_normalises_all_crops():
+    preprocessor = MultiCropDataPreprocessor([100.0, 110.0, 120.0], [50.0, 60.0, 70.0])
+    levels = torch.arange(2 * 3, dtype=torch.uint8).view(2, 3, 1, 1, 1).expand(-1, -1, 4, 4, 3)
+    inputs = dict(images=levels[:, 0], second_images=levels[:, 1], local_images=levels, unreadable=['', ''])
+    prepared = preprocessor(dict(inputs=inputs))['inputs']
+    assert prepared['mask'] is None and prepared['positions'] is None and prepared['tokenizer_images'] is None
+    mean, std = torch.tensor([100.0, 110.0, 120.0]), torch.tensor([50.0, 60.0, 70.0])
+    assert prepared['second_images'].shape == (2, 3, 4, 4) and prepared['local_images'].shape == (6, 3, 4, 4)
+    torch.testing.assert_close(prepared['second_images'][1, :, 0, 0], (4 - mean) / std)
+    # the first local crops of both images, then the second ones
+    order = prepared['local_images'][:, 0, 0, 0] * 50 + 100
+    torch.testing.assert_close(order, torch.tensor([0.0, 3, 1, 4, 2, 5]))
+    assert preprocessor(dict(inputs=dict(images=levels[:, 0])))['inputs']['second_images'] is None
+
+
+def test_wrong_combinations_are_refused():
+    for changes in (dict(head=None), dict(ALONE, dino_on_masked=True)):
+        with pytest.raises(ValueError, match='needs a head'):
+            MODELS.build(narrow_dino_model(**changes))
+    model = make_model()
+    with pytest.raises(ValueError, match='add MultiCrop to the pipeline'):
+        model(dict(make_inputs(), second_images=None), mode='loss')
+    with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
+        model(dict(make_inputs(), mask=None, positions=None), mode='loss')
+    model.teacher_temperature = None
+    with pytest.raises(RuntimeError, match=r"add dict\(type='beit_mm.DINOHook'\) to custom_hooks"):
+        model(make_inputs(), mode='loss')
+    with pytest.raises(ValueError, match='DINO alone predicts nothing'):
+        make_model(**ALONE)(make_inputs(), mode='predict')
+
+
+def test_a_head_of_another_width_is_refused():
+    config = narrow_dino_model()
+    config['dino_head']['embed_dims'] = 40
+    with pytest.raises(ValueError, match='width 40, the backbone gives 32; set dino_head.embed_dims=32'):
+        MODELS.build(config)
