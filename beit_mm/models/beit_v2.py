@@ -1,0 +1,107 @@
+"""BEiT v2's pretraining: the class token has to sum the image up, because a second loss sees the image through it only.
+
+BEiTV2Pretrainer adds patch aggregation to BEiTPretrainer; its tokenizer is VQKDTokenizer, which sees the backbone's own
+view (OneViewDataPreprocessor). Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C
+channels.
+"""
+
+import copy
+import math
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
+from beit_mm.models.vit import BEiTBackbone, truncated_normal_
+from beit_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class BEiTV2Pretrainer(BEiTPretrainer):
+    """Masked image modeling with patch aggregation.
+
+    The patches of an early block, beside the class token of the last one, go through a few more blocks, which predict
+    the same visual tokens through the same head. What the early patches do not know they can learn from the class token
+    alone. The blocks are built and initialised like those of the backbone that follow the early one, and are dropped
+    afterwards. (In the released code only their sizes are: their linear layers begin with torch's uniform weights and
+    biases, the output matrices divided by sqrt(2 * depth).)
+
+    Args:
+        early_layers: number of blocks after which the patches are taken (released: 9 of 12 base, 21 of 24 large).
+        aggregation_layers: number of additional blocks.
+        **options: as of BEiTPretrainer.
+
+    Raises:
+        ValueError: another backbone, or one with fewer blocks than the two together; else as BEiTPretrainer.
+
+    Source: BEiT v2 (arXiv 2208.06366) section 2.3; microsoft/unilm `beit2/modeling_pretrain.py`,
+    `VisionTransformerForMaskedImageModelingCLS` with a shared head.
+    """
+
+    def __init__(self, *, early_layers: int = 9, aggregation_layers: int = 2, **options):
+        super().__init__(**options)
+        if not isinstance(self.backbone, BEiTBackbone):
+            name = type(self.backbone).__name__
+            raise ValueError(f'the backbone is a {name}; BEiTV2Pretrainer takes a beit_mm.BEiTBackbone')
+        self.early_layers = early_layers
+        blocks = self.backbone.blocks
+        if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
+            raise ValueError(
+                f'the backbone has {len(blocks)} blocks, early_layers is {early_layers} and aggregation_layers '
+                f'{aggregation_layers}; both are at least 1, and their sum is at most the number of blocks'
+            )
+        # Each has the size and the stochastic depth of the backbone's block at its place, but weights of its own.
+        self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
+        for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):
+            for module in block.modules():
+                if isinstance(module, nn.Linear):
+                    truncated_normal_(module.weight)
+            for linear in (block.attn.proj, block.mlp.fc2):
+                linear.weight.data.div_(math.sqrt(2 * depth))
+
+    def loss(self, inputs: dict) -> dict[str, Tensor]:
+        """Losses and accuracies of one batch: `mim` of the last block, `aggregation` of the additional ones."""
+        positions = self._predicted_positions(inputs)  # B, K
+        targets = self._targets(inputs, positions)  # B, K
+        valid = None if positions is None else positions >= 0
+        losses = {}
+        for name, hidden in zip(('mim', 'aggregation'), self._both_hidden(inputs, positions), strict=True):
+            of_one = self.head.loss(hidden, targets, valid)
+            losses[f'loss_{name}'] = of_one.pop('loss')
+            losses.update({f'{name}_acc': accuracy for accuracy in of_one.values()})
+        return losses
+
+    def _both_hidden(self, inputs: dict, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, K, C) of the patches to predict, of the last block and of the additional ones."""
+        backbone = self.backbone
+        queries = with_class = None
+        if positions is not None:
+            queries = positions + 1  # the class token stands before the patches, and in padded places
+            with_class = torch.cat([torch.zeros_like(queries[:, :1]), queries], dim=1)  # B, 1+K
+        x, grid, bias = backbone.embed(inputs['images'], inputs['mask'])
+        early = backbone.run_blocks(backbone.blocks[: self.early_layers], x, grid, bias)  # B, N, C
+        last = backbone.run_blocks(backbone.blocks[self.early_layers :], early, grid, bias, with_class)  # B, 1+K, C
+        mixed = torch.cat([last[:, :1], early[:, 1:]], dim=1)  # B, N, C
+        mixed = backbone.run_blocks(self.patch_aggregation, mixed, grid, bias, queries)  # B, K or N, C
+        if positions is None:
+            mixed = mixed[:, 1:]
+        return backbone.norm(last[:, 1:]), backbone.norm(mixed)
+
+
+@MODELS.register_module()
+class OneViewDataPreprocessor(TwoViewDataPreprocessor):
+    """Gives the tokenizer the pixels of the first view, where both networks see the same: `second_size=None`.
+
+    Args:
+        mean, std: of the backbone's images, RGB, 0-255.
+
+    Source: microsoft/unilm `beit2/PRETRAINING.md` (both views of 224 pixels, both bicubic).
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """As TwoViewDataPreprocessor's, for batches without `tokenizer_images`."""
+        data = super().forward(data, training)
+        inputs = data['inputs']
+        inputs['tokenizer_images'] = self.denormalize(inputs['images'])
+        return data

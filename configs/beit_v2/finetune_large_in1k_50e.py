@@ -1,0 +1,32 @@
+"""BEiT v2 Large fine-tuned on ImageNet-1K: the released checkpoint `beitv2_large_patch16_224_pt1k_ft1k`.
+
+Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
+         tools/dist_train.sh configs/beit_v2/finetune_large_in1k_50e.py 8
+         The last alone, from the released weights: --cfg-options
+         model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+Batch:   8 GPUs x 64 x 2 accumulated = 1024 images, lr 2e-4
+Steps:   50 epochs x 1,251 = 62,550, ImageNet-1K with 1,281,167 images; warm-up 6,255
+Writes:  work_dirs/beit_v2_finetune_large_in1k_50e/epoch_50.pth
+Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
+Result:  87.3 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 README)
+         98.2 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 README)
+
+Time:    as beit/finetune_large_in1k_50e.py
+Shorter: finetune_in1k_100e.py
+Differs: from finetune_in1k_100e.py in the model, rate, layer decay and length, as the released command
+"""
+_base_ = './finetune_in1k_100e.py'
+
+work_dir = 'work_dirs/beit_v2_finetune_large_in1k_50e'
+model = dict(
+    backbone=dict(
+        arch='large',
+        layer_scale_init=1e-5,
+        init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
+    head=dict(in_channels=1024))
+train_dataloader = dict(batch_size=64)
+optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-4))
+train_cfg = dict(max_epochs=50)
+param_scheduler = _base_.param_scheduler
+param_scheduler[0].end = 5  # the warm-up
+param_scheduler[1].update(begin=5, end=50, eta_min_ratio=5e-3)  # the cosine

@@ -1,0 +1,48 @@
+"""BEiT v2 Base fine-tuned on ImageNet-22K, 90 epochs: released `beitv2_base_patch16_224_pt1k_ft21k`.
+
+Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
+         tools/dist_train.sh configs/beit_v2/intermediate_in22k_90e.py 32
+         The last alone, from the released weights: --cfg-options
+         model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
+Batch:   32 GPUs x 128 = 4096 images, lr 6e-4
+Steps:   90 epochs x 3,466 = 311,940, ImageNet-22K with 14,197,122 images; warm-up 69,320
+Writes:  work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth
+Model:   ViT-Base, relative position bias in every block, LayerScale, 102,557,713 parameters; 224 x 224 pixels
+Result:  86.5 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit2 README)
+
+Time:    about ten times beit/finetune_in1k_100e.py (11 times the images, 90 epochs)
+Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
+Shorter: finetune_in1k_100e.py, which goes to ImageNet-1K directly
+Differs: from the released command in bfloat16 instead of float16. No accuracy while training, as there: ImageNet-22K
+         has no validation images.
+"""
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+    '../_base_/default_runtime.py',
+]
+
+work_dir = 'work_dirs/beit_v2_intermediate_in22k_90e'
+model = dict(
+    backbone=dict(
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        drop_path_rate=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_1600e/epoch_1600.pth')),
+    data_preprocessor=dict(num_classes=21841),
+    head=dict(num_classes=21841))
+train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
+val_dataloader = None
+val_evaluator = None
+val_cfg = None
+test_dataloader = None
+test_evaluator = None
+test_cfg = None
+
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=6e-4))
+auto_scale_lr = dict(base_batch_size=4096)
+train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
+param_scheduler = _base_.param_scheduler
+param_scheduler[1].update(end=90, eta_min_ratio=1e-6 / 6e-4)  # the cosine

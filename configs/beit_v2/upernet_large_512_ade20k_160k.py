@@ -1,0 +1,32 @@
+"""BEiT v2 Large with UperNet on ADE20K at 512 pixels: released `beitv2_large_patch16_224_pt1k_ftade20k`.
+
+Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
+         tools/dist_train.sh configs/beit_v2/upernet_large_512_ade20k_160k.py 8
+         The last alone, from the released weights: --cfg-options
+         model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+Batch:   8 GPUs x 2 = 16 images, lr 4e-5
+Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
+Writes:  work_dirs/beit_v2_upernet_large_512_ade20k_160k/iter_160000.pth
+Model:   ViT-Large, relative position bias in every block, LayerScale, 440,398,636 parameters; 512 x 512 pixels
+Test:    tools/dist_test.sh configs/beit_v2/upernet_large_512_ade20k_160k.py CHECKPOINT 8 [--tta]
+Result:  56.7 ADE20K mIoU, single scale (microsoft/unilm beit2 README)
+
+Time:    about three times upernet_512_ade20k_160k.py
+Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
+Differs: from upernet_512_ade20k_160k.py in the model, rate and layer decay, as the released
+         upernet_beit_large_24_512_slide_160k_ade20k.py
+"""
+_base_ = './upernet_512_ade20k_160k.py'
+
+work_dir = 'work_dirs/beit_v2_upernet_large_512_ade20k_160k'
+model = dict(
+    backbone=dict(
+        arch='large',
+        out_indices=(7, 11, 15, 23),
+        layer_scale_init=1e-6,
+        drop_path_rate=0.2,
+        init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
+    neck=dict(embed_dim=1024),
+    decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
+    auxiliary_head=dict(in_channels=1024))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.9), optimizer=dict(lr=4e-5))

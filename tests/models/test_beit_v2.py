@@ -1,0 +1,280 @@
+"""BEiT v2's pretrainer: its two losses written out, its blocks, the released file, a run of it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import narrow_pretraining
+from helpers import make_runner, narrow_model
+from mmengine.config import Config
+from mmengine.runner.checkpoint import load_checkpoint
+
+from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.names import convert_state_dict, describe_source
+from beit_mm.datasets.masking import RandomMask
+from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.engine.checks import check_views
+from beit_mm.models import BEiTBackbone, OneViewDataPreprocessor
+from beit_mm.models.beit import masked_positions
+from beit_mm.registry import MODELS
+
+ARCH = dict(embed_dims=32, num_layers=4, num_heads=4)
+VQKD = dict(
+    type='beit_mm.VQKDTokenizer',
+    random_weights=True,
+    arch=dict(ARCH, num_layers=1),
+    img_size=32,
+    patch_size=8,
+    code_dims=8,
+    vocab_size=32,
+)
+
+
+def narrow_v2(backbone: dict | None = None, **changes: object) -> dict:
+    """Config of a pretrainer with four blocks, two of them early, and two that aggregate."""
+    return (
+        dict(
+            narrow_model(),
+            type='beit_mm.BEiTV2Pretrainer',
+            early_layers=2,
+            data_preprocessor=dict(type='beit_mm.OneViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+            backbone=dict(
+                dict(
+                    type='beit_mm.BEiTBackbone',
+                    arch=ARCH,
+                    img_size=32,
+                    patch_size=8,
+                    masked_input=True,
+                    abs_pos_embed=False,
+                    rel_pos_bias='shared',
+                    layer_scale_init=0.1,
+                ),
+                **(backbone or {}),
+            ),
+            target_generator=VQKD,
+        )
+        | changes
+    )
+
+
+def make_inputs() -> dict:
+    """Images with 5, 2 and 0 masked patches of 16."""
+    mask = torch.zeros(3, 16, dtype=torch.bool)
+    for row, count in enumerate([5, 2, 0]):
+        mask[row, torch.randperm(16)[:count]] = True
+    mask = mask.view(3, 4, 4)
+    images = torch.randn(3, 3, 32, 32)
+    return dict(images=images, tokenizer_images=torch.rand(3, 3, 32, 32), mask=mask, positions=masked_positions(mask))
+
+
+def all_hidden(model, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both hidden states of all patches, one block after the other."""
+    net = model.backbone
+    x, grid = net.patch_embed(inputs['images'])
+    x = torch.where(inputs['mask'].flatten(1)[..., None], net.mask_token, x)
+    x = torch.cat([net.cls_token.expand(3, 1, -1), x], dim=1)
+    bias = net.rel_pos_bias(grid, torch.float32)
+    early = net.blocks[1](net.blocks[0](x, grid, bias), grid, bias)
+    last = net.blocks[3](net.blocks[2](early, grid, bias), grid, bias)
+    mixed = torch.cat([last[:, :1], early[:, 1:]], dim=1)
+    for block in model.patch_aggregation:
+        mixed = block(mixed, grid, bias)
+    return net.norm(last)[:, 1:], net.norm(mixed)[:, 1:]
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_losses_and_gradients_equal_the_plain_formula(with_cp):
+    model, inputs = MODELS.build(narrow_v2(dict(with_cp=with_cp))), make_inputs()
+    losses = model(inputs, mode='loss')
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten(1)
+    where = inputs['mask'].flatten(1)
+    expected = [F.cross_entropy(model.head(hidden[where]), tokens[where]) for hidden in all_hidden(model, inputs)]
+    assert set(losses) == {'loss_mim', 'loss_aggregation', 'mim_acc', 'aggregation_acc'}
+    torch.testing.assert_close(losses['loss_mim'], expected[0])
+    torch.testing.assert_close(losses['loss_aggregation'], expected[1])
+    total, _ = model.parse_losses(losses)
+    torch.testing.assert_close(total, expected[0] + expected[1])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    got, wanted = torch.autograd.grad(total, trained), torch.autograd.grad(sum(expected), trained)
+    for one, two in zip(got, wanted, strict=True):  # every parameter has a part in the losses
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-4)
+
+
+def test_recover_all_counts_every_patch():
+    model, inputs = MODELS.build(narrow_v2(recover='all')), make_inputs()
+    tokens = model.target_generator.encode(inputs['tokenizer_images']).flatten()
+    losses = model(inputs, mode='loss')
+    for name, hidden in zip(('loss_mim', 'loss_aggregation'), all_hidden(model, inputs), strict=True):
+        torch.testing.assert_close(losses[name], F.cross_entropy(model.head(hidden).flatten(0, 1), tokens))
+
+
+def test_the_second_loss_sees_the_late_blocks_through_the_class_token_only():
+    model, inputs = MODELS.build(narrow_v2()), make_inputs()
+    late = [p for block in model.backbone.blocks[2:] for p in block.parameters()]
+    without_class = all_hidden(model, inputs)[1]
+    assert any(g.abs().sum() > 0 for g in torch.autograd.grad(without_class.square().sum(), late))
+    # with a class token that does not know the image, the late blocks have no part in it
+    model.backbone.blocks[3].register_forward_hook(lambda block, args, x: torch.cat([x[:, :1].detach(), x[:, 1:]], 1))
+    second = model(inputs, mode='loss')['loss_aggregation']
+    gradients = torch.autograd.grad(second, late, allow_unused=True)
+    assert all(g is None or g.abs().sum() == 0 for g in gradients)
+
+
+def test_held_out_images_have_the_loss_of_the_last_block():
+    model, inputs = MODELS.build(narrow_v2()).eval(), make_inputs()
+    results = model(inputs, mode='predict')
+    count = sum(result['count'] for result in results)
+    loss = model(inputs, mode='loss')['loss_mim'].item()
+    assert sum(result['loss'] for result in results) / count == pytest.approx(loss, rel=1e-5)
+    assert list(model.pictures(inputs)) == ['image', 'masked']  # VQ-KD cannot draw its tokens
+
+
+def test_additional_blocks_begin_as_those_of_their_depth():
+    model = MODELS.build(narrow_v2(dict(arch=dict(ARCH, embed_dims=256), drop_path_rate=0.3)))
+    for depth, (block, twin) in enumerate(
+        zip(model.patch_aggregation, model.backbone.blocks[2:], strict=True), start=3
+    ):
+        assert block.drop_path.p == twin.drop_path.p == pytest.approx(0.3 * (depth - 1) / 3)
+        assert not torch.equal(block.attn.qkv.weight, twin.attn.qkv.weight)
+        for name, parameter in block.named_parameters():
+            own, other = parameter.detach(), twin.get_parameter(name)
+            if 'weight' in name and parameter.ndim == 2:
+                sigma = 0.0108 / (math.sqrt(2 * depth) if name in ('attn.proj.weight', 'mlp.fc2.weight') else 1)
+                assert own.std().item() == pytest.approx(sigma, rel=0.02)
+            else:
+                assert torch.equal(own, other)
+
+
+def test_wrong_numbers_of_layers_are_refused():
+    for early, layers in ((3, 2), (0, 2), (2, 0), (5, 1)):
+        with pytest.raises(ValueError, match=f'4 blocks, early_layers is {early} and aggregation_layers {layers}'):
+            MODELS.build(narrow_v2(early_layers=early, aggregation_layers=layers))
+
+
+def test_one_view_serves_both_networks():
+    preprocessor = OneViewDataPreprocessor([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    pixels = torch.randint(0, 256, (2, 16, 24, 3), dtype=torch.uint8)
+    inputs = preprocessor(dict(inputs=dict(images=pixels)))['inputs']
+    torch.testing.assert_close(inputs['tokenizer_images'], pixels.permute(0, 3, 1, 2) / 255, atol=1e-6, rtol=0)
+    model = MODELS.build(narrow_v2())
+    check_views(model, [TwoViewCenterCrop(32, None), RandomMask((4, 4), 2)])
+    with pytest.raises(ValueError, match=r'a view of 36 x 36 pixels for the tokenizer .* set second_size to 40 x 40'):
+        check_views(model, [TwoViewCenterCrop(36, None)])
+
+
+def released_pretraining() -> dict[str, torch.Tensor]:
+    """Every name of beitv2_base_patch16_224_pt1k.pth, narrow, of 4 + 2 blocks."""
+    shapes = {
+        'cls_token': (1, 1, 32),
+        'mask_token': (1, 1, 32),
+        'patch_embed.proj.weight': (32, 3, 8, 8),
+        'patch_embed.proj.bias': (32,),
+        'rel_pos_bias.relative_position_bias_table': (52, 4),
+        'norm.weight': (32,),
+        'norm.bias': (32,),
+        'lm_head.weight': (32, 32),
+        'lm_head.bias': (32,),
+    }
+    for block in [f'blocks.{i}.' for i in range(4)] + [f'cls_pt_layers.{i}.' for i in range(2)]:
+        for name in 'norm1.weight norm1.bias norm2.weight norm2.bias gamma_1 gamma_2 mlp.fc2.bias'.split():
+            shapes[block + name] = (32,)
+        shapes |= {block + name: (32,) for name in ('attn.q_bias', 'attn.v_bias', 'attn.proj.bias')}
+        shapes |= {
+            block + 'attn.qkv.weight': (96, 32),
+            block + 'attn.proj.weight': (32, 32),
+            block + 'mlp.fc1.weight': (128, 32),
+            block + 'mlp.fc1.bias': (128,),
+            block + 'mlp.fc2.weight': (32, 128),
+        }
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    weights['rel_pos_bias.relative_position_index'] = torch.zeros(17, 17, dtype=torch.int64)
+    return weights
+
+
+@pytest.fixture
+def released(tmp_path) -> tuple[str, dict[str, torch.Tensor]]:
+    weights = released_pretraining()
+    torch.save(dict(model=weights, optimizer={}, epoch=1599), tmp_path / 'beitv2_base_patch16_224_pt1k.pth')
+    return str(tmp_path / 'beitv2_base_patch16_224_pt1k.pth'), weights
+
+
+def test_every_tensor_of_a_released_file_has_its_place(released, tmp_path):
+    path, weights = released
+    model = MODELS.build(narrow_v2())
+    load_checkpoint(model, path, strict=True)
+    own = {  # the index is computed
+        name.replace('cls_pt_layers', 'patch_aggregation')
+        if name.startswith('cls_pt')
+        else f'head.{name}'
+        if name.startswith('lm_head')
+        else f'backbone.{name}': tensor
+        for name, tensor in weights.items()
+        if not name.endswith('index')
+    }
+    state = model.state_dict()
+    assert set(state) == set(own)
+    assert all(torch.equal(state[name], tensor) for name, tensor in own.items())
+    assert model.backbone.load_report.preprocessing['mean'] == [123.675, 116.28, 103.53]
+    back = convert_state_dict(state, target='unilm')
+    assert set(back.state_dict) == set(weights) and not back.dropped_keys
+    # what other libraries have no place for is said
+    conversion = convert_checkpoint(path, tmp_path / 'timm.pth', 'timm')
+    assert {name.split('.')[0] for name in conversion.dropped_keys} == {'backbone', 'head', 'patch_aggregation'}
+
+
+def test_a_released_file_starts_a_fine_tuning(released):
+    path, weights = released
+    backbone = BEiTBackbone(
+        ARCH,
+        32,
+        patch_size=8,
+        out_type='avg_featmap',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint=path),
+    )
+    backbone.init_weights()
+    report = backbone.load_report
+    assert (len(report.expanded), report.missing_keys) == (4, ['fc_norm.weight', 'fc_norm.bias'])
+    assert sorted(report.unexpected_keys) == ['mask_token', 'norm.bias', 'norm.weight']
+    assert torch.equal(backbone.blocks[3].attn.qkv.weight, weights['blocks.3.attn.qkv.weight'])
+
+
+@pytest.mark.parametrize(
+    ('name', 'size'), [('pt1k_300e_ft1k', 224), ('pt1k_ft21kto1k', 224), ('pt1k_ft21ktoade20k', 512)]
+)
+def test_names_of_released_files_say_how_their_images_were_prepared(name, size):
+    path = Path(f'beitv2_large_patch16_224_{name}.pth')
+    preprocessing = describe_source({}, path)['preprocessing']
+    assert (preprocessing['mean'], preprocessing['size']) == ([123.675, 116.28, 103.53], [size, size])
+
+
+@pytest.fixture
+def run(images, tmp_path) -> Config:
+    """A short run of the narrow model through the pipeline of configs/beit_v2."""
+    cfg = narrow_pretraining(images, tmp_path)
+    cfg.model = narrow_v2()
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        for transform in loader.dataset.pipeline:
+            if 'size' in transform:
+                transform.second_size = None
+    cfg.train_cfg.max_epochs = 1
+    return cfg
+
+
+def test_a_run_trains_saves_and_says_its_tokenizer(run):
+    runner = make_runner(run)
+    runner.train()
+    checkpoint = torch.load(Path(run.work_dir, 'epoch_1.pth'), weights_only=False)
+    state = checkpoint['state_dict']
+    assert {name.split('.')[0] for name in state} == {'backbone', 'head', 'patch_aggregation'}
+    assert checkpoint['meta']['tokenizer']['type'] == 'VQKDTokenizer'
+    log = Path(runner.log_dir, 'vis_data', 'scalars.json').read_text().splitlines()
+    steps = [json.loads(line) for line in log if 'loss_aggregation' in line]
+    assert len(steps) == 3
+    assert steps[0]['loss_mim'] == pytest.approx(math.log(32), abs=0.2)
+    assert steps[0]['loss'] == pytest.approx(steps[0]['loss_mim'] + steps[0]['loss_aggregation'], rel=1e-4)

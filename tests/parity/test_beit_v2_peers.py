@@ -1,0 +1,167 @@
+"""BEiT v2 beside mmpretrain's, with the same random weights: visual tokens, both losses, gradients, names."""
+
+import mmpretrain.models  # noqa: F401  (registers)
+import pytest
+import torch
+import torch.nn.functional as F
+from mmpretrain.models import BEiTV2Neck
+from mmpretrain.registry import MODELS as MMPRETRAIN
+from mmpretrain.structures import DataSample
+from peers import randomise
+
+from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.models import BEiTBackbone, VQKDTokenizer
+from beit_mm.models.beit import masked_positions
+from beit_mm.registry import MODELS
+
+DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
+ENCODER = dict(embed_dims=DIMS, num_layers=2, num_heads=HEADS)
+BACKBONE = dict(embed_dims=DIMS, num_layers=4, num_heads=HEADS)
+
+
+def their_vqkd() -> torch.nn.Module:
+    """With a codebook in use: without it, their first call replaces the loaded one by clusters of the batch."""
+    encoder = dict(
+        arch=dict(ENCODER, feedforward_channels=4 * DIMS),
+        img_size=SIZE,
+        patch_size=16,
+        out_type='featmap',
+        final_norm=True,
+        use_abs_pos_emb=True,
+        use_rel_pos_bias=False,
+        use_shared_rel_pos_bias=False,
+        layer_scale_init_value=0.0,
+    )
+    vqkd = MMPRETRAIN.build(dict(type='VQKD', encoder_config=encoder, num_embed=VOCAB, embed_dims=CODE_DIMS))
+    randomise(vqkd)
+    for layer in (vqkd.encoder.ln1, vqkd.encode_task_layer[0], vqkd.encode_task_layer[2]):
+        layer.bias.data.zero_()  # else most patches have the same token
+    codebook = vqkd.quantize.embedding
+    codebook.initted.fill_(1)
+    codebook.weight.data.div_(codebook.weight.norm(dim=-1, keepdim=True))
+    return vqkd
+
+
+def our_vqkd(path: str) -> VQKDTokenizer:
+    return VQKDTokenizer(path, arch=ENCODER, img_size=SIZE, code_dims=CODE_DIMS, vocab_size=VOCAB)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('size', [64, 96])
+def test_tokens(tmp_path, size):
+    theirs = their_vqkd()
+    torch.save(theirs.state_dict(), tmp_path / 'vqkd_encoder.pth')
+    images = F.interpolate(torch.randn(32, 3, 5, 5), size)  # patches of different colours
+    tokens = our_vqkd(str(tmp_path / 'vqkd_encoder.pth')).encode(images)
+    assert torch.equal(tokens.flatten(1), theirs(2 * images - 1))  # their preprocessor's mean and std are 127.5
+    assert len(tokens.unique()) > 10
+
+
+def test_their_file_is_refused_as_a_whole(tmp_path):
+    weights = their_vqkd().state_dict()
+    for name in ('encoder.layers.0.attn.qkv.other', 'encoder.ln3.weight', 'neck.weight'):
+        torch.save({**weights, name: torch.zeros(1)}, tmp_path / 'more.pth')
+        with pytest.raises(ValueError, match=rf'more\.pth .*{name.rpartition(".")[2]}'):
+            our_vqkd(str(tmp_path / 'more.pth'))
+    torch.save({name: t for name, t in weights.items() if 'ln1' not in name}, tmp_path / 'less.pth')
+    with pytest.raises(ValueError, match=r'less\.pth .*norm'):
+        our_vqkd(str(tmp_path / 'less.pth'))
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """mmpretrain's algorithm and ours with its weights."""
+    # their neck knows the two large architectures only: a dict has `num_layers`, and it reads `depth`
+    monkeypatch.setitem(BEiTV2Neck.arch_zoo, 'narrow', dict(BACKBONE, depth=4, feedforward_channels=4 * DIMS))
+    theirs = MMPRETRAIN.build(
+        dict(
+            type='BEiT',
+            backbone=dict(
+                type='BEiTPretrainViT',
+                arch=dict(BACKBONE, feedforward_channels=4 * DIMS),
+                img_size=SIZE,
+                patch_size=16,
+                out_indices=[1, 3],
+                final_norm=False,
+            ),
+            neck=dict(type='BEiTV2Neck', num_layers=2, early_layers=2, backbone_arch='narrow'),
+            head=dict(
+                type='BEiTV2Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='mmpretrain.CrossEntropyLoss')
+            ),
+        )
+    )
+    randomise(theirs)
+    theirs.target_generator = their_vqkd()
+    torch.save(theirs.target_generator.state_dict(), tmp_path / 'vqkd.pth')
+    ours = MODELS.build(
+        dict(
+            type='beit_mm.BEiTV2Pretrainer',
+            early_layers=2,
+            data_preprocessor=dict(type='beit_mm.OneViewDataPreprocessor', mean=[0] * 3, std=[255] * 3),
+            backbone=dict(
+                type='beit_mm.BEiTBackbone',
+                arch=BACKBONE,
+                img_size=SIZE,
+                masked_input=True,
+                abs_pos_embed=False,
+                rel_pos_bias='shared',
+                layer_scale_init=0.1,
+            ),
+            head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
+            target_generator=dict(
+                type='beit_mm.VQKDTokenizer',
+                checkpoint=str(tmp_path / 'vqkd.pth'),
+                arch=ENCODER,
+                img_size=SIZE,
+                code_dims=CODE_DIMS,
+                vocab_size=VOCAB,
+            ),
+        )
+    )
+    incompatible = ours.load_state_dict(theirs.state_dict(), strict=True)
+    assert not incompatible.missing_keys and not incompatible.unexpected_keys
+    return theirs, ours
+
+
+def test_losses_and_gradients(both):
+    theirs, ours = both
+    images, pixels, mask = torch.randn(3, 3, SIZE, SIZE), torch.rand(3, 3, SIZE, SIZE), torch.rand(3, 4, 4) < 0.4
+    samples = []
+    for one in mask:
+        samples.append(DataSample())
+        samples[-1].mask = one
+    wanted = theirs.loss([images, 2 * pixels - 1], samples)
+    got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=masked_positions(mask)), mode='loss')
+    torch.testing.assert_close(got['loss_mim'], wanted['loss_1'])
+    torch.testing.assert_close(got['loss_aggregation'], wanted['loss_2'])
+    (wanted['loss_1'] + wanted['loss_2']).backward()
+    (got['loss_mim'] + got['loss_aggregation']).backward()
+    gradients = {name: p.grad for name, p in theirs.named_parameters() if not name.startswith('target_generator.')}
+    renamed = convert_state_dict(gradients).state_dict
+    trained = {name: p.grad for name, p in ours.named_parameters() if p.requires_grad}
+    assert set(renamed) == set(trained)
+    for name, gradient in trained.items():
+        torch.testing.assert_close(gradient, renamed[name], atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_names_there_and_back(both):
+    theirs, ours = both
+    back = convert_state_dict(ours.state_dict(), target='mmpretrain')
+    expected = {k: v for k, v in theirs.state_dict().items() if not k.startswith('target_generator.')}
+    assert set(back.state_dict) == set(expected) and not back.dropped_keys
+    assert all(torch.equal(back.state_dict[name], tensor) for name, tensor in expected.items())
+    finetuned = BEiTBackbone(
+        BACKBONE, SIZE, out_type='avg_featmap', abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1
+    )
+    finetuned.load_state_dict(theirs.state_dict(), strict=False)
+    assert len(finetuned.load_report.expanded) == 4
+
+
+@pytest.mark.parametrize('why', ['training', 'no codebook is said to be there'])
+def test_their_codebook_moves(why):
+    """docs/differences.md says so; ours is frozen, and in evaluation mode whatever the pretrainer is in."""
+    vqkd = their_vqkd().train(why == 'training')
+    vqkd.quantize.embedding.initted.fill_(why == 'training')
+    before = vqkd.quantize.embedding.weight.clone()
+    vqkd(torch.rand(8, 3, SIZE, SIZE))
+    assert not torch.equal(vqkd.quantize.embedding.weight, before)
