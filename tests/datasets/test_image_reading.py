@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beit_mm.datasets.transforms import LoadImage, UnreadableImageError, read_image
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 
 
 def save(path, image, **kwargs):
@@ -173,7 +173,7 @@ def test_mistakes_of_ours_are_not_taken_for_broken_files(tmp_path, monkeypatch, 
     def to_rgb(image):
         raise mistake
 
-    monkeypatch.setattr('beit_mm.datasets.transforms.to_rgb', to_rgb)
+    monkeypatch.setattr('beit_mm.datasets.reading.to_rgb', to_rgb)
     with pytest.raises(mistake):
         read_image(save(tmp_path / 'a.png', scene))
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from beit_mm.apis.inferencers import iterate_images
 from beit_mm.datasets.listing import list_images
-from beit_mm.datasets.transforms import LoadImage, UnreadableImageError, read_image
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 from beit_mm.segmentation.datasets import read_labels
 
 POSTSCRIPT = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n%%EOF\n'
@@ -153,7 +153,7 @@ def test_scans_are_counted_only_where_they_can_be_many(tmp_path, monkeypatch):
     (tmp_path / 'parts.jpg').write_bytes(plain[:start] + b'\xff\xda\0\x08\x01\x01\0\0\x3f\0' + plain[start:])
     with pytest.raises(UnreadableImageError, match='100 scans'):
         read_image(str(tmp_path / 'parts.jpg'))
-    monkeypatch.setattr('beit_mm.datasets.transforms.count_scans', None)
+    monkeypatch.setattr('beit_mm.datasets.reading.count_scans', None)
     (tmp_path / 'plain.jpg').write_bytes(jpeg_of_scans(64, 1))
     assert read_image(str(tmp_path / 'plain.jpg')).shape == (64, 64, 3)
 
@@ -184,7 +184,7 @@ def test_strips_and_other_decoders_change_no_pixel(tmp_path, monkeypatch, mode, 
     for changes in (dict(STRIP=120), dict(STRIP=1), dict(LARGE_PNG=0)):
         with monkeypatch.context() as patch:
             for name, value in changes.items():
-                patch.setattr(f'beit_mm.datasets.transforms.{name}', value)
+                patch.setattr(f'beit_mm.datasets.reading.{name}', value)
             assert np.array_equal(read_image(path), whole)
 
 

@@ -1,0 +1,33 @@
+"""A small tokenizer of images with six bands: 512 visual tokens of 4 x 4 pixels, on images of half the backbone's size.
+
+Command: python tools/demo/draw_bands.py
+         python tools/train.py configs/demo/bands_dvae.py
+Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/many_bands.md
+Batch:   1 process x 16 images, lr 3e-3
+Expect:  docs/many_bands.md
+Differs: from dvae.py in reading six bands, in 24-pixel images and in its pictures, which show bands 4 to 6
+"""
+_base_ = ['./dvae.py', '../_base_/datasets/demo_bands.py']
+data_root = 'data/bands'
+
+model = dict(
+    in_channels=6,
+    data_preprocessor=dict(mean=[0] * 6, std=[255] * 6))
+
+train_pipeline = [
+    dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=24, second_size=None, scale=(0.4, 1.0)),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
+    dict(type='beit_mm.TwoViewCenterCrop', size=24, second_size=None),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+test_dataloader = val_dataloader
+custom_hooks = [
+    *[hook for hook in _base_.custom_hooks if hook['type'] != 'beit_mm.ReconstructionHook'],  # draws bands 1 to 3
+    dict(type='beit_mm.ReconstructionHook', channels=[3, 4, 5]),
+]

@@ -1,0 +1,64 @@
+"""The model of bands_pretrain.py fine-tuned on 240 labelled images with six bands, of eight classes.
+
+After:   configs/demo/bands_pretrain.py
+Command: python tools/train.py configs/demo/bands_finetune.py
+         From random weights, for comparison (with one rate for all layers, as none has learned anything):
+         python tools/train.py configs/demo/bands_finetune.py --work-dir work_dirs/bands_scratch \
+             --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
+Data:    data/bands/{train,val}/<class>/*.tif; of the former those in data/bands/meta/few_labels.txt. All of them:
+         --cfg-options train_dataloader.dataset.ann_file=''
+Batch:   1 process x 32 images, lr 2e-3
+Expect:  docs/many_bands.md
+Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow, without RandAugment,
+         Mixup and CutMix; in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
+         length
+"""
+_base_ = ['./finetune_folder.py', '../_base_/datasets/demo_bands.py']
+data_root = 'data/bands'
+
+model = dict(
+    data_preprocessor=dict(mean=_base_.mean, std=_base_.std),
+    backbone=dict(
+        arch=dict(embed_dims=96, num_layers=4, num_heads=4),
+        in_channels=6,
+        img_size=48,
+        init_cfg=dict(checkpoint='work_dirs/bands_pretrain/iter_2000.pth')),
+    head=dict(in_channels=96),
+    train_cfg=None)
+
+train_pipeline = [
+    dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
+    dict(
+        type='RandomResizedCrop',
+        scale=48,
+        crop_ratio_range=(0.6, 1.0),
+        backend='cv2',  # Pillow takes no six channels
+        interpolation='bilinear'),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
+test_pipeline = [
+    dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
+    dict(type='ResizeEdge', scale=48, edge='short', backend='cv2', interpolation='bilinear'),
+    dict(type='CenterCrop', crop_size=48),
+    dict(type='PackInputs'),
+]
+train_dataloader = dict(
+    batch_size=32, dataset=dict(ann_file='meta/few_labels.txt', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+test_dataloader = val_dataloader
+
+train_cfg = dict(max_epochs=60, val_interval=20)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(
+        type='CosineAnnealingLR',
+        eta_min_ratio=5e-4,
+        begin=10,
+        end=60,
+        T_max=50,
+        convert_to_iter_based=True),
+]
+auto_scale_lr = dict(base_batch_size=32)
+default_hooks = dict(checkpoint=dict(interval=20))

@@ -1,0 +1,161 @@
+"""Images of many bands from files to predictions: the three demo configs in small, the inferencer, segmentation."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bands import CLASSES, draw_bands
+from helpers import NO_WORKERS, ROOT, run_tool
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from PIL import Image
+
+from beit_mm import ClassificationInferencer
+from beit_mm.checkpoint.io import CheckpointError, read_checkpoint, write_checkpoint
+from beit_mm.datasets import LoadBands
+
+NARROW = ['model.backbone.arch.embed_dims=32', 'model.backbone.arch.num_layers=2']
+
+
+@pytest.fixture(scope='module')
+def work(tmp_path_factory) -> Path:
+    """Runs of two steps, or one epoch, of the three configs: tokenizer, pretrained model and classifier."""
+    folder = tmp_path_factory.mktemp('bands')
+    draw_bands(folder / 'data', 40, 16, 56)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run('dvae', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2')
+        run(
+            'pretrain',
+            *NARROW,
+            'model.head.embed_dims=32',
+            'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_2.pth',
+            'train_cfg.max_iters=2',
+            'train_cfg.val_interval=2',
+            'default_hooks.checkpoint.interval=2',
+        )
+        run(
+            'finetune',
+            *NARROW,
+            'model.head.in_channels=32',
+            'model.backbone.init_cfg.checkpoint=work_dirs/bands_pretrain/iter_2.pth',
+            'train_cfg.max_epochs=1',
+            'default_hooks.checkpoint.interval=1',
+        )
+    return folder
+
+
+def run(name: str, *options: str) -> None:
+    config = ROOT / f'configs/demo/bands_{name}.py'
+    run_tool(
+        'train.py', config, '--cfg-options', 'data_root=data', 'train_dataloader.batch_size=8', *NO_WORKERS, *options
+    )
+
+
+def test_the_three_configs_run_one_after_another(work):
+    for name, number in (('dvae', 2), ('pretrain', 4)):
+        (picture,) = (work / f'work_dirs/bands_{name}').rglob('iter_2.png')
+        assert Image.open(picture).width == 4 + number * 164
+    weights = read_checkpoint(work / 'work_dirs/bands_finetune/epoch_1.pth')['state_dict']
+    assert weights['backbone.patch_embed.proj.weight'].shape == (32, 6, 8, 8)
+
+
+def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):
+    classify = ClassificationInferencer(work / 'work_dirs/bands_finetune/epoch_1.pth')
+    assert classify.classes == CLASSES
+    results = classify(work / 'data/val')
+    assert len(results) == 16 and all(Path(result['path']).suffix == '.tif' for result in results)
+    by_path = {result['path']: result['scores'] for result in results}
+    path = next(iter(by_path))
+    values = np.random.default_rng(0).integers(1000, 3000, (60, 70, 6)).astype(np.uint16)
+    np.save(work / 'a.npy', values)
+    single, array, file = classify([path, values, work / 'a.npy'])
+    assert single['scores'] == [[label, pytest.approx(score, abs=1e-5)] for label, score in by_path[path]]
+    assert array['path'] is None and array['scores'] == file['scores']
+    with pytest.raises(ValueError, match='3 bands; expected 6'):
+        classify(values[..., :3])
+    (skipped,) = classify(ROOT / 'docs/images/reconstruction.png', on_error='skip')
+    assert 'neither .tif nor .npy' in skipped['error']
+
+
+@pytest.mark.parametrize(
+    'wrong', [dict(max_pixels=10**12), dict(bands='0'), dict(low=[1e300] * 6), dict(bands=[0] * 17)]
+)
+def test_what_a_stored_config_may_say_of_bands_is_limited(work, tmp_path, wrong):
+    content = read_checkpoint(work / 'work_dirs/bands_finetune/epoch_1.pth')
+    content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0].update(wrong)
+    write_checkpoint(tmp_path / 'a.pth', dict(state_dict=content['state_dict'], meta=content['meta']))
+    with pytest.raises(CheckpointError, match=f'asks for .*{next(iter(wrong))}'):
+        ClassificationInferencer(tmp_path / 'a.pth')
+
+
+def test_another_number_of_bands_ends_a_run_in_one_line(work, monkeypatch):
+    monkeypatch.chdir(work)
+    with pytest.raises(SystemExit, match='error: numbers of channels differ: .*backbone.in_channels 5') as error:
+        run(
+            'finetune',
+            *NARROW,
+            'model.head.in_channels=32',
+            'model.backbone.in_channels=5',
+            'model.backbone.init_cfg=None',
+        )
+    assert '\n' not in str(error.value)
+
+
+def test_images_of_bands_can_be_segmented(tmp_path):
+    for folder in ('images', 'annotations'):
+        (tmp_path / folder).mkdir()
+    values = np.random.default_rng(0).integers(0, 256, (40, 50, 6), dtype=np.uint8)
+    np.save(tmp_path / 'images/a.npy', values)
+    Image.fromarray(values[..., 0] % 2).save(tmp_path / 'annotations/a.png')
+    pipeline = [
+        dict(type='beit_mm.LoadBands'),
+        dict(type='beit_mm.LoadAnnotation'),
+        dict(type='RandomResize', scale=(100, 40), ratio_range=(0.5, 2.0), keep_ratio=True),
+        dict(type='RandomCrop', crop_size=(16, 16)),
+        dict(type='RandomFlip', prob=1.0),
+        dict(type='PackSegInputs'),
+    ]
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        from beit_mm.segmentation import SegmentationFolder
+
+        prefix = dict(img_path='images', seg_map_path='annotations')
+        dataset = SegmentationFolder(str(tmp_path), classes=['a', 'b'], data_prefix=prefix, pipeline=pipeline)
+        assert dataset[0]['inputs'].shape == (6, 16, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_short_trainings_beat_chance(tmp_path, monkeypatch):
+    """A quarter of the demo's steps on half of its images; docs/many_bands.md has the figures of all."""
+    monkeypatch.chdir(tmp_path)
+    draw_bands(tmp_path / 'data', 800, 160, 64)
+    train = ('train_dataloader.batch_size=16', *NO_WORKERS, 'data_root=data')
+    steps = ('train_cfg.max_iters=300', 'train_cfg.val_interval=300', 'param_scheduler.1.end=300')
+    for name, options in (
+        ('dvae', ('model.temperature_steps=300', 'param_scheduler.1.T_max=250', *steps)),
+        (
+            'pretrain',
+            (
+                'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_300.pth',
+                'param_scheduler.1.T_max=200',
+                *steps,
+            ),
+        ),
+    ):
+        run_tool('train.py', ROOT / f'configs/demo/bands_{name}.py', '--cfg-options', *train, *options)
+    tokenizer, pretrained = (last_scalars(tmp_path / f'work_dirs/bands_{name}') for name in ('dvae', 'pretrain'))
+    paths = sorted((tmp_path / 'data/val').rglob('*.tif'))
+    config = Config.fromfile(ROOT / 'configs/demo/bands_dvae.py')
+    load = LoadBands(low=config.low, high=config.high)
+    images = np.stack([load(dict(img_path=str(path)))['img'] / 255 for path in paths])
+    constant = np.abs(images - np.median(images, axis=(0, 1, 2))).mean()
+    assert tokenizer['tokenizer/recon_mae_01'] < 0.8 * constant
+    assert pretrained['mim_loss'] < 0.95 * pretrained['token_entropy']
+
+
+def last_scalars(folder: Path) -> dict[str, float]:
+    """The last validation of a run."""
+    (path,) = folder.glob('*/vis_data/scalars.json')
+    return json.loads(path.read_text().splitlines()[-1])

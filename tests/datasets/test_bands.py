@@ -1,0 +1,223 @@
+"""Images of many bands: every layout of .tif and .npy files, their values on one scale, statistics, listing."""
+
+import numpy as np
+import pytest
+from helpers import run_tool
+from tifffile import TiffWriter, imwrite
+
+from beit_mm.datasets.bands import LoadBands, band_statistics, read_bands
+from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
+from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.transforms import (
+    PackViews,
+    RandAugment,
+    RandomErasing,
+    TwoViewCenterCrop,
+    TwoViewColorJitter,
+    TwoViewRandomResizedCrop,
+)
+
+TYPES = ('uint8', 'uint16', 'int16', 'float32', 'float64')
+
+
+def values_of(dtype: str, count: int = 6) -> np.ndarray:
+    """An image of 40 x 30 pixels without symmetry."""
+    return (np.random.default_rng(0).random((40, 30, count)) * 200).astype(dtype)
+
+
+@pytest.mark.parametrize('dtype', TYPES)
+@pytest.mark.parametrize('byteorder', '<>')
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(bigtiff=True, rowsperstrip=7),
+        dict(tile=(16, 32)),
+        dict(compression='lzw', predictor=True),
+        dict(compression='zlib', predictor=True, tile=(16, 16)),
+        dict(compression='zstd', rowsperstrip=7),
+        dict(compression='lzma'),
+        dict(compression='packbits'),
+    ],
+)
+def test_every_layout_of_a_tif_gives_the_same_values(tmp_path, dtype, byteorder, options):
+    values, path = values_of(dtype), tmp_path / 'a.tif'
+    if byteorder == '>' and 'bigtiff' in options:
+        pytest.skip('Pillow reads none')
+    planes = values.transpose(2, 0, 1)
+    options = dict(options, photometric='minisblack', byteorder=byteorder)
+    for array, layout in (
+        (values, dict(planarconfig='contig')),
+        (planes, dict(planarconfig='separate')),
+        (planes, {}),  # a page for each band
+        (planes, dict(metadata=dict(axes='CYX'), ome=True)),
+    ):
+        imwrite(path, array, **options, **layout)
+        found = read_bands(str(path))
+        assert found.dtype == dtype and found.dtype.isnative and np.array_equal(found, values)
+
+
+@pytest.mark.parametrize('count', [1, 2, 3, 4, 16])
+def test_any_number_of_bands(tmp_path, count):
+    values = values_of('uint16', count)
+    imwrite(
+        tmp_path / 'a.tif', values.squeeze(), photometric='minisblack', planarconfig='contig' if count > 1 else None
+    )
+    np.save(tmp_path / 'a.npy', values)
+    for name in ('a.tif', 'a.npy'):
+        assert np.array_equal(read_bands(str(tmp_path / name)), values)
+
+
+def test_overviews_are_no_bands(tmp_path):
+    values = values_of('uint16', 1)[..., 0]
+    with TiffWriter(tmp_path / 'a.tif') as file:
+        file.write(values, photometric='minisblack')
+        file.write(values[::2, ::2], photometric='minisblack', subfiletype=1)
+        file.write(values + 1, photometric='minisblack', subfiletype=1)
+    assert np.array_equal(read_bands(str(tmp_path / 'a.tif')), values[..., None])
+
+
+@pytest.mark.parametrize('dtype', TYPES)
+def test_npy_files(tmp_path, dtype):
+    values, path = values_of(dtype), tmp_path / 'a.npy'
+    for array in (values, np.asfortranarray(values), values.astype(values.dtype.newbyteorder('>'))):
+        np.save(path, array)
+        found = read_bands(str(path))
+        assert found.dtype == dtype and found.dtype.isnative and np.array_equal(found, values)
+    np.save(path, values[..., 0])
+    assert np.array_equal(read_bands(str(path)), values[..., :1])
+
+
+# --- scale ----------------------------------------------------------------------------------------
+
+
+def test_uint8_stays_as_it_is():
+    values = values_of('uint8')
+    found = LoadBands()(dict(img=values))
+    assert found['img'].dtype == np.uint8 and np.array_equal(found['img'], values)
+    assert found['img_shape'] == found['ori_shape'] == (40, 30)
+
+
+def test_bands_are_taken_in_order_and_scaled_each_by_its_own_range():
+    values = values_of('uint16')
+    image = LoadBands(bands=[4, 0], low=[50, 20], high=[150, 120])(dict(img=values))['img']
+    expected = (values[..., [4, 0]] - np.array([50.0, 20])) / 100
+    assert image.dtype == np.float32 and image.shape == (40, 30, 2)
+    assert np.allclose(image, 255 * expected.clip(0, 1), atol=1e-4)
+    assert image.min() == 0 and image.max() == 255
+    assert np.array_equal(LoadBands(bands=[4, 0])(dict(img=values_of('uint8')))['img'], values_of('uint8')[..., [4, 0]])
+
+
+def test_what_is_no_number_becomes_0_or_255():
+    odd = np.array([[np.nan, np.inf, -np.inf, -3.4e38, 1e300, 5]]).T[:, None]
+    with np.errstate(all='raise'):
+        image = LoadBands(low=0, high=10)(dict(img=odd))['img']
+    assert image.ravel().tolist() == [0, 255, 0, 0, 255, 127.5]
+
+
+@pytest.mark.parametrize(
+    'wrong, message',
+    [
+        (dict(low=0), 'both or neither'),
+        (dict(low=[0, 0], high=[1]), 'as many in each'),
+        (dict(bands=[0, 1], low=[0], high=[1]), 'as many in each'),
+        (dict(bands=list(range(17))), '1 to 16 bands'),
+        (dict(bands=[-1]), 'counted from 0'),
+        (dict(low=[0, 5], high=[1, 5]), 'low < high'),
+        (dict(max_pixels=0), 'max_pixels'),
+    ],
+)
+def test_impossible_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        LoadBands(**wrong)
+
+
+@pytest.mark.parametrize(
+    'settings, dtype, message',
+    [
+        ({}, 'uint16', 'type uint16; expected uint8, or low=... and high='),
+        (dict(bands=[6]), 'uint8', r'6 bands, counted from 0; bands=\[6\]'),
+        (dict(low=[0] * 4, high=[1] * 4), 'uint8', '6 bands; expected 4'),
+        ({}, 'bool', 'type bool'),
+        ({}, 'complex64', 'type complex64'),
+    ],
+)
+def test_files_that_are_not_as_the_config_says_are_named(tmp_path, settings, dtype, message):
+    np.save(tmp_path / 'a.npy', values_of('uint8').astype(dtype))
+    with pytest.raises(UnreadableImageError, match=f'a.npy: .*{message}') as error:
+        LoadBands(**settings)(dict(img_path=str(tmp_path / 'a.npy')))
+    assert '\n' not in str(error.value) and error.value.path.endswith('a.npy')
+
+
+def test_rows_taken_for_bands_are_noticed(tmp_path):
+    imwrite(tmp_path / 'a.tif', values_of('uint8'), photometric='minisblack')  # tifffile: 40 pages of 30 x 6
+    np.save(tmp_path / 'a.npy', values_of('uint8').transpose(2, 0, 1))
+    for name in ('a.tif', 'a.npy'):
+        with pytest.raises(UnreadableImageError, match='[34]0 bands; expected 1 to 16'):
+            LoadBands()(dict(img_path=str(tmp_path / name)))
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('count', [1, 6, 16])
+@pytest.mark.parametrize('dtype', ['uint8', 'float32'])
+def test_views_keep_bands_and_type(count, dtype):
+    sample = dict(img=values_of(dtype, count))
+    for crop in (TwoViewRandomResizedCrop(32, 16, flip_prob=1), TwoViewCenterCrop(32, 16)):
+        inputs = PackViews()(crop(dict(sample)))['inputs']
+        assert inputs['images'].shape == (32, 32, count) and inputs['tokenizer_images'].shape == (16, 16, count)
+        assert {str(inputs[key].dtype) for key in ('images', 'tokenizer_images')} == {f'torch.{dtype}'}
+    assert len(RandomErasing(prob=1)(dict(sample))['erase_box']) == 4
+
+
+@pytest.mark.parametrize('transform', [TwoViewColorJitter(), RandAugment('timm_increasing', 2, 9)])
+@pytest.mark.parametrize('dtype, count', [('uint8', 6), ('uint8', 1), ('float32', 3)])
+def test_what_changes_colours_is_refused_in_one_line(transform, dtype, count):
+    with pytest.raises(ValueError, match='RGB images, not .*leave it out') as error:
+        transform(dict(img=values_of(dtype, count)))
+    assert '\n' not in str(error.value)
+
+
+# --- folders and statistics -----------------------------------------------------------------------
+
+
+def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
+    for name in ('a/1.npy', 'a/2.tif', 'b/3.TIFF', 'b/4.jpg', 'b/5.txt'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    bands, rgb = [dict(type='beit_mm.LoadBands')], [dict(type='beit_mm.LoadImage')]
+
+    def names(dataset) -> list[str]:
+        return [dataset.get_data_info(index)['img_path'].split('/')[-1] for index in range(len(dataset))]
+
+    for kind in (UnlabeledImages, ImageFolder):
+        assert names(kind(str(tmp_path), pipeline=bands)) == ['1.npy', '2.tif', '3.TIFF']
+        assert names(kind(str(tmp_path), pipeline=rgb)) == ['2.tif', '3.TIFF', '4.jpg']
+    (tmp_path / 'b/3.TIFF').unlink()
+    with pytest.raises(FileNotFoundError, match="b'; expected files ending in .tif .tiff .npy"):
+        ImageFolder(str(tmp_path), pipeline=bands)
+
+
+def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    values = (rng.gamma(2, (300, 40, 5), (8, 64, 64, 3)) + (1000, 0, 0)).astype(np.float32)
+    values[0, 0, 0] = np.nan
+    for index, image in enumerate(values):
+        np.save(tmp_path / f'{index}.npy', image)
+    paths = [str(tmp_path / f'{index}.npy') for index in range(8)]
+    found = band_statistics(paths)
+    pixels = values.reshape(-1, 3)
+    low, high = np.nanpercentile(pixels, (1, 99), axis=0)
+    assert np.allclose(found['low'], low, rtol=1e-4) and np.allclose(found['high'], high, rtol=1e-4)
+    scaled = 255 * ((np.nan_to_num(pixels) - low) / (high - low)).clip(0, 1)
+    assert np.allclose(found['mean'], scaled.mean(0), atol=0.1) and np.allclose(found['std'], scaled.std(0), atol=0.1)
+    run_tool('datasets/band_statistics.py', tmp_path, '--bands', 2, 0)
+    printed = capsys.readouterr().out
+    assert f'bands=[2, 0], low=[{found["low"][2]}, {found["low"][0]}]' in printed
+    np.save(tmp_path / '8.npy', values[0, ..., :2])
+    with pytest.raises(ValueError, match='8.npy has 2 bands, files before it 3'):
+        band_statistics([*paths, str(tmp_path / '8.npy')])
+    np.save(tmp_path / '0.npy', np.zeros((8, 8, 2)))
+    with pytest.raises(ValueError, match='band 0 is 0 nearly everywhere'):
+        band_statistics(paths[:1])

@@ -1,0 +1,47 @@
+"""What a config says of images with many bands: which values become 0 and 255, and mean and deviation of each band.
+
+    python tools/datasets/band_statistics.py data/bands/train
+    python tools/datasets/band_statistics.py data/bands/train --bands 3 2 1 7
+
+It reads some .tif and .npy files of a folder, to any depth, and prints what goes into `LoadBands` and into the data
+preprocessor.
+"""
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _cli import run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', type=Path, help='of .tif and .npy files')
+    parser.add_argument('--bands', type=int, nargs='+', metavar='BAND', help='bands to take, counted from 0')
+    parser.add_argument(
+        '--percentiles',
+        type=float,
+        nargs=2,
+        default=(1, 99),
+        metavar=('LOW', 'HIGH'),
+        help='of the values of a band that become 0 and 255 (default: 1 99)',
+    )
+    parser.add_argument('--num-images', type=int, default=200, help='drawn at random (default: %(default)s)')
+    args = parser.parse_args()
+    from beit_mm.datasets.bands import band_statistics
+    from beit_mm.datasets.listing import BAND_EXTENSIONS, list_images
+
+    if not (args.folder.is_dir() and (paths := list_images(str(args.folder), BAND_EXTENSIONS))):
+        raise FileNotFoundError(f'no {", ".join(BAND_EXTENSIONS)} files in {args.folder}')
+    chosen = random.Random(0).sample(range(len(paths)), min(args.num_images, len(paths)))
+    found = band_statistics([str(args.folder / paths[index]) for index in chosen], args.bands, args.percentiles)
+    bands = f'bands={args.bands}, ' if args.bands else ''
+    print(f'# {len(chosen)} of {len(paths):,} images')
+    print(f"dict(type='beit_mm.LoadBands', {bands}low={found['low']}, high={found['high']})")
+    print(f'data_preprocessor: mean={found["mean"]}, std={found["std"]}')
+
+
+if __name__ == '__main__':
+    run(main)
