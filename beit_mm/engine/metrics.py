@@ -59,29 +59,41 @@ def entropy(tokens: np.ndarray) -> float:
 class TokenizerMetric(BaseMetric):
     """Reconstruction error and codebook usage over the whole evaluation set.
 
-    Takes what `DiscreteVAE` predicts: per image `recon_mae_01`, a scalar, and `tokens`, int (h, w).
+    Takes what `DiscreteVAE` predicts. A hard code is the most likely token of a position, which is what BEiT predicts;
+    a soft code has the probabilities of all tokens.
 
     Returns (all under `tokenizer/`):
-        recon_mae_01: mean absolute error of the images decoded from hard tokens, pixels in [0, 1].
+        recon_mae_01: mean absolute error of the images decoded from hard codes, pixels in [0, 1].
         recon_mae_pm1: the same for pixels in [-1, 1], twice as large; probably the paper's unit.
+        recon_mae_01_soft, recon_mae_pm1_soft: both of the images decoded from soft codes.
         codes_used: different tokens that occur.
+        codes_share: part of the vocabulary that they are.
         perplexity: exp of the entropy of the token frequencies; the vocabulary's size if all are equally frequent.
+        posterior_entropy: mean over positions of the entropy of the tokens' probabilities there, nats.
     """
 
     default_prefix = 'tokenizer'
+    means = ('recon_mae_01', 'recon_mae_01_soft', 'posterior_entropy')
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
-            self.results.append((float(sample['recon_mae_01']), sample['tokens'].cpu().numpy().ravel()))
+            result = {name: float(sample[name]) for name in self.means}
+            result.update(tokens=sample['tokens'].cpu().numpy().ravel(), vocab_size=sample['vocab_size'])
+            self.results.append(result)
 
-    def compute_metrics(self, results: list[tuple[float, np.ndarray]]) -> dict[str, float]:
-        tokens = np.concatenate([tokens for _, tokens in results])
-        mae = float(np.mean([error for error, _ in results]))
+    def compute_metrics(self, results: list[dict]) -> dict[str, float]:
+        hard, soft, posterior_entropy = (float(np.mean([result[name] for result in results])) for name in self.means)
+        tokens = np.concatenate([result['tokens'] for result in results])
+        codes_used = len(np.unique(tokens))
         return dict(
-            recon_mae_01=mae,
-            recon_mae_pm1=2 * mae,
-            codes_used=len(np.unique(tokens)),
+            recon_mae_01=hard,
+            recon_mae_pm1=2 * hard,
+            recon_mae_01_soft=soft,
+            recon_mae_pm1_soft=2 * soft,
+            codes_used=codes_used,
+            codes_share=codes_used / results[0]['vocab_size'],
             perplexity=float(np.exp(entropy(tokens))),
+            posterior_entropy=posterior_entropy,
         )
 
 

@@ -10,6 +10,10 @@ Result:  0.0856 mean absolute error of normalised RGB values on ImageNet-1K (pap
 
 Anneal:  temperature 1 to 1/16 over the first 150,000 steps, KL weight 0 to 6.6 over the first 5,000,
          lr to 1.25e-6 over the first 1,200,000 (DALL-E paper, appendix A)
+Test:    python tools/test.py configs/dvae/dalle_8k_in1k.py CHECKPOINT
+         DALL-E's own weights: python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options
+           model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
+         At 112 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=112
 Time:    long: 1.7 TFLOP an image forward and backward, 2.7e21 FLOP in all; DALL-E's own weights save it
 Shorter: discrete_vae_8k_in1k.py
 Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least 40 % of
@@ -61,6 +65,7 @@ param_scheduler = [
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3_000_000, val_interval=50_000)
 log_processor = dict(by_epoch=False)
-default_hooks = dict(checkpoint=dict(by_epoch=False, interval=10_000))
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.
-custom_hooks = [*_base_.custom_hooks, dict(type='EMAHook', momentum=0.001)]
+default_hooks = dict(
+    checkpoint=dict(by_epoch=False, interval=10_000),
+    ema=dict(type='EMAHook', momentum=0.001))

@@ -1,23 +1,26 @@
-"""A discrete VAE in the style of DALLE-pytorch, 8192 visual tokens, trained on ImageNet-1K images.
+"""Tokenizer table "re-implemented dVAE": the released code's discrete VAE, 8192 visual tokens, trained on ImageNet-1K.
 
 Command: tools/dist_train.sh configs/dvae/discrete_vae_8k_in1k.py 8
 Batch:   8 GPUs x 64 = 512 images, lr 1e-3
 Steps:   50,000, 20.0 times through ImageNet-1K with 1,281,167 images; warm-up 1,000
 Writes:  work_dirs/discrete_vae_8k_in1k/iter_50000.pth
-Model:   discrete VAE of strided convolutions and residual blocks, 16,672,259 parameters; 112 x 112 pixels
+Model:   discrete VAE of strided convolutions and residual blocks, 20,081,411 parameters; 112 x 112 pixels
 Result:  0.0880 mean absolute error of normalised RGB values on ImageNet-1K (paper, tokenizer table, of its
            re-implemented dVAE; resolution and range not stated)
          82.70 ImageNet-1K top-1 after fine-tuning at 224 pixels, of a BEiT pretrained on its tokens (paper, tokenizer
            table)
 
 Anneal:  temperature 1 to 1/16 over the run, KL weight 0 to 0.5 over its first quarter
+Test:    python tools/test.py configs/dvae/discrete_vae_8k_in1k.py CHECKPOINT
+         At 256 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=256
 Time:    not measured
 Shorter: ../demo/dvae.py
-Differs: the paper says no more than "based on DALLE-pytorch, 8K, ImageNet-1K without labels", so the schedules are
-         ours: DALLE-pytorch trains with batch 8, no KL and a learning rate that is gone after 50,000 steps, with which
-         most of a vocabulary is never used. The network has two residual blocks at its bottleneck, 16.67 M parameters;
-         the class in the authors' code (microsoft/unilm `beit/modeling_discrete_vae.py`) has one behind every level,
-         20.08 M: --cfg-options model.bottleneck_blocks=None
+Differs: the paper says no more than "based on DALLE-pytorch, 8K, ImageNet-1K without labels". The network is the class
+         in the authors' code (microsoft/unilm `beit/modeling_discrete_vae.py`); no weights and no training of it were
+         released, so batch, length and schedules are ours. DALLE-pytorch trains with batch 8, no KL and a learning rate
+         that is gone after 50,000 steps, with which most of a vocabulary is never used
+Options: DALLE-pytorch's network, two residual blocks at the bottleneck, 16.67 M parameters, a fifth of the arithmetic:
+         --cfg-options model.bottleneck_blocks=2
 """
 _base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/pretrain_runtime.py']
 
@@ -28,7 +31,7 @@ model = dict(
     vocab_size=8192,
     embed_dims=512,
     num_levels=3,
-    bottleneck_blocks=2,
+    bottleneck_blocks=None,  # one behind every level instead
     loss='mse',
     temperature=(1.0, 1 / 16),
     temperature_steps=50_000,

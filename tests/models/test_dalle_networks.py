@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
+from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels, unmap_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
-from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, logit_laplace_nll
+from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,34 @@ def test_logit_laplace_is_a_density():
     assert torch.trapezoid(density, x).item() == pytest.approx(1, abs=1e-3)
     nll = logit_laplace_nll(torch.tensor(0.5), torch.tensor(1.0), torch.tensor(0.0))
     assert nll.item() == pytest.approx(1 + torch.log(torch.tensor(0.5)).item())
+
+
+def test_small_networks_compute_and_start_as_the_released_class():
+    """microsoft/unilm `beit/modeling_discrete_vae.py`, written out from its layers; torch's own initialisation."""
+    torch.manual_seed(0)
+    encoder, decoder = ConvEncoder(24, 40, 3, None), ConvDecoder(24, 40, 48, 3, None, 3)
+
+    def residual(weights: dict, x: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, weights['net.0.weight'], weights['net.0.bias'], padding=1).relu()
+        y = F.conv2d(y, weights['net.2.weight'], weights['net.2.bias'], padding=1).relu()
+        return F.conv2d(y, weights['net.4.weight'], weights['net.4.bias']) + x
+
+    images = torch.rand(2, 3, 24, 32)
+    x = images
+    for level in range(3):
+        x = F.conv2d(x, *encoder.levels[2 * level][0].parameters(), stride=2, padding=1).relu()
+        x = residual(encoder.levels[2 * level + 1].state_dict(), x)
+    logits = F.conv2d(x, *encoder.output.parameters())
+    torch.testing.assert_close(encoder(images), logits)
+
+    soft = logits.softmax(dim=1)
+    x = torch.stack([(image.flatten(1).t() @ decoder.codebook.weight).t().unflatten(1, (3, 4)) for image in soft])
+    for level in range(3):
+        x = F.conv_transpose2d(x, *decoder.levels[2 * level][0].parameters(), stride=2, padding=1).relu()
+        x = residual(decoder.levels[2 * level + 1].state_dict(), x)
+    torch.testing.assert_close(decoder(soft), F.conv2d(x, *decoder.output.parameters()))
+
+    for name, weight in encoder.named_parameters():  # uniform up to 1 / sqrt(fan in)
+        bound = 1 / encoder.state_dict()[name.replace('bias', 'weight')][0].numel() ** 0.5
+        assert weight.abs().max() <= bound and weight.std() > 0.4 * bound
+    assert decoder.codebook.weight.std().item() == pytest.approx(1, abs=0.05)

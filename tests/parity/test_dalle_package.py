@@ -1,15 +1,19 @@
 """Our DALL-E networks beside those of the `DALL-E` package, with the same random weights."""
 
+import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import NO_WORKERS, ROOT, load_config, run_tool
 
 from beit_mm.checkpoint.io import UnsafeCheckpointError
 from beit_mm.models import DALLETokenizer
 from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
+from beit_mm.registry import DATASETS
 
 dall_e = pytest.importorskip('dall_e')
 
@@ -59,6 +63,52 @@ def test_pickled_modules_give_equal_tokens_and_images(tmp_path, monkeypatch):
     assert torch.equal(tokenizer.encode(images), tokens)
     pictures = dall_e.unmap_pixels(torch.sigmoid(stats[:, :3]))
     torch.testing.assert_close(tokenizer.decode(tokens), pictures, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('size', [16, 32])
+def test_reconstruction_error_of_the_two_files_by_one_command(size, images, tmp_path, monkeypatch):
+    """tools/test.py with OpenAI's files named in the config, against the package's own functions."""
+    monkeypatch.chdir(tmp_path)
+    encoder, decoder = dall_e.Encoder(n_hid=64, vocab_size=512), dall_e.Decoder(n_hid=64, vocab_size=512)
+    torch.save(encoder, 'encoder.pkl')
+    torch.save(decoder, 'decoder.pkl')
+    run_tool(
+        'test.py',
+        ROOT / 'configs/dvae/dalle_8k_in1k.py',
+        '--out',
+        'metrics.json',
+        '--cfg-options',
+        *NO_WORKERS,
+        'model.checkpoint=encoder.pkl',
+        'model.decoder_checkpoint=decoder.pkl',
+        'model.hidden=64',
+        'model.vocab_size=512',
+        f'train_dataloader.dataset.data_root={images}',
+        f'val_dataloader.dataset.data_root={images}',
+        f'test_dataloader.dataset.data_root={images}',
+        'test_dataloader.dataset.data_prefix=',
+        f'test_dataloader.dataset.pipeline.1.size={size}',
+    )
+    found = json.loads((tmp_path / 'metrics.json').read_text())
+
+    config = load_config('dvae/dalle_8k_in1k.py').test_dataloader.dataset.to_dict()
+    config.update(data_root=str(images), data_prefix='')
+    config['pipeline'][1]['size'] = size
+    dataset = DATASETS.build(config)
+    pixels = torch.stack([torch.as_tensor(dataset[i]['inputs']['images']) for i in range(len(dataset))])
+    pixels = pixels.permute(0, 3, 1, 2) / 255
+    posterior = encoder(dall_e.map_pixels(pixels)).softmax(dim=1)
+    tokens = posterior.argmax(dim=1)
+    errors = []
+    for code in (F.one_hot(tokens, 512).permute(0, 3, 1, 2).float(), posterior):
+        decoded = dall_e.unmap_pixels(torch.sigmoid(decoder(code)[:, :3]))
+        errors.append((decoded - pixels).abs().mean().item())
+    assert len(pixels) == 12 and tokens.shape[1:] == (size // 8, size // 8)
+    assert found['tokenizer/recon_mae_01'] == pytest.approx(errors[0], rel=1e-5)
+    assert found['tokenizer/recon_mae_pm1'] == pytest.approx(2 * errors[0], rel=1e-5)
+    assert found['tokenizer/recon_mae_01_soft'] == pytest.approx(errors[1], rel=1e-5)
+    assert found['tokenizer/codes_used'] == len(np.unique(tokens))
 
 
 @pytest.mark.filterwarnings('ignore:Couldn.t retrieve source code')

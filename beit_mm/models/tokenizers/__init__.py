@@ -3,5 +3,6 @@
 from .base import Tokenizer
 from .dalle import DALLETokenizer
 from .discrete_vae import DiscreteVAE
+from .vqkd import VQKDTokenizer
 
-__all__ = ['DALLETokenizer', 'DiscreteVAE', 'Tokenizer']
+__all__ = ['DALLETokenizer', 'DiscreteVAE', 'Tokenizer', 'VQKDTokenizer']

@@ -1,5 +1,6 @@
 """What a visual tokenizer is: the abstract class, and what all those with a codebook share."""
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +19,8 @@ EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplac
 class Tokenizer(nn.Module, ABC):
     """Images to visual tokens. Frozen when it gives the targets of pretraining.
 
+    Images are RGB (C = 3), but for a tokenizer of other bands.
+
     Attributes:
         vocab_size: number of visual tokens.
         stride: pixels per token along a side.
@@ -32,13 +35,27 @@ class Tokenizer(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
-        """Visual tokens int64 (B, H / stride, W / stride) of images float (B, 3, H, W), RGB in [0, 1]."""
+        """Visual tokens int64 (B, H / stride, W / stride) of images float (B, C, H, W) in [0, 1]."""
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """What mmpretrain's BEiT and CAE take from a target generator, in the place of their DALL-E.
+
+        Args:
+            images: float (B, 3, H, W), RGB as their recipes prepare it: squeezed into [0.1, 0.9], see `map_pixels`.
+
+        Returns:
+            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token; they take the argmax.
+        """
+        tokens = self.encode(unmap_pixels(images)).unsqueeze(1)  # B, 1, h, w
+        shape = (len(tokens), self.vocab_size, *tokens.shape[2:])
+        return torch.zeros(shape, dtype=torch.uint8, device=tokens.device).scatter_(1, tokens, 1)
 
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
         """Visual tokens at some positions only.
 
         Args:
-            images: float (B, 3, H, W), RGB in [0, 1].
+            images: float (B, C, H, W) in [0, 1].
             positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
 
         Returns:
@@ -48,12 +65,20 @@ class Tokenizer(nn.Module, ABC):
         return tokens.masked_fill(positions < 0, PADDING)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images float32 (B, 3, h * stride, w * stride), RGB in [0, 1], of tokens int64 (B, h, w).
+        """Images float32 (B, C, h * stride, w * stride) in [0, 1] of tokens int64 (B, h, w).
 
         Raises:
             RuntimeError: the tokenizer has no decoder.
         """
         raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
+
+    def log_likelihood(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """ln p(x | z), nats (B,), of images (B, C, H, W) in [0, 1] given tokens int64 (B, h, w).
+
+        Raises:
+            RuntimeError: the tokenizer has no decoder.
+        """
+        raise RuntimeError(f'this {type(self).__name__} has no decoder, so images have no likelihood given its tokens')
 
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens of an image of `height` x `width` pixels.
@@ -91,6 +116,19 @@ class CodebookTokenizer(Tokenizer):
     def to_images(self, output: Tensor) -> Tensor:
         """The decoder's output as pixels in [0, 1]."""
 
+    def log_density(self, output: Tensor, images: Tensor) -> Tensor:
+        """ln density of pixels in [0, 1] under the distribution that the decoder's output describes.
+
+        Args:
+            output: (B, 2 C, H, W), location and ln scale of the logit-Laplace distribution.
+            images: float (B, C, H, W) in [0, 1].
+
+        Returns:
+            Nats per value, (B, C, H, W).
+        """
+        mu, log_b = output.chunk(2, dim=1)
+        return math.log(1 - 2 * EPS) - logit_laplace_nll(map_pixels(images), mu, log_b)
+
     def prepare(self, device: torch.device) -> None:
         """Called before the networks run on tensors of `device`."""
 
@@ -99,7 +137,7 @@ class CodebookTokenizer(Tokenizer):
         """Visual tokens of images.
 
         Args:
-            images: float (B, 3, H, W), RGB in [0, 1].
+            images: float (B, C, H, W) in [0, 1].
 
         Returns:
             int64 (B, H / stride, W / stride).
@@ -114,7 +152,7 @@ class CodebookTokenizer(Tokenizer):
         With DALL-E's 8192 words and 75 of 196 positions this saves 4.1 of 52.1 GFLOP an image.
 
         Args:
-            images: float (B, 3, H, W), RGB in [0, 1].
+            images: float (B, C, H, W) in [0, 1].
             positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
 
         Returns:
@@ -135,18 +173,43 @@ class CodebookTokenizer(Tokenizer):
             tokens: int64 (B, h, w).
 
         Returns:
-            float32 (B, 3, h * stride, w * stride), RGB in [0, 1].
+            float32 (B, C, h * stride, w * stride) in [0, 1].
 
         Raises:
             RuntimeError: the tokenizer was built without a decoder.
         """
+        return self.to_images(self._decoder_output(tokens))
+
+    @torch.no_grad()
+    def log_likelihood(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """ln p(x | z): of 8-bit images given tokens, under the decoder.
+
+        The decoder describes a density. Times the width of an 8-bit level, 1/255, it is the probability of the level.
+
+        Args:
+            images: float (B, C, H, W) in [0, 1].
+            tokens: int64 (B, H / stride, W / stride).
+
+        Returns:
+            Nats of each image, float32 (B,).
+
+        Raises:
+            RuntimeError: the tokenizer was built without a decoder.
+
+        Source: paper section 2.4, the first term of equations 2 and 3.
+        """
+        density = self.log_density(self._decoder_output(tokens), images)  # B, C, H, W
+        return (density - math.log(255)).flatten(1).sum(dim=1)
+
+    def _decoder_output(self, tokens: Tensor) -> Tensor:
         if self.decoder is None:
             raise RuntimeError(
-                f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn; give it decoder_checkpoint.'
+                f'this {type(self).__name__} has no decoder, so its tokens cannot be decoded; '
+                'give it decoder_checkpoint.'
             )
         self.prepare(tokens.device)
         with without_autocast(tokens):
-            return self.to_images(self.decoder.from_tokens(tokens).float())
+            return self.decoder.from_tokens(tokens).float()
 
     def _features(self, images: Tensor) -> Tensor:
         self.grid_size(*images.shape[-2:])
@@ -167,6 +230,26 @@ def map_pixels(images: Tensor) -> Tensor:
 def unmap_pixels(images: Tensor) -> Tensor:
     """Inverse of `map_pixels`, clamped to [0, 1]."""
     return ((images - EPS) / (1 - 2 * EPS)).clamp(0, 1)
+
+
+def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
+    """Negative log likelihood of pixels under the logit-Laplace distribution, elementwise.
+
+    f(x | mu, b) = exp(-|logit(x) - mu| / b) / (2 b x (1 - x)), hence
+    -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)).
+
+    Args:
+        mapped: pixels after `map_pixels`, in (0, 1).
+        mu: location, on the logit scale, same shape.
+        log_b: ln of the scale b, same shape.
+
+    Returns:
+        Nats per value, same shape. It is a density: negative values are normal.
+
+    Source: DALL-E paper (arXiv 2102.12092), appendix A.3.
+    """
+    distance = (torch.logit(mapped) - mu).abs()
+    return distance * torch.exp(-log_b) + log_b + (mapped * (1 - mapped)).log() + math.log(2)
 
 
 def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:

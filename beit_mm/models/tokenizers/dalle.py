@@ -93,7 +93,7 @@ class DALLETokenizer(CodebookTokenizer):
 
     def to_images(self, output: Tensor) -> Tensor:
         """The decoder's output, float32, as pixels in [0, 1]: its location, without the scale."""
-        return unmap_pixels(output[:, :3].sigmoid())
+        return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
 
     def prepare(self, device: torch.device) -> None:
         """Rounds the weights to the precision that `device` calls for."""
@@ -175,19 +175,19 @@ class DALLEEncoder(nn.Module):
     Source: openai/DALL-E `dall_e/encoder.py`.
     """
 
-    def __init__(self, hidden: int = 256, vocab_size: int = 8192) -> None:
+    def __init__(self, hidden: int = 256, vocab_size: int = 8192, in_channels: int = 3) -> None:
         super().__init__()
         widths = [factor * hidden for factor in GROUP_WIDTHS]
         self.blocks = nn.Sequential(
             OrderedDict(
-                input=DALLEConv2d(3, hidden, 7),
+                input=DALLEConv2d(in_channels, hidden, 7),
                 **_groups(hidden, widths, (3, 3, 3, 1), ('pool', nn.MaxPool2d(2))),
                 output=nn.Sequential(OrderedDict(relu=nn.ReLU(), conv=DALLEConv2d(widths[-1], vocab_size, 1))),
             )
         )
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) mapped pixels to (B, 8 hidden, H/8, W/8), the input of `output`."""
+        """(B, in_channels, H, W) mapped pixels to (B, 8 hidden, H/8, W/8), the input of `output`."""
         for layer in self.blocks[:-1]:
             x = layer(x)
         return x
@@ -208,8 +208,8 @@ class DALLEEncoder(nn.Module):
 class DALLEDecoder(nn.Module):
     """(Relaxed) one-hot tokens to the parameters of the pixels' distribution.
 
-    The codebook is the input convolution: its columns are the tokens' embeddings, `embed_dims` wide. The 6
-    `out_channels` are the logit-Laplace's location and ln scale of three colours.
+    The codebook is the input convolution: its columns are the tokens' embeddings, `embed_dims` wide. The
+    `out_channels` are the logit-Laplace's location of each colour, then its ln scale of each.
 
     Source: openai/DALL-E `dall_e/decoder.py`.
     """

@@ -13,9 +13,21 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from beit_mm.models.tokenizers.base import CodebookTokenizer, load_exactly, map_pixels, read_weights, unmap_pixels
-from beit_mm.models.tokenizers.dalle import STRIDE, DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.base import (
+    CodebookTokenizer,
+    load_exactly,
+    logit_laplace_nll,
+    map_pixels,
+    read_weights,
+    unmap_pixels,
+    without_autocast,
+)
+from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
+
+CHECKPOINT_ADVICE = (
+    "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
+)
 
 
 @MODELS.register_module()
@@ -25,8 +37,8 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
     sample of it and minimises
 
-        loss_recon   mean over pixels and colours of the reconstruction loss
-        loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * 3)
+        loss_recon   mean over pixels and channels of the reconstruction loss
+        loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * channels)
 
     so both are per pixel value, as in DALL-E, whose beta of 6.6 at 192 values a token (8 x 8 x 3) is a weight of
     6.6 / 192 on the KL per position. As a tokenizer it takes the argmax.
@@ -37,20 +49,26 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         vocab_size: number of visual tokens.
         embed_dims: width of the codebook.
         num_levels: halvings of the resolution; 'dalle' has 3.
+        in_channels: of the images: 3 for RGB, or any number of bands.
         bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every level.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
+        straight_through: decode one-hot samples with the gradient of relaxed ones; DALL-E decodes relaxed ones.
         temperature: (start, end) of the Gumbel-softmax.
         temperature_steps: forward passes in training until `end` is reached, along a cosine.
         kl_weight: DALL-E's beta. It keeps the vocabulary in use: too little of it, and a few tokens do all the work.
             6.6 suits 'laplace', whose values are larger, 0.5 suits 'mse'.
         kl_steps: forward passes in training over which the weight rises from 0, along a cosine.
-        checkpoint: trained weights, a local path: a run's checkpoint or a plain state dict.
-        sha256: expected hash of that file.
+        checkpoint: trained weights, a path or a URL: a run's checkpoint or a plain state dict; with
+            `decoder_checkpoint` the encoder's alone.
+        decoder_checkpoint: the decoder's weights where they have a file of their own, as DALL-E's: decoder.pkl beside
+            encoder.pkl, for arch 'dalle', loss 'laplace' and embed_dims 128.
+        sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
         init_cfg: as mmengine.
 
     Raises:
-        ValueError: unknown `arch` or `loss`, or `num_levels` that 'dalle' cannot have.
+        ValueError: unknown `arch` or `loss`, `num_levels` that 'dalle' cannot have, or weights of another network.
+        FileNotFoundError: no weights; says where it looked and where to get them.
 
     Source: DALL-E paper (arXiv 2102.12092) appendix A; lucidrains/DALLE-pytorch `dalle_pytorch.py`.
     """
@@ -62,13 +80,16 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         vocab_size: int = 8192,
         embed_dims: int = 512,
         num_levels: int = 3,
+        in_channels: int = 3,
         bottleneck_blocks: int | None = None,
         loss: str = 'mse',
+        straight_through: bool = False,
         temperature: tuple[float, float] = (1.0, 1 / 16),
         temperature_steps: int = 150_000,
         kl_weight: float = 6.6,
         kl_steps: int = 5000,
         checkpoint: str | None = None,
+        decoder_checkpoint: str | None = None,
         sha256: str | None = None,
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
@@ -76,20 +97,21 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
         if loss not in ('laplace', 'mse'):
             raise ValueError(f"loss must be 'laplace' or 'mse', got {loss!r}.")
-        out_channels = 6 if loss == 'laplace' else 3
+        out_channels = 2 * in_channels if loss == 'laplace' else in_channels
         if arch == 'dalle':
             if 2**num_levels != STRIDE:
                 raise ValueError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
-            self.encoder = DALLEEncoder(hidden, vocab_size)
+            self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
             self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels=out_channels)
         elif arch == 'conv':
-            self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks)
+            self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
             self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
         else:
             raise ValueError(f"arch must be 'dalle' or 'conv', got {arch!r}.")
         self.vocab_size = vocab_size
         self.stride = 2**num_levels
         self.loss = loss
+        self.straight_through = straight_through
         self.temperature = temperature
         self.temperature_steps = temperature_steps
         self.kl_weight = kl_weight
@@ -97,25 +119,23 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         self.register_buffer('steps', torch.zeros((), dtype=torch.int64))
         self.provenance = dict(type='DiscreteVAE', arch=arch, precision='fp32', path='random weights', sha256='')
         if checkpoint is not None:
-            state, file = read_weights(
-                checkpoint,
-                sha256,
-                advice='Train it with a config of configs/dvae and name the '
-                "run's checkpoint in the tokenizer's `checkpoint`.",
-            )
-            own = ('encoder.', 'decoder.', 'steps')  # a run may keep a preprocessor's buffers too
-            load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
-            self.provenance.update(file)
+            self._load(checkpoint, decoder_checkpoint, sha256)
+        elif decoder_checkpoint is not None:
+            raise ValueError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
 
     def forward(
         self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """mmengine's entry, for `images` float (B, 3, H, W), RGB in [0, 1].
+        """mmengine's entry, for `images` float (B, in_channels, H, W), in [0, 1].
 
         Returns:
             mode 'loss': `loss_recon` and `loss_kl`, and for the log `temperature` and, of this batch, `codes_used` and
-            `perplexity`. 'predict': per image `recon_mae_01` and `tokens`, int32 (h, w).
+            `perplexity`. 'predict': per image `recon_mae_01` from hard codes (the argmax) and `recon_mae_01_soft` from
+            soft ones (the probabilities), `posterior_entropy` in nats per position, `tokens`, int32 (h, w), and
+            `vocab_size`.
         """
+        if isinstance(inputs, Tensor):  # as mmpretrain's BEiT calls its target generator
+            return super().forward(inputs)
         images = inputs['images']
         if mode == 'loss':
             return self._losses(images)
@@ -124,7 +144,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         raise ValueError(f"DiscreteVAE has modes 'loss' and 'predict', got {mode!r}.")
 
     def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Title -> float (B, 3, H, W) in [0, 1]: the images and what is left of them in tokens."""
+        """Title -> float (B, in_channels, H, W) in [0, 1]: the images and what is left of them in tokens."""
         images = inputs['images']
         return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
@@ -135,15 +155,44 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     def to_images(self, output: Tensor) -> Tensor:
         """The decoder's output as pixels in [0, 1]."""
         if self.loss == 'laplace':
-            return unmap_pixels(output[:, :3].sigmoid())
+            return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
         return (0.5 * output + 0.5).clamp(0, 1)
+
+    def log_density(self, output: Tensor, images: Tensor) -> Tensor:
+        """As CodebookTokenizer; of 'mse' that of a Gaussian around the decoded image.
+
+        'mse' says nothing of its variance. It is the mean squared error of these images, so it is fitted on what it is
+        applied to: the density depends on the batch, and gives no bound.
+        """
+        if self.loss == 'laplace':
+            return super().log_density(output, images)
+        error = (0.5 * output + 0.5 - images).square()
+        variance = error.mean()
+        return -0.5 * (error / variance + torch.log(2 * math.pi * variance))
+
+    def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
+        state, file = read_weights(checkpoint, sha256, CHECKPOINT_ADVICE)
+        self.provenance.update(file)
+        if decoder_checkpoint is not None:
+            load_exactly(self.encoder, state, checkpoint)
+            state, file = read_weights(decoder_checkpoint, None, DECODER_ADVICE)
+            load_exactly(self.decoder, state, decoder_checkpoint)
+            self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
+            return
+        if all(name.startswith('blocks.') for name in state):
+            raise ValueError(
+                f"{checkpoint} holds one of DALL-E's two networks; name encoder.pkl in checkpoint and decoder.pkl in "
+                'decoder_checkpoint, or take a DALLETokenizer, which needs no decoder.'
+            )
+        own = ('encoder.', 'decoder.', 'steps')  # a run may keep a preprocessor's buffers too
+        load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         self.grid_size(*images.shape[-2:])
         target = self.to_input(images)
         logits = self.encoder(target).float()  # (B, V, h, w)
         tau = _cosine(*self.temperature, self.steps / self.temperature_steps)
-        z = F.gumbel_softmax(logits, tau=tau, dim=1)
+        z = F.gumbel_softmax(logits, tau=tau, hard=self.straight_through, dim=1)
         log_q = logits.log_softmax(dim=1)
         # KL(q || uniform) = sum q ln q + ln V at each position
         kl = (log_q.exp() * log_q).sum(dim=1) + math.log(self.vocab_size)
@@ -172,35 +221,31 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         frequencies = counts / counts.sum()
         return dict(codes_used=(counts > 0).float().sum(), perplexity=torch.special.entr(frequencies).sum().exp())
 
-    def _predict(self, images: Tensor) -> list[dict[str, Tensor]]:
-        tokens = self.encode(images)
-        errors = (self.decode(tokens) - images).abs().mean(dim=(1, 2, 3))
-        return [dict(recon_mae_01=error, tokens=grid) for error, grid in zip(errors, tokens.int(), strict=True)]
+    @torch.no_grad()
+    def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
+        with without_autocast(images):
+            posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
+            soft = self.to_images(self.decoder(posterior).float())
+        tokens = posterior.argmax(dim=1)
+        values = dict(
+            recon_mae_01=_absolute_error(self.decode(tokens), images),
+            recon_mae_01_soft=_absolute_error(soft, images),
+            posterior_entropy=torch.special.entr(posterior).sum(dim=1).mean(dim=(1, 2)),
+            tokens=tokens.int(),
+        )
+        return [
+            dict(zip(values, row, strict=True), vocab_size=self.vocab_size)
+            for row in zip(*values.values(), strict=True)
+        ]
+
+
+def _absolute_error(decoded: Tensor, images: Tensor) -> Tensor:
+    return (decoded - images).abs().mean(dim=(1, 2, 3))
 
 
 def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
     """From `start` to `end` along half a cosine while `progress` goes from 0 to 1."""
     return end + (start - end) * 0.5 * (1 + torch.cos(math.pi * progress.clamp(max=1)))
-
-
-def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
-    """Negative log likelihood of pixels under the logit-Laplace distribution, elementwise.
-
-    f(x | mu, b) = exp(-|logit(x) - mu| / b) / (2 b x (1 - x)), hence
-    -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)).
-
-    Args:
-        mapped: pixels after `map_pixels`, in (0, 1).
-        mu: location, on the logit scale, same shape.
-        log_b: ln of the scale b, same shape.
-
-    Returns:
-        Nats per value, same shape. It is a density: negative values are normal.
-
-    Source: DALL-E paper (arXiv 2102.12092), appendix A.3.
-    """
-    distance = (torch.logit(mapped) - mu).abs()
-    return distance * torch.exp(-log_b) + log_b + (mapped * (1 - mapped)).log() + math.log(2)
 
 
 class ConvResBlock(nn.Module):
@@ -226,10 +271,11 @@ class ConvEncoder(nn.Module):
     Source: microsoft/unilm `beit/modeling_discrete_vae.py` (bottleneck_blocks None), lucidrains/DALLE-pytorch (2).
     """
 
-    def __init__(self, hidden: int, vocab_size: int, num_levels: int, bottleneck_blocks: int | None) -> None:
+    def __init__(
+        self, hidden: int, vocab_size: int, num_levels: int, bottleneck_blocks: int | None, in_channels: int = 3
+    ) -> None:
         super().__init__()
         self.levels = nn.Sequential()
-        in_channels = 3
         for _ in range(num_levels):
             self.levels.append(nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
             if bottleneck_blocks is None:
@@ -239,7 +285,7 @@ class ConvEncoder(nn.Module):
         self.output = nn.Conv2d(hidden, vocab_size, 1)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) to (B, hidden, H/2^levels, W/2^levels), the input of `output`."""
+        """(B, in_channels, H, W) to (B, hidden, H/2^levels, W/2^levels), the input of `output`."""
         return self.levels(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -249,8 +295,8 @@ class ConvEncoder(nn.Module):
 class ConvDecoder(nn.Module):
     """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook of width `embed_dims`.
 
-    With a number of `bottleneck_blocks` a 1x1 layer comes first. 3 `out_channels` are pixels, 6 the logit-Laplace's
-    location and ln scale.
+    With a number of `bottleneck_blocks` a 1x1 layer comes first. `out_channels` are the images' channels, or the
+    logit-Laplace's location of each and then its ln scale of each.
     """
 
     def __init__(

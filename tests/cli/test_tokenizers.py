@@ -1,0 +1,119 @@
+"""Tokenizers on the command line: trained with a moving average, tested, resumed, and their likelihood, on a CPU."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import narrow_pretraining
+from helpers import NO_WORKERS, ROOT, run_tool
+from PIL import Image
+
+from beit_mm.models import DiscreteVAE
+from beit_mm.registry import MODELS
+from beit_mm.visualization.pictures import MARGIN, SIDE
+
+DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
+NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)
+
+
+@pytest.fixture
+def options(images, tmp_path, monkeypatch) -> list[str]:
+    """DALL-E's training made small: four steps on twelve images; the test's folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    loaders = [f'{split}_dataloader' for split in ('train', 'val', 'test')]
+    return [
+        '--cfg-options',
+        *NO_WORKERS,
+        *(f'model.{name}={value}' for name, value in NARROW.items()),
+        *(f'{loader}.dataset.data_root={images}' for loader in loaders),
+        *(f'{loader}.dataset.data_prefix=' for loader in loaders),
+        *(f'{loader}.dataset.pipeline.1.size=16' for loader in loaders),
+        *(f'{loader}.batch_size=4' for loader in loaders),
+        'train_cfg.max_iters=4',
+        'train_cfg.val_interval=4',
+        'default_hooks.checkpoint.interval=1',
+        'default_hooks.checkpoint.max_keep_ckpts=-1',
+        'default_hooks.ema.momentum=0.25',
+        'optim_wrapper.optimizer.lr=0.01',
+    ]
+
+
+def test_the_average_of_the_weights_is_kept_tested_and_resumed(options):
+    run_tool('train.py', DALLE, *options)
+    work = Path('work_dirs/dalle_8k_in1k')
+    log = next(work.glob('*/*.log')).read_text()
+    files = [torch.load(work / f'iter_{step}.pth', weights_only=True) for step in range(1, 5)]
+    trained = [
+        {name.removeprefix('module.'): tensor for name, tensor in file['ema_state_dict'].items()} for file in files
+    ]
+    average = trained[0]  # the average begins with the first step's weights
+    for weights in trained[1:]:
+        average = {name: 0.75 * average[name] + 0.25 * weights[name] for name in average if name != 'steps'}
+    used = DiscreteVAE('dalle', loss='laplace', checkpoint=str(work / 'iter_4.pth'), **NARROW)
+    for name, tensor in average.items():
+        torch.testing.assert_close(used.state_dict()[name], tensor, msg=name)
+        assert not name.endswith('.w') or not torch.equal(tensor, trained[-1][name])
+    assert used.steps == 4  # of the schedules
+
+    run_tool('test.py', DALLE, work / 'iter_4.pth', '--out', 'metrics.json', *options)
+    metrics = json.loads(Path('metrics.json').read_text())
+    for name in ('recon_mae_01', 'recon_mae_pm1_soft', 'codes_share', 'posterior_entropy'):
+        validated = re.search(rf'Iter\(val\).* tokenizer/{name}: ([\d.]+)', log)[1]
+        assert f'{metrics[f"tokenizer/{name}"]:.4f}' == validated
+    with Image.open(work / 'pictures/test.png') as picture:
+        assert picture.width == MARGIN + 2 * (SIDE + MARGIN)  # image, and what its tokens say of it
+
+    (Path('resumed')).mkdir()
+    (Path('resumed/iter_2.pth')).hardlink_to(work / 'iter_2.pth')
+    run_tool('train.py', DALLE, '--work-dir', 'resumed', '--resume', *options)
+    resumed = torch.load('resumed/iter_4.pth', weights_only=True)
+    for part in ('state_dict', 'ema_state_dict'):
+        assert all(torch.equal(resumed[part][name], tensor) for name, tensor in files[-1][part].items())
+
+
+def test_no_checkpoint_needs_one_in_the_config(options):
+    with pytest.raises(SystemExit, match='no CHECKPOINT given'):
+        run_tool('test.py', DALLE, *options)
+
+
+def test_likelihood_adds_up_and_is_that_of_the_pretraining(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = narrow_pretraining(images, tmp_path)
+    config.dump('pretrain.py')
+    run_tool('train.py', 'pretrain.py')
+    checkpoint = tmp_path / 'work/epoch_2.pth'
+    run_tool('test.py', 'pretrain.py', checkpoint, '--out', 'metrics.json')
+    run_tool('likelihood.py', 'pretrain.py', checkpoint, '--out', 'likelihood.json', folder=ROOT / 'tools/analysis')
+    found = json.loads(Path('likelihood.json').read_text())
+    nats = {name: row['nats'] for name, row in found.items()}
+    image = nats['ln p(x | z)']
+    masked, every = (nats[f'ln p(z | masked image), {patches} patches'] for patches in ('masked', 'all'))
+    assert nats['sum, equation 3'] == pytest.approx(image + masked)
+    assert nats['sum, all patches'] == pytest.approx(image + every)
+    assert nats['sum, uniform'] == pytest.approx(image - 16 * math.log(32))
+    assert found['ln p(x | z)']['bits'] == pytest.approx(-image / (32 * 32 * 3 * math.log(2)))
+    loss = json.loads(Path('metrics.json').read_text())['mim_loss']  # a patch; at most 6 are masked, some blocks fewer
+    assert every < masked < 0 and 4 <= -masked / loss < 6.001
+    assert np.isfinite(list(nats.values())).all()
+
+
+def test_likelihood_without_a_decoder_is_one_line(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = narrow_pretraining(images, tmp_path)
+    arch = dict(embed_dims=32, num_layers=2, num_heads=4)
+    sizes = dict(arch=arch, img_size=32, patch_size=8, code_dims=4, vocab_size=32)
+    config.model.target_generator = dict(type='beit_mm.VQKDTokenizer', random_weights=True, **sizes)
+    config.dump('pretrain.py')
+    torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), 'beit.pth')
+    with pytest.raises(SystemExit, match='^error: this VQKDTokenizer has no decoder, so images have no .*tokens$'):
+        run_tool('likelihood.py', 'pretrain.py', 'beit.pth', folder=ROOT / 'tools/analysis')
+
+
+def test_likelihood_of_pixels_is_refused():
+    with pytest.raises(SystemExit, match='has no visual tokens; expected'):
+        pixels = ROOT / 'configs/ablation/pretrain_pixels_300e.py'
+        run_tool('likelihood.py', pixels, 'x.pth', folder=ROOT / 'tools/analysis')
