@@ -10,9 +10,11 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.listing import EXTENSIONS, Paths, Samples, list_images, list_subfolders
+from beit_mm.datasets.bands import LoadBands
+from beit_mm.datasets.listing import BAND_EXTENSIONS, EXTENSIONS, Paths, Samples, list_images, list_subfolders
+from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
-from beit_mm.datasets.transforms import UnreadableImageError
+from beit_mm.datasets.shards import Shards, ShardSamples, read_shards
 from beit_mm.registry import DATASETS
 
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
@@ -24,7 +26,8 @@ class UnlabeledImages(BaseDataset):
     """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see datasets.samplers).
 
     Args:
-        data_root: folder of images, searched to any depth; class folders are not needed and do no harm.
+        data_root: folder of images, searched to any depth; class folders are not needed and do no harm; or of tar
+            shards with their index, see datasets.shards.
         ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`, a label after it
             is ignored. '' takes every image of the folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
@@ -35,7 +38,8 @@ class UnlabeledImages(BaseDataset):
     `data_list` holds the paths compactly, as Samples, and stays in one piece of memory for all workers.
 
     Raises:
-        FileNotFoundError: the folder or list is missing or holds no images.
+        FileNotFoundError: the folder or list is missing or holds no images, or a shard is missing.
+        ValueError: the index of the shards is damaged, or does not fit them.
         PermissionError: a folder cannot be listed.
         UnreadableImageError: see `on_error`; with 'skip' when 10 substitutes cannot be read either.
     """
@@ -53,14 +57,17 @@ class UnlabeledImages(BaseDataset):
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
+        shards = read_shards(folder)
         if self.ann_file:  # without the labels
             paths = Paths.of(re.sub(r'\s+\d+$', '', line) for line in read_lines(self.ann_file) if line)
         else:
-            paths = list_images(folder)
+            paths = shards.paths if shards else list_images(folder, extensions_of(self.pipeline.transforms))
         if not paths:
-            place = self.ann_file or folder
-            raise FileNotFoundError(f'no images in {place!r}; expected files ending in {" ".join(EXTENSIONS)}')
-        return Samples(folder, paths)
+            place, endings = self.ann_file or folder, ' '.join(extensions_of(self.pipeline.transforms))
+            raise FileNotFoundError(f'no images in {place!r}; expected files ending in {endings}')
+        if shards is None:
+            return Samples(folder, paths)
+        return ShardSamples(shards, shards.rows_of(paths, self.ann_file) if self.ann_file else np.arange(len(paths)))
 
     def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
         """Leaves Samples as they are, which are as compact; pickles the dicts that a subclass may have made of them."""
@@ -86,6 +93,11 @@ class UnlabeledImages(BaseDataset):
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
+def extensions_of(transforms: Sequence) -> tuple[str, ...]:
+    """Endings of the files that a pipeline reads."""
+    return BAND_EXTENSIONS if any(isinstance(transform, LoadBands) for transform in transforms) else EXTENSIONS
+
+
 def read_lines(path: str) -> list[str]:
     """Lines of a file without the space around them; bytes that are no UTF-8 stay what they are in file names."""
     if not os.path.isfile(path):
@@ -104,7 +116,8 @@ class ImageFolder(UnlabeledImages):
     With LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
 
     Args:
-        data_root: folder of the class folders, or of what `ann_file` and `data_prefix` name.
+        data_root: folder of the class folders, or of what `ann_file` and `data_prefix` name; or of tar shards with
+            their index, where the class is an image's first folder, or the number in the .cls file beside it.
         classes: names of the classes in the order of their labels, or a file with one name a line. None: the names of
             the folders, sorted, as torchvision and mmpretrain do. With `test_mode=True` a class of the list may have no
             folder; the log says so.
@@ -113,8 +126,9 @@ class ImageFolder(UnlabeledImages):
         data_prefix, on_error, kwargs: as UnlabeledImages.
 
     Raises:
-        FileNotFoundError: a folder or list is missing, or a class has no images.
-        ValueError: a label or class that does not exist, or that is not the folder's; names file and line.
+        FileNotFoundError: a folder, list or shard is missing, or a class has no images.
+        ValueError: a label or class that does not exist, or that is not the folder's; names file and line. Or as
+            UnlabeledImages.
         UnreadableImageError: as UnlabeledImages.
     """
 
@@ -142,34 +156,66 @@ class ImageFolder(UnlabeledImages):
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder with one folder a class')
-        with os.scandir(folder) as entries:
-            folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
+        shards = read_shards(folder)
+        if shards:
+            folders = list(shards.classes)
+        else:
+            with os.scandir(folder) as entries:
+                folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith('.'))
         if 'classes' not in self._metainfo:
+            if shards and not folders:  # numbered by .cls files
+                folders = [str(number) for number in range(shards.label.max() + 1)]
             if not folders:
                 raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
             self._metainfo['classes'] = tuple(folders)
         labels = {name: label for label, name in enumerate(self.CLASSES)}
-        return Samples(folder, *(self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)))
+        if shards and not self.ann_file:
+            return ShardSamples(shards, *self._select(shards, labels))
+        paths, found = self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)
+        if shards:
+            return ShardSamples(shards, shards.rows_of(paths, self.ann_file), found)
+        return Samples(folder, paths, found)
 
     def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """All images of all classes, and their labels."""
+        names = self._present(folder, folders, labels)
+        extensions = extensions_of(self.pipeline.transforms)
+        paths, counts = list_subfolders(folder, names, extensions)
+        if 0 in counts:
+            path, endings = os.path.join(folder, names[counts.index(0)]), ' '.join(extensions)
+            raise FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
+        return paths, np.repeat([labels[name] for name in names], counts)
+
+    def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of all images of all classes, class by class as in a folder, and their labels."""
+        found = shards.label
+        if shards.classes:
+            self._present(shards.folder, list(shards.classes), labels)
+            found = np.array([labels.get(name, -1) for name in shards.classes] + [-1])[found]  # -1 stays -1
+        elif found.min() < 0 or found.max() >= len(labels):
+            row = int(np.flatnonzero((found < 0) | (found >= len(labels)))[0])
+            number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
+            raise ValueError(f'{shards.path(row)} has {number}; expected numbers from 0 to {len(labels) - 1}')
+        rows = np.flatnonzero(found >= 0)
+        rows = rows[np.argsort(found[rows], kind='stable')]
+        return rows, found[rows]
+
+    def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
+        """The classes that have a folder; says which have none, and which folders are left out."""
         if left_out := [name for name in folders if name not in labels]:
             message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
             print_log(message, logger='current', level=logging.WARNING)
+        present = set(folders)
         for name in labels:
-            if name not in folders:
+            if name not in present:
                 message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
                 if not self.test_mode:
                     raise FileNotFoundError(f'{message}; expected one folder a class')
                 print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
-        names = [name for name in labels if name in folders]
+        names = [name for name in labels if name in present]
         if not names:
             raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')
-        paths, counts = list_subfolders(folder, names)
-        if 0 in counts:
-            path, endings = os.path.join(folder, names[counts.index(0)]), ' '.join(EXTENSIONS)
-            raise FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
-        return paths, np.repeat([labels[name] for name in names], counts)
+        return names
 
     def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """The images of the list, and their labels: each its line's or its folder's."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from beit_mm.checkpoint.io import atomic_file
-from beit_mm.datasets.transforms import readable
+from beit_mm.datasets.reading import readable
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
-ENDINGS = tuple(extension.encode() for extension in EXTENSIONS)
+BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # of what LoadBands reads
 MIN_REMEMBERED = 100_000  # images from which on a listing is kept in the cache
 SETTLED = 2_000_000_000  # ns since the last change of a folder, after which its time stamp tells of the next one
 
@@ -73,7 +74,7 @@ class Samples(Sequence[dict]):
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
 
-def list_images(folder: str) -> Paths:
+def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS) -> Paths:
     """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
 
     What ends like an image and is no folder counts, if it can be read or not. Links are followed, and every folder is
@@ -82,22 +83,25 @@ def list_images(folder: str) -> Paths:
     Raises:
         PermissionError: a folder cannot be listed; names it.
     """
-    return list_subfolders(folder, [''])[0]
+    return list_subfolders(folder, [''], extensions)[0]
 
 
-def list_subfolders(folder: str, names: Sequence[str]) -> tuple[Paths, list[int]]:
+def list_subfolders(
+    folder: str, names: Sequence[str], extensions: Sequence[str] = EXTENSIONS
+) -> tuple[Paths, list[int]]:
     """Paths of all images below some folders of a folder, relative to that one, and how many each of them has.
 
     Long listings are remembered in `$XDG_CACHE_HOME/beit_mm`, or `~/.cache/beit_mm`, until a folder changes.
     """
     root = os.fsencode(folder) or b'.'
-    cache = cache_file(root, names)
+    endings = tuple(extension.encode() for extension in extensions)
+    cache = cache_file(root, names, endings)
     if (remembered := recall(cache, root)) is not None:
         return remembered
     now = time.time_ns()
     text, counts, states = bytearray(), [], {}
     for name in names:
-        found = search(root, os.fsencode(name), states)
+        found = search(root, os.fsencode(name), endings, states)
         counts.append(found.count(0))
         text += found
     paths = Paths(bytes(text))
@@ -106,14 +110,14 @@ def list_subfolders(folder: str, names: Sequence[str]) -> tuple[Paths, list[int]
     return paths, counts
 
 
-def search(root: bytes, name: bytes, states: dict[bytes, tuple[int, int]]) -> bytearray:
+def search(root: bytes, name: bytes, endings: tuple[bytes, ...], states: dict[bytes, tuple[int, int]]) -> bytearray:
     """The images below one folder of `root`, as Paths has them; adds the state of each folder that was searched."""
     real = os.path.realpath(os.path.join(root, name))
     # a link to a folder above leads in a circle
     seen = {real, *(os.fsencode(parent) for parent in Path(os.fsdecode(real)).parents)}
     links: list[bytes] = []
     text = bytearray()
-    walk(root, name, real, seen, links, states, text)
+    walk(root, name, real, endings, seen, links, states, text)
     if not links:
         return text
     while links:
@@ -122,7 +126,7 @@ def search(root: bytes, name: bytes, states: dict[bytes, tuple[int, int]]) -> by
         real = os.path.realpath(os.path.join(root, link))
         if real not in seen:
             seen.add(real)
-            walk(root, link, real, seen, links, states, text)
+            walk(root, link, real, endings, seen, links, states, text)
     return bytearray(b''.join(path + b'\0' for path in sorted(text.split(b'\0')) if path))
 
 
@@ -130,6 +134,7 @@ def walk(
     root: bytes,
     top: bytes,
     real_top: bytes,
+    endings: tuple[bytes, ...],
     seen: set[bytes],
     links: list[bytes],
     states: dict[bytes, tuple[int, int]],
@@ -139,7 +144,7 @@ def walk(
 
     def entries(path: bytes) -> Iterator[bytes]:
         prefix = path and path + b'/'
-        return (prefix + entry for entry in read_folder(root, path, links, states))
+        return (prefix + entry for entry in read_folder(root, path, endings, links, states))
 
     stack = [entries(top)]
     while stack:
@@ -157,7 +162,9 @@ def walk(
             stack.pop()
 
 
-def read_folder(root: bytes, path: bytes, links: list[bytes], states: dict[bytes, tuple[int, int]]) -> list[bytes]:
+def read_folder(
+    root: bytes, path: bytes, endings: tuple[bytes, ...], links: list[bytes], states: dict[bytes, tuple[int, int]]
+) -> list[bytes]:
     """Names of images and, with a slash, of folders in one folder, in the order of the paths that they lead to."""
     names = []
     folder = os.path.join(root, path)
@@ -172,7 +179,7 @@ def read_folder(root: bytes, path: bytes, links: list[bytes], states: dict[bytes
                     names.append(name + b'/')
                 elif entry.is_symlink() and os.path.isdir(entry.path):
                     links.append(os.path.join(path, name))
-                elif name.lower().endswith(ENDINGS):
+                elif name.lower().endswith(endings):
                     names.append(name)
     except PermissionError:
         raise PermissionError(
@@ -190,9 +197,9 @@ def state(folder: bytes) -> tuple[int, int]:
     return info.st_ino & 2**63 - 1, info.st_mtime_ns
 
 
-def cache_file(root: bytes, names: Sequence[str]) -> Path:
+def cache_file(root: bytes, names: Sequence[str], endings: tuple[bytes, ...]) -> Path:
     """Where the listing of some folders of a folder is remembered."""
-    key = [os.path.realpath(root), *map(os.fsencode, names), *ENDINGS]
+    key = [os.path.realpath(root), *map(os.fsencode, names), *endings]
     cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     return Path(cache, 'beit_mm', f'images_{hashlib.sha256(bytes(1).join(key)).hexdigest()[:32]}.npz')
 
@@ -225,3 +232,24 @@ def remember(cache: Path, paths: Paths, counts: list[int], states: dict[bytes, t
             np.savez(file, **arrays)
     except OSError:
         pass
+
+
+def few_of_each(folder: str | Path, classes: Sequence[str], per_class: int, seed: int) -> list[str]:
+    """A few images of each class, for training with few labels.
+
+    Args:
+        folder: with one folder a class.
+        classes: names of the folders, in the order in which the images are drawn.
+        per_class: images of each class; a class that has fewer gives all.
+        seed: of `random.Random`, one generator for all classes.
+
+    Returns:
+        Paths relative to the folder: of each class the first after the sorted ones were shuffled.
+    """
+    generator = random.Random(seed)
+    chosen = []
+    for name in classes:
+        images = list(list_subfolders(str(folder), [name])[0])
+        generator.shuffle(images)
+        chosen += images[:per_class]
+    return chosen

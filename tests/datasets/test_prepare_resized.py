@@ -1,0 +1,125 @@
+"""Smaller copies of a folder of images: same names, right pixels, going on after an interruption, broken ones named."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import refused, run_tool, tree
+from PIL import Image, ImageOps
+
+from beit_mm.datasets.listing import list_images
+from beit_mm.datasets.reading import read_image
+
+TOOL = 'prepare_resized'
+
+
+def smooth(height: int, width: int) -> Image.Image:
+    """Colours that JPEG keeps well."""
+    pixels = np.random.default_rng(height * width).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of images: a.png and a.jpg beside each other, sideways, gray with transparency, small, in no folder."""
+    folder = tmp_path / 'source'
+    (folder / 'cat/deep').mkdir(parents=True)
+    smooth(90, 120).save(folder / 'cat/a.png')
+    smooth(120, 90).save(folder / 'cat/a.jpg', quality=95)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    smooth(80, 200).save(folder / 'cat/deep/sideways.JPG', exif=exif, quality=95)
+    smooth(90, 100).convert('LA').save(folder / 'cat/gray.webp', lossless=True)
+    smooth(40, 300).save(folder / 'small.png')
+    smooth(60, 60).save(folder / os.fsdecode(b'odd \xff.bmp'))
+    (folder / 'cat/notes.txt').write_text('no image')
+    return folder
+
+
+def resize(source: Path, *options: object) -> Path:
+    target = source.parent / 'deep/target'
+    run_tool(f'datasets/{TOOL}.py', source, target, '--short-side', 48, *options)
+    return target
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_copies_have_the_names_and_the_pixels_of_smaller_images(source, workers):
+    target = resize(source, '--workers', workers)
+    names = list(list_images(str(source)))
+    assert names == list(list_images(str(target))) and len(names) == 6 == len(tree(target))
+    for name in names:
+        pixels, copy = read_image(str(source / name)), Image.open(target / name)
+        if name == 'small.png':
+            assert (target / name).read_bytes() == (source / name).read_bytes()
+            continue
+        height, width = pixels.shape[:2]
+        size = (48 * width // min(height, width), 48 * height // min(height, width))
+        upright = ImageOps.exif_transpose(Image.open(source / name)).convert('RGB')
+        expected = np.asarray(upright.resize(size, Image.Resampling.BICUBIC), int)
+        assert copy.format == 'JPEG' and copy.mode == 'RGB' and copy.size == size and not copy.getexif()
+        assert np.abs(np.asarray(copy) - expected).mean() < 2 and np.ptp(expected) > 100, name
+
+
+def test_quality_and_long_images(source):
+    Image.new('RGB', (70_000, 49)).save(source / 'long.png')  # at 48 pixels still longer than a JPEG can be
+    sizes = {}
+    for quality in (20, 90):
+        target = resize(source, '--workers', 0, '--quality', quality)
+        sizes[quality] = len((target / 'cat/a.png').read_bytes())
+        assert (target / 'long.png').read_bytes() == (source / 'long.png').read_bytes()
+        for path in target.rglob('*.png'):
+            path.unlink()
+    assert sizes[20] < sizes[90]
+
+
+def test_an_interrupted_copy_goes_on(source):
+    whole = tree(resize(source, '--workers', 0))
+    target = source.parent / 'deep/target'
+    (target / 'cat/a.png').unlink()
+    (target / f'cat/.{hashlib.md5(b"a.png").hexdigest()}.part').write_bytes(b'half')
+    (target / 'cat/a.jpg').write_bytes(b'')  # a power cut
+    (target / 'cat/gray.webp').write_bytes(b'kept')
+    times = {path: path.stat().st_mtime_ns for path in target.rglob('*.*') if path.is_file()}
+    resize(source, '--workers', 0)
+    assert tree(target) == dict(whole, **{'cat/gray.webp': b'kept'})
+    written = {path.name for path, before in times.items() if path.exists() and path.stat().st_mtime_ns != before}
+    assert written == {'a.jpg'} and (target / 'cat/a.png').exists()
+
+
+def test_what_cannot_be_read_is_listed_and_the_rest_is_done(source, capsys):
+    (source / 'cat/broken.png').write_bytes((source / 'cat/a.png').read_bytes()[:300])
+    (source / 'cat/gone.jpg').symlink_to('nowhere')
+    target = source.parent / 'target'
+    refused('2 of 8 images cannot be read', TOOL, source, target, '--short-side', 48, '--workers', 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(':')[0] for line in lines[-2:]] == [str(source / 'cat' / x) for x in ('broken.png', 'gone.jpg')]
+    assert len(tree(target)) == 6
+
+
+def test_mistakes_are_one_line(source, tmp_path):
+    for target in (source, source / 'cat/smaller'):
+        refused('lies in it; expected a folder elsewhere', TOOL, source, target, '--short-side', 48)
+    refused('no images in', TOOL, tmp_path / 'nowhere', tmp_path / 'target', '--short-side', 48)
+    (tmp_path / 'file').write_text('')
+    refused('file', TOOL, source, tmp_path / 'file/target', '--short-side', 48, '--workers', 1)
+    for options in (('--short-side', 0), ('--short-side', 48, '--quality', 101), ('--short-side', 48, '--workers', -1)):
+        with pytest.raises(SystemExit) as end:
+            run_tool(f'datasets/{TOOL}.py', source, tmp_path / 'target', *options)
+        assert end.value.code == 2 and not (tmp_path / 'target').exists()
+
+
+def test_progress_tells_rate_and_time_left(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / 'tools/datasets')
+    import _progress
+
+    clock = iter(range(100))
+    monkeypatch.setattr(_progress.time, 'monotonic', lambda: next(clock) * 5)  # seconds
+    assert list(_progress.track(range(6), total=1006, done=1000)) == list(range(6))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        '1,002 of 1,006 images, 0/s, 0:00:20 left',
+        '1,004 of 1,006 images, 0/s, 0:00:10 left',
+        '1,006 of 1,006 images, 0/s, 0:00:00 left',
+    ]

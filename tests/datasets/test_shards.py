@@ -1,0 +1,394 @@
+"""Tar shards give the samples that the folder gives, and what is wrong with them ends in one line."""
+
+import copy
+import gzip
+import io
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import refused, run_tool, tree
+from labelled import make_images
+from mmengine.dataset import default_collate
+from PIL import Image
+
+from beit_mm.datasets import SeededSampler, UnreadableImageError
+from beit_mm.datasets.reading import MemberPath, read_image
+from beit_mm.datasets.shards import INDEX
+from beit_mm.engine.unreadable import state_of
+from beit_mm.registry import DATASETS
+
+LOAD = [dict(type='beit_mm.LoadImage')]
+TWO_VIEWS = [
+    *LOAD,
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
+    dict(type='beit_mm.BlockwiseMask', grid=(4, 4), num_masked=6, min_block=2),
+    dict(type='beit_mm.PackViews'),
+]
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory) -> Path:
+    """A folder of 18 images in 3 classes, some with odd names, and its shards, of which no test changes any."""
+    root = tmp_path_factory.mktemp('made')
+    folder = make_images(root / 'data') / 'train'
+    (folder / 'red/deep').mkdir()
+    (folder / 'red/0.png').rename(folder / 'red/deep' / ('long' * 30 + '.png'))  # a name beyond tar's 100 bytes
+    (folder / 'blue/3.png').rename(folder / os.fsdecode(b'blue/\xff\xe9.png'))
+    run_tool('datasets/make_shards.py', folder, root / 'shards', '--shard-size', '20KB')
+    return root
+
+
+@pytest.fixture
+def root(made, tmp_path) -> Path:
+    """A copy to change."""
+    for path, content in tree(made).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    return tmp_path
+
+
+def build(folder, kind='ImageFolder', pipeline=LOAD, **kwargs):
+    return DATASETS.build(dict(type=f'beit_mm.{kind}', data_root=str(folder), pipeline=pipeline, **kwargs))
+
+
+def make_tar(path: Path, members: dict[str, bytes], *others: tarfile.TarInfo) -> Path:
+    """An archive as Python's tarfile writes it."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, 'w') as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for info in others:
+            archive.addfile(info)
+    return path
+
+
+def image_bytes(value: int = 100) -> bytes:
+    file = io.BytesIO()
+    Image.new('RGB', (9, 7), (value, 0, 0)).save(file, 'PNG')
+    return file.getvalue()
+
+
+# --- the same samples -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
+def test_pixels_order_and_labels_are_the_folders(made, kind):
+    files, members = build(made / 'data/train', kind), build(made / 'shards', kind)
+    assert len(files) == len(members) == 18
+    for index in range(18):
+        file, member = files[index], members[index]
+        assert np.array_equal(member['img'], np.asarray(Image.open(file['img_path'])))
+        shard, name = member['img_path'].removeprefix(f'{made}/shards/').split('/', 1)
+        assert name == os.path.relpath(file['img_path'], made / 'data/train') and shard.startswith('shard-00000')
+        assert file.get('gt_label') == member.get('gt_label')
+    assert members.metainfo.get('classes') == files.metainfo.get('classes')
+
+
+def test_the_archives_are_ordinary_ones(made):
+    found = {}
+    for path in sorted((made / 'shards').glob('*.tar')):
+        with tarfile.open(path) as archive:
+            assert path.stat().st_size < 32_000
+            found |= {member.name: archive.extractfile(member).read() for member in archive}
+    assert list(found) == sorted(found, key=os.fsencode) and len(list((made / 'shards').iterdir())) == 6
+    assert found == {
+        os.path.relpath(path, made / 'data/train'): x for path, x in tree(made / 'data/train').items()
+    } or (found == tree(made / 'data/train'))
+
+
+def batches(folder: Path, workers: int = 0, skip: int = 0) -> list[bytes]:
+    """What is drawn in the second epoch, from a sample on, as a run that goes on does it."""
+    dataset = build(folder, 'UnlabeledImages', TWO_VIEWS)
+    dataset[0]  # the main process has an archive open when its workers are forked
+    sampler = SeededSampler(dataset, seed=5)
+    sampler.set_epoch(1)
+    sampler.skip(skip)
+    loader = torch.utils.data.DataLoader(dataset, 4, sampler=sampler, num_workers=workers, collate_fn=default_collate)
+    return [b''.join(batch['inputs'][key].numpy().tobytes() for key in ('images', 'mask')) for batch in loader]
+
+
+def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
+    whole = batches(made / 'data/train')
+    assert len(set(whole)) == 5 and batches(made / 'shards') == whole == batches(made / 'shards', workers=2)
+    assert batches(made / 'shards', skip=8) == whole[2:]
+
+
+def test_what_base_dataset_promises_holds(made):
+    dataset = build(made / 'shards')
+    expected = [dataset[index]['img'].tobytes() for index in range(18)]
+    for same in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), build(made / 'shards', lazy_init=True)):
+        assert [same[index]['img'].tobytes() for index in range(18)] == expected
+    for part, indices in ((dataset.get_subset([5, 1]), [5, 1]), (build(made / 'shards', indices=2), [0, 1])):
+        assert [part[index]['img'].tobytes() for index in range(2)] == [expected[index] for index in indices]
+    assert dataset.get_data_info(-1)['gt_label'] == 2
+    before = state_of(dataset)
+    assert before.startswith('18 ') and before == state_of(build(made / 'shards'))
+
+
+@pytest.mark.parametrize('ending', ['jpg', 'png', 'webp', 'gif', 'bmp', 'ppm', 'tif', 'lzw', 'npy'])
+def test_every_format_is_read_as_from_a_file(tmp_path, ending):
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 40, 3), dtype=np.uint8)
+    path = tmp_path / f'a.{"tif" if ending == "lzw" else ending}'
+    if ending == 'npy':
+        np.save(path, pixels)
+    else:
+        Image.fromarray(pixels).save(path, **dict(compression='tiff_lzw') if ending == 'lzw' else {})
+    content = path.read_bytes()
+    archive = tmp_path / 'a.tar'
+    archive.write_bytes(b'x' * 700 + content + b'x' * 100)
+    member = MemberPath(f'{archive}/{path.name}', str(archive), 700, len(content))
+    if ending in ('npy', 'tif', 'lzw'):
+        load = build(made_folder(tmp_path), 'UnlabeledImages', [dict(type='beit_mm.LoadBands')]).pipeline
+        assert np.array_equal(load(dict(img_path=member))['img'], pixels)
+    if ending != 'npy':
+        assert np.array_equal(read_image(member), read_image(str(path)))
+
+
+def made_folder(folder: Path) -> Path:
+    (folder / 'some').mkdir()
+    Image.new('RGB', (4, 4)).save(folder / 'some/a.tif')
+    return folder / 'some'
+
+
+def test_lists_name_images_as_in_the_folder(made, tmp_path):
+    (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
+    for kind in ('ImageFolder', 'UnlabeledImages'):
+        files, members = (build(made / x, kind, ann_file=str(tmp_path / 'list')) for x in ('data/train', 'shards'))
+        for index in range(2):
+            assert np.array_equal(files[index]['img'], members[index]['img'])
+            assert files[index].get('gt_label') == members[index].get('gt_label')
+        (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
+        with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
+            build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
+
+
+def test_classes_are_chosen_as_in_the_folder(made):
+    for classes in (('red', 'blue'), ('green', 'red', 'blue')):
+        files, members = (build(made / folder, classes=classes) for folder in ('data/train', 'shards'))
+        labels = [[data.get_data_info(i)['gt_label'] for i in range(len(data))] for data in (files, members)]
+        assert labels[0] == labels[1] == sorted(labels[0]) and len(labels[0]) == 6 * len(classes)
+        assert all(np.array_equal(files[index]['img'], members[index]['img']) for index in range(len(files)))
+    with pytest.raises(FileNotFoundError, match="no folder .*'grey'; expected one folder a class"):
+        build(made / 'shards', classes=['red', 'grey'])
+    assert len(build(made / 'shards', classes=['red', 'grey'], test_mode=True)) == 6
+
+
+# --- webdataset's own archives ---------------------------------------------------------------------
+
+
+def test_cls_files_number_the_classes(tmp_path):
+    for shard, numbers in enumerate([(2, 0), (1,)]):
+        members = {
+            f'{i}.{x}': image_bytes(n) if x == 'png' else b'%d\n' % n
+            for i, n in enumerate(numbers)
+            for x in ('cls', 'png')
+        }
+        make_tar(tmp_path / 'web' / f'train-{shard}.tar', dict(members, **{'./.hidden.png': b'', '0.json': b'{}'}))
+    run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
+    dataset = build(tmp_path / 'web')
+    assert [(sample['gt_label'], sample['img'][0, 0, 0]) for sample in dataset] == [(0, 0), (1, 1), (2, 2)]
+    assert dataset.CLASSES == ('0', '1', '2') and build(tmp_path / 'web', classes=['x', 'y', 'z']).CLASSES[2] == 'z'
+    assert len(build(tmp_path / 'web', 'UnlabeledImages')) == 3
+    with pytest.raises(ValueError, match='train-0.tar/0.png has class 2; expected numbers from 0 to 1'):
+        build(tmp_path / 'web', classes=['x', 'y'])
+    (tmp_path / 'list').write_text('0.png 1\n')
+    with pytest.raises(ValueError, match='two images of one name'):
+        build(tmp_path / 'web', ann_file=str(tmp_path / 'list'))
+    make_tar(tmp_path / 'web/train-1.tar', {'0.png': image_bytes()})
+    with pytest.raises(ValueError, match='train-1.tar is cut, or another archive than shards.npz tells of; copy it'):
+        build(tmp_path / 'web')
+    run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
+    with pytest.raises(ValueError, match='train-1.tar/0.png has no .cls file'):
+        build(tmp_path / 'web')
+
+
+def link(kind: bytes, name: str = 'a/b.png') -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, '/etc/passwd'
+    return info
+
+
+@pytest.mark.parametrize(
+    ('members', 'other', 'message'),
+    [
+        ({}, link(tarfile.SYMTYPE), 'a/b.png is a link, a sparse file or a device; expected plain files'),
+        ({}, link(tarfile.LNKTYPE), 'a/b.png is a link'),
+        ({}, link(tarfile.GNUTYPE_SPARSE), 'a/b.png is a link, a sparse file'),
+        ({}, link(tarfile.FIFOTYPE), 'a/b.png is a link, a sparse file or a device'),
+        ({'../a.png': b''}, None, 'web.tar holds ../a.png; expected a path below a folder, without .. in it'),
+        ({'a/../../a.png': b''}, None, 'web.tar holds a/../../a.png; expected a path below'),
+        ({'/a.png': b''}, None, 'web.tar holds /a.png; expected a path below'),
+        ({'a.cls': b'cat', 'a.png': b''}, None, "a.cls holds b'cat'; expected the number of a class"),
+        ({'a.cls': b'1' * 100, 'a.png': b''}, None, 'expected the number of a class'),
+        ({'a.json': b'{}'}, None, 'expected uncompressed .tar archives with images'),
+    ],
+)
+def test_what_is_no_plain_image_is_refused(tmp_path, members, other, message):
+    make_tar(tmp_path / 'web/web.tar', members, *[other] * bool(other))
+    refused(message, 'make_shards', '--index-only', tmp_path / 'web')
+    assert not (tmp_path / 'web' / INDEX).exists()
+
+
+def negative(content: bytes) -> bytes:
+    """The second member claims to be -1536 bytes long, so that its successor would be the first."""
+    info = tarfile.TarInfo('b.png')
+    info.size = -1536
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    return content[:1024] + bytes(header) + content[1024:]
+
+
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda content: content[:900],
+        lambda content: content[:1800],
+        lambda content: content[:1100] + b'\xff' + content[1101:],
+        gzip.compress,
+        lambda _: b'<html>not found</html>' * 90,
+        lambda _: b'',
+        negative,
+    ],
+    ids=['cut', 'cut header', 'header', 'gzip', 'HTML', 'empty', 'circle'],
+)
+def test_damaged_archives_are_refused(tmp_path, damage):
+    path = make_tar(tmp_path / 'web/web.tar', {'a.png': b'1' * 500, 'b.png': b'2' * 500})
+    path.write_bytes(damage(path.read_bytes()))
+    refused('web.tar is no whole tar archive (', 'make_shards', '--index-only', tmp_path / 'web')
+
+
+# --- damaged shards --------------------------------------------------------------------------------
+
+
+def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
+    path = root / 'shards/shard-000001.tar'
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    with pytest.raises(
+        ValueError, match='shard-000001.tar is cut, or another archive than shards.npz tells of; copy it'
+    ) as error:
+        build(root / 'shards')
+    assert '\n' not in str(error.value)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match='no archive .*shard-000001.tar'):
+        build(root / 'shards', 'UnlabeledImages')
+
+
+def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
+    dataset = build(root / 'shards', 'UnlabeledImages', TWO_VIEWS, on_error='skip')
+    path = dataset.get_data_info(17)['img_path']
+    with open(path.archive, 'r+b') as file:
+        file.seek(path.offset)
+        file.write(b'broken')
+    with pytest.raises(UnreadableImageError, match='shard-00000.*/red/deep/longlong.*: cannot be read') as error:
+        read_image(path)
+    assert error.value.path == path and '\n' not in str(error.value)
+    assert dataset[17]['inputs']['unreadable'] == path
+    with open(path.archive, 'r+b') as file:
+        file.truncate(path.offset + 50)
+    with pytest.raises(UnreadableImageError, match='the archive ends before it; copy the archive again'):
+        read_image(path)
+    assert dataset[17]['inputs']['unreadable'] == path
+    with pytest.raises(UnreadableImageError, match='more than 16 bytes for each of 10 pixels'):
+        read_image(MemberPath('a', path.archive, 0, 161), max_pixels=10)
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def text(*names: str) -> np.ndarray:
+    return np.frombuffer(b''.join(name.encode() + b'\0' for name in names), np.uint8)
+
+
+CHANGES = {
+    'bytes .* to .* of': dict(offset=lambda x: x + 10**6),
+    'bytes -1 to': dict(offset=lambda x: x * 0 - 1),
+    'bytes 0 to .* of': dict(offset=lambda x: x * 0, length=lambda x: x * 0 + 2**62),
+    'bytes 9223372036854775807 to': dict(offset=lambda x: x * 0 + np.int64(2**63 - 1)),
+    'length is float64 of shape': dict(length=lambda x: x.astype(float)),
+    r'offset is int64 of shape \(1, 18\)': dict(offset=lambda x: x[None]),
+    'names is cut': dict(names=lambda x: x[:-1]),
+    "18 images, {'shard': 17": dict(shard=lambda x: x[1:]),
+    r'5 archives, sizes and sums of \[5, 4\]': dict(sums=lambda x: x[1:]),
+    'not in the order of their archives': dict(shard=lambda x: x[::-1]),
+    'an archive or a class': dict(shard=lambda x: x + 1),
+    'or a class that does not': dict(label=lambda x: x + 1),
+    'an unsafe name': dict(names=lambda x: text('../a.png', *'abcdefghijklmnopq')),
+    'unsafe name of': dict(names=lambda x: text('a/b/../../../c', *'abcdefghijklmnopq')),
+    'name of an image': dict(names=lambda x: text('a', '/b', *'abcdefghijklmnop')),
+    'a shard that is no .tar file': dict(shards=lambda x: text('../a.tar', *'bcde')),
+    'Object arrays cannot be loaded': dict(length=lambda x: np.array([Trap('ran')] * 18, object)),
+    'it holds': dict(length=None),
+    'or a class that': dict(classes=lambda x: x[:0], label=lambda x: x * 0 + np.int32(2**31 - 1)),
+}
+
+
+@pytest.mark.parametrize('message', CHANGES)
+def test_an_index_that_does_not_fit_is_refused(root, message, monkeypatch):
+    monkeypatch.chdir(root)
+    path = root / 'shards' / INDEX
+    arrays = dict(np.load(path))
+    for name, change in CHANGES[message].items():
+        if change is None:
+            del arrays[name]
+        else:
+            arrays[name] = change(arrays[name])
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=message) as error:
+        build(root / 'shards')
+    assert str(error.value).startswith(f'{path} is no index of shards (') and '\n' not in str(error.value)
+    assert '--index-only' in str(error.value) and not (root / 'ran').exists()
+
+
+def test_a_damaged_or_swollen_index_is_refused(root):
+    path = root / 'shards' / INDEX
+    content, arrays = path.read_bytes(), dict(np.load(path))
+    for damaged in (b'', content[:300], pickle.dumps(Trap('ran'))):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match='is no index of shards'):
+            build(root / 'shards')
+    np.savez_compressed(path, **dict(arrays, names=np.zeros(10**7, np.uint8)))
+    with pytest.raises(ValueError, match='it is compressed'):
+        build(root / 'shards')
+    run_tool('datasets/make_shards.py', '--index-only', root / 'shards')
+    assert path.read_bytes() == content  # what the headers tell is what was written
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_writer_goes_on(root):
+    shards, whole = root / 'shards', tree(root / 'shards')
+    (shards / INDEX).unlink()
+    for number in (2, 3, 4):
+        (shards / f'shard-00000{number}.tar').unlink()
+    (shards / 'shard-000002.tar.0123abcd.part').write_bytes(b'half')
+    first = (shards / 'shard-000000.tar').stat().st_mtime_ns
+    run_tool('datasets/make_shards.py', root / 'data/train', shards, '--shard-size', '20KB')
+    assert tree(shards) == whole and (shards / 'shard-000000.tar').stat().st_mtime_ns == first
+
+
+def test_a_writer_leaves_what_is_not_its_own(root):
+    before = tree(root)
+    refused('shard-000000.tar holds other images than', 'make_shards', root / 'data/val/red', root / 'shards')
+    refused('lies in it; expected a folder elsewhere', 'make_shards', root / 'data', root / 'data/train')
+    refused('no images in', 'make_shards', root / 'nowhere', root / 'new')
+    (root / 'data/train/red/1.png').unlink()
+    (root / 'data/train/red/1.png').symlink_to('nowhere')
+    refused('red/1.png: cannot be read as an image (No such file', 'make_shards', root / 'data/train', root / 'new')
+    before.pop('data/train/red/1.png')
+    assert tree(root) == before
+    refused('holds shards; name the folder of images', 'few_labels', root / 'shards', 1, root / 'list')

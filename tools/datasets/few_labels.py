@@ -1,0 +1,42 @@
+"""Writes a list of a few images of each class, for training with few labels.
+
+    python tools/datasets/few_labels.py data/caltech101/train 20 labels.txt --seed 0
+    python tools/train.py configs/demo/caltech101_finetune.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
+
+One path a line, relative to the folder. Of each class, in the order of its name, the first images after
+random.Random(seed), one generator for all classes, has shuffled the sorted ones; of 5 and of 20 a class with the same
+seed the shorter list is part of the longer one. A class with fewer images gives all that it has.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', help='with one folder a class')
+    parser.add_argument('per_class', type=int, help='images of each class')
+    parser.add_argument('target', type=Path, help='list to write')
+    parser.add_argument('--seed', type=int, default=0)
+    args = parser.parse_args()
+    if args.per_class < 1:
+        sys.exit(f'error: per_class is {args.per_class}; expected 1 or more')
+    from beit_mm.datasets import ImageFolder
+    from beit_mm.datasets.listing import few_of_each
+    from beit_mm.datasets.shards import INDEX
+
+    if Path(args.folder, INDEX).exists():
+        sys.exit(f'error: {args.folder} holds shards; name the folder of images that they were made of')
+    try:
+        dataset = ImageFolder(args.folder, pipeline=[])
+    except FileNotFoundError as error:
+        sys.exit(f'error: {error}')
+    chosen = few_of_each(args.folder, dataset.metainfo['classes'], args.per_class, args.seed)
+    args.target.parent.mkdir(parents=True, exist_ok=True)
+    args.target.write_text(''.join(f'{path}\n' for path in chosen), encoding='utf-8', errors='surrogateescape')
+    print(f'{args.target}: {len(chosen):,} of {len(dataset):,} images of {len(dataset.metainfo["classes"])} classes')
+
+
+if __name__ == '__main__':
+    main()

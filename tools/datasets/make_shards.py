@@ -1,0 +1,191 @@
+"""Puts a folder of images into large tar archives (shards), with an index to read them in any order.
+
+    python tools/datasets/make_shards.py data/imagenet22k_256/train data/imagenet22k_shards --shard-size 1GB
+    python tools/datasets/make_shards.py --index-only data/webdataset
+
+A config then names the folder of the shards as its data_root. They are shard-000000.tar, shard-000001.tar, ... in
+webdataset's layout, with the folder's own names, and shards.npz, the index. Interrupted, the same command goes on after
+the last whole shard. With --index-only the folder holds uncompressed tar archives already, written by whomever: their
+images get an index, with the class that a .cls file beside an image numbers, or else that of its folder in the archive.
+"""
+
+import argparse
+import io
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _archives import BLOCK
+from _archives import Member as TarMember
+from _cli import run
+from _progress import track
+
+UNITS = dict(KB=10**3, MB=10**6, GB=10**9)
+CLASS = re.compile(rb'\s*(\d{1,6})\s*')
+MAX_CLASS = 32  # bytes of a .cls file
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as 500MB or 1GB."""
+    match = re.fullmatch(r'(\d+)(KB|MB|GB)', text)
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f'{text!r}; expected a number with KB, MB or GB, such as 1GB')
+    return int(match[1]) * UNITS[match[2]]
+
+
+def scan(path: Path) -> list:
+    """The images of an archive, as shards.Member, from its headers alone.
+
+    Raises:
+        ValueError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
+    """
+    from beit_mm.datasets.listing import EXTENSIONS
+    from beit_mm.datasets.reading import readable
+    from beit_mm.datasets.shards import Member
+
+    images, numbers, size, place = [], {}, path.stat().st_size, 0
+    try:
+        with tarfile.open(path, 'r:', tarinfo=TarMember) as archive:
+            for member in archive:
+                archive.members = []  # it would keep all headers
+                # a size below 0 would lead in a circle
+                if member.size < 0 or not place < member.offset_data <= size - member.size:
+                    raise tarfile.ReadError('unexpected end of data')
+                place, name = member.offset_data, member.name.removeprefix('./')
+                if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
+                    continue  # hidden names are left out of folders too
+                if not member.isfile() or member.issparse():
+                    raise ValueError(
+                        f'{path}: {readable(name)} is a link, a sparse file or a device; expected plain files, as '
+                        'tar --dereference --hard-dereference writes them'
+                    )
+                if name.lower().endswith('.cls'):
+                    numbers[key_of(name)] = class_number(archive, member, path)
+                elif name.lower().endswith(EXTENSIONS):
+                    images.append(Member(name, member.offset_data, member.size))
+    except tarfile.TarError as error:
+        raise ValueError(
+            f'{path} is no whole tar archive ({error}); copy it again, or unpack a compressed one'
+        ) from error
+    return [image._replace(number=numbers.get(key_of(image.name))) for image in images] if numbers else images
+
+
+def key_of(name: str) -> str:
+    """What the files of one sample have in common in webdataset's layout: all before the first dot of their name."""
+    folder, slash, file = name.rpartition('/')
+    return folder + slash + file.split('.')[0]
+
+
+def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
+    """The number in a .cls file."""
+    from beit_mm.datasets.reading import readable
+
+    text = archive.extractfile(member).read(MAX_CLASS + 1)
+    if not (match := CLASS.fullmatch(text)):
+        raise ValueError(f'{path}: {readable(member.name)} holds {text!r}; expected the number of a class')
+    return int(match[1])
+
+
+def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator:
+    """Writes the next images into an archive until it has `size` bytes, and yields each as shards.Member.
+
+    Equal images give equal archives: owner, mode and time are none of the files'.
+
+    Raises:
+        UnreadableImageError: a file is no regular one, or may not be read.
+    """
+    from beit_mm.datasets.reading import MAX_PIXELS, open_file, unreadable
+    from beit_mm.datasets.shards import Member
+
+    with tarfile.open(fileobj=file, mode='w', format=tarfile.GNU_FORMAT) as archive:
+        for name in names:
+            path = os.path.join(folder, name)
+            with unreadable(path, OSError), open_file(path, MAX_PIXELS) as image:
+                content = image.read()
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+            archive.members = []  # it would keep all headers
+            yield Member(name, archive.offset - -(-info.size // BLOCK) * BLOCK, info.size)
+            if archive.offset >= size:
+                return
+
+
+def write_shards(folder: Path, target: Path, size: int) -> None:
+    """Writes shards and index; whole shards of an earlier run are kept.
+
+    Raises:
+        ValueError: the target holds other shards, or lies in the folder.
+    """
+    from beit_mm.checkpoint.io import atomic_file, remove_leftovers
+    from beit_mm.datasets.listing import list_images
+    from beit_mm.datasets.shards import INDEX, IndexWriter
+
+    if folder.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ValueError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
+    if not (folder.is_dir() and (paths := list_images(str(folder)))):
+        raise FileNotFoundError(f'no images in {folder}; expected a folder of images')
+    index, done, number = IndexWriter(), 0, 0
+    existing = sorted(path.name for path in target.glob('*.tar'))
+    for number, name in enumerate(existing, start=1):
+        members = scan(target / name)
+        expected = paths[done : done + len(members)]
+        if name != shard_name(number - 1) or [member.name for member in members] != list(expected):
+            raise ValueError(f'{target / name} holds other images than {folder}; expected an empty folder to write to')
+        index.add(target / name, members)
+        done += len(members)
+    (target / INDEX).unlink(missing_ok=True)  # until all is there again
+    remove_leftovers(target)
+    names = track((paths[row] for row in range(done, len(paths))), len(paths), done)
+    while done < len(paths):
+        name = shard_name(number)
+        with atomic_file(target / name) as file:
+            members = list(write_shard(file, folder, names, size))
+        index.add(target / name, members)
+        done, number = done + len(members), number + 1
+    print_counts(target, number, *index.write(target))
+
+
+def shard_name(number: int) -> str:
+    return f'shard-{number:06}.tar'
+
+
+def index_shards(folder: Path) -> None:
+    """Writes the index of the tar archives in a folder, in the order of their names."""
+    from beit_mm.datasets.shards import IndexWriter
+
+    index, archives = IndexWriter(), sorted(folder.glob('*.tar'))
+    for path in archives:
+        members = scan(path)
+        index.add(path, members)
+        print(f'{path}: {len(members):,} images', file=sys.stderr, flush=True)
+    if not index.length:
+        raise FileNotFoundError(f'no images in {folder}; expected uncompressed .tar archives with images')
+    print_counts(folder, len(archives), *index.write(folder))
+
+
+def print_counts(folder: Path, archives: int, images: int, classes: int) -> None:
+    print(f'{folder}: {images:,} images of {classes:,} classes in {archives:,} archives')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', type=Path, help='of images, to any depth; with --index-only of tar archives')
+    parser.add_argument('target', type=Path, nargs='?', help='folder to write to')
+    parser.add_argument('--shard-size', type=size_of, default='1GB', help='of an archive (default: %(default)s)')
+    parser.add_argument('--index-only', action='store_true', help='write the index of archives that are there')
+    args = parser.parse_args()
+    if args.index_only == bool(args.target):
+        parser.error('expected FOLDER TARGET, or --index-only FOLDER')
+    if args.index_only:
+        index_shards(args.folder)
+    else:
+        write_shards(args.folder, args.target, args.shard_size)
+
+
+if __name__ == '__main__':
+    run(main)

@@ -1,0 +1,138 @@
+"""Copies a folder of images at a smaller size, so that reading them keeps up with a GPU.
+
+    python tools/datasets/prepare_resized.py data/imagenet22k/train data/imagenet22k_256/train --short-side 256
+
+Folders and names stay, so that lists of files still fit. What is larger becomes a JPEG of the short side named,
+upright, in RGB; a.png stays a.png, with a JPEG in it (images are told by their content, not by their ending). Images
+that are no larger are copied byte for byte. Interrupted, the same command goes on where it was. Images that cannot be
+read are left out and listed at the end, and the exit code is 1.
+"""
+
+import argparse
+import hashlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from _cli import run
+from _progress import track
+
+MAX_SIDE = 65_500  # pixels of a JPEG
+
+
+class ResizedCopies:
+    """For torch's DataLoader, whose workers do the work: asked for a sample it makes the copy.
+
+    Args:
+        source, target: folders.
+        paths: of the images, relative to both.
+        short_side: pixels.
+        quality: of JPEG, 1 to 95.
+    """
+
+    def __init__(self, source: Path, target: Path, paths: Sequence[str], short_side: int, quality: int):
+        self.source, self.target, self.paths = source, target, paths
+        self.short_side, self.quality = short_side, quality
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        """'' for an image that is copied; else 'unreadable' or 'stop', and the reason."""
+        from beit_mm.datasets.reading import UnreadableImageError
+
+        path = self.paths[index]
+        target = os.path.join(self.target, path)
+        try:
+            if not os.path.isfile(target) or not os.path.getsize(target):  # empty: after a power cut
+                write_file(target, resized(os.path.join(self.source, path), self.short_side, self.quality))
+        except UnreadableImageError as error:
+            return 'unreadable', str(error)
+        except OSError as error:
+            return 'stop', str(error)
+        return '', ''
+
+
+def resized(path: str, short_side: int, quality: int) -> bytes:
+    """The file of an image at the size wanted: a JPEG, or its own bytes if it is no larger.
+
+    Args:
+        path: of the image.
+        short_side: in pixels.
+        quality: of JPEG.
+
+    Raises:
+        UnreadableImageError: it cannot be read.
+    """
+    from PIL import Image
+
+    from beit_mm.datasets.reading import MAX_PIXELS, open_file, read_image, unreadable
+    from beit_mm.datasets.resize import resize_bicubic
+
+    pixels = read_image(path)
+    height, width = pixels.shape[:2]
+    scale = short_side / min(height, width)
+    size = tuple(max(short_side, round(side * scale)) for side in (height, width))
+    if scale >= 1 or max(size) > MAX_SIDE:
+        with unreadable(path, OSError), open_file(path, MAX_PIXELS) as file:
+            return file.read()
+    content = io.BytesIO()
+    Image.fromarray(resize_bicubic(pixels, size)).save(content, 'JPEG', quality=quality)
+    return content.getvalue()
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
+    part = os.path.join(folder, f'.{hashlib.md5(os.fsencode(name)).hexdigest()}.part')
+    with open(part, 'wb') as file:
+        file.write(content)
+    os.replace(part, path)
+
+
+def ignore_interrupts(_: int) -> None:
+    """A Ctrl-C is for the main process, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('source', type=Path, help='folder of images, to any depth')
+    parser.add_argument('target', type=Path, help='folder to make; for another size take another one')
+    parser.add_argument('--short-side', type=int, required=True, help='pixels, for example 256')
+    parser.add_argument('--quality', type=int, default=90, help='of JPEG, 1 to 95 (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='processes (default: one a core)')
+    args = parser.parse_args()
+    if args.short_side < 1 or not 1 <= args.quality <= 95 or args.workers < 0:
+        parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
+    source, target = args.source.resolve(), args.target.resolve()
+    if source == target or source in target.parents:
+        raise ValueError(f'{args.target} is {args.source} or lies in it; expected a folder elsewhere')
+    from torch.utils.data import DataLoader
+
+    from beit_mm.datasets.listing import list_images
+
+    if not (args.source.is_dir() and (paths := list_images(str(args.source)))):
+        raise FileNotFoundError(f'no images in {args.source}; expected a folder of images')
+    copies = ResizedCopies(args.source, args.target, paths, args.short_side, args.quality)
+    broken = []
+    loader = DataLoader(copies, batch_size=None, num_workers=args.workers, worker_init_fn=ignore_interrupts)
+    for kind, reason in track(loader, len(paths)):
+        if kind == 'stop':
+            raise OSError(reason)
+        if kind:
+            broken.append(reason)
+    print(f'{args.target}: {len(paths) - len(broken):,} images')
+    if broken:
+        print(*broken, sep='\n')
+        raise ValueError(f'{len(broken):,} of {len(paths):,} images cannot be read, listed above; the others are done')
+
+
+if __name__ == '__main__':
+    run(main)
