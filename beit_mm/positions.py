@@ -6,6 +6,7 @@ embedding has one row for the class token and one for each patch. Both are resam
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 Grid = tuple[int, int]
 NUM_CLS_ROWS = 3
+ALIGNMENT = 8  # elements: 16 bytes of bfloat16, at multiples of which fused attention wants each row of a bias to begin
 
 
 def num_relative_positions(grid: Grid) -> int:
@@ -32,25 +34,45 @@ def square_grid(num_rows: int) -> Grid:
     return ((side + 1) // 2,) * 2
 
 
+def _remember(maxsize: int) -> Callable:
+    """Decorator of a function of constants: computed once, and a constant of compiled code too."""
+
+    def decorate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        remembered = lru_cache(maxsize)(function)
+
+        @torch.compiler.assume_constant_result
+        def call(*args: object) -> Tensor:
+            tensor = remembered(*args)
+            if type(tensor) is not Tensor:  # torch.export's stand-in, which nobody can compute with later
+                remembered.cache_clear()
+            return tensor
+
+        return call
+
+    return decorate
+
+
 def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
     """A tensor to remember: made outside inference mode, so that later training may save it."""
     with torch.inference_mode(False):
         return torch.from_numpy(array).to(device)
 
 
-@lru_cache(maxsize=8)  # 20 MB each at 640 x 640 pixels
-def relative_position_index(grid: Grid, device: torch.device | str = 'cpu') -> Tensor:
+def relative_position_index(grid: Grid) -> Tensor:
     """Row of the bias table for every (query, key) pair of class token and patches.
 
     Args:
         grid: patch grid (h, w).
-        device: where the index is to live; kept there, so that a training step copies nothing.
 
     Returns:
         int64 (1 + h*w, 1 + h*w); row 0 and column 0 are the class token.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     """
+    return torch.from_numpy(_relative_positions(grid))
+
+
+def _relative_positions(grid: Grid) -> np.ndarray:
     height, width = grid
     rows, columns = np.divmod(np.arange(height * width), width)
     row_offset = rows[:, None] - rows[None, :] + height - 1
@@ -61,25 +83,35 @@ def relative_position_index(grid: Grid, device: torch.device | str = 'cpu') -> T
     index[0, :] = total - 3  # cls looks at a patch
     index[:, 0] = total - 2  # a patch looks at cls
     index[0, 0] = total - 1  # cls looks at itself
-    return _keep(index, device)
+    return index
 
 
-def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid) -> Tensor:
-    """Additive attention bias of a patch grid.
+@_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
+def _padded_index(grid: Grid, device: torch.device) -> Tensor:
+    """The relative position index, each row filled up to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
+    index = _relative_positions(grid)
+    return _keep(np.pad(index, ((0, 0), (0, -len(index) % ALIGNMENT))).ravel(), device)
+
+
+def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dtype | None = None) -> Tensor:
+    """Additive attention bias of a patch grid, in rows that CUDA's fused attention can read.
 
     Args:
         table: (num_relative_positions(table_grid), heads).
         table_grid: patch grid (h, w) that the table was made for.
         grid: patch grid (h, w) of the input at hand.
+        dtype: of the bias; without it the table's.
 
     Returns:
-        (1, heads, 1 + h*w, 1 + h*w), differentiable with respect to the table.
+        (1, heads, N, P), differentiable with respect to the table, where N = 1 + h*w and P is N rounded up to a
+        multiple of ALIGNMENT: P = 200 for N = 197. The bias is `[..., :N]`; what stands behind means nothing.
     """
     table = resize_bias_table(table, table_grid, grid)
-    index = relative_position_index(grid, table.device)
-    bias = table[index.flatten()].view(*index.shape, -1)
-    # CUDA's fused attention wants the last axis to be contiguous
-    return bias.permute(2, 0, 1).contiguous().unsqueeze(0)
+    if not (torch.is_grad_enabled() and table.requires_grad):
+        table = table.to(dtype or table.dtype)  # less to read; gradients, though, add up over the pairs in float32
+    index = _padded_index(grid, table.device)
+    bias = table.t().contiguous().index_select(1, index)  # heads, N * P: a third of the time that table[index] takes
+    return bias.to(dtype or table.dtype).view(1, table.shape[1], 1 + grid[0] * grid[1], -1)
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
@@ -111,7 +143,7 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
 
 
-@lru_cache(maxsize=64)
+@_remember(maxsize=64)
 def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1

@@ -89,10 +89,10 @@ def test_tiny_grids(target):
     table = torch.randn(num_relative_positions((3, 3)), 2, requires_grad=True)
     bias = bias_from_table(table, (3, 3), target)
     tokens = 1 + target[0] * target[1]
-    assert bias.shape == (1, 2, tokens, tokens)
-    bias.sum().backward()
+    assert bias.shape == (1, 2, tokens, 8)
+    bias[..., :tokens].sum().backward()
     assert torch.isfinite(table.grad).all()
-    assert bias_from_table(torch.randn(num_relative_positions((1, 1)), 2), (1, 1), (3, 2)).shape[2] == 7
+    assert bias_from_table(torch.randn(num_relative_positions((1, 1)), 2), (1, 1), (3, 2)).shape == (1, 2, 7, 8)
 
 
 def test_remembered_index_of_inference_mode_serves_training():

@@ -24,6 +24,7 @@ def main() -> None:
         action='store_true',
         help="scale the learning rate by the ratio of this run's batch to the recipe's",
     )
+    parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     parser.add_argument(
         '--replay',
         action='store_true',
@@ -45,6 +46,8 @@ def main() -> None:
         cfg.auto_scale_lr.enable = True
     if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
+    if args.compile:
+        cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     if not args.replay:
         RUNNERS.build(cfg).train()
         return

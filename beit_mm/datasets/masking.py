@@ -22,7 +22,7 @@ TRIAL_MASKS = 100  # drawn when the transform is built; if all are empty, the se
 
 @TRANSFORMS.register_module()
 class BlockwiseMask(BaseTransform):
-    """Adds `mask`: bool array (rows, columns), True = masked, made of rectangular blocks.
+    """Adds `mask`: bool array (rows, columns), True = masked, made of rectangular blocks; `num_slots`: the most.
 
     `released` has the law of the released code, which made the paper's numbers: log-uniform aspect, whole patches,
     blocks smaller than the grid in both directions, a block counts only if it brings between 1 and the remaining number
@@ -72,6 +72,7 @@ class BlockwiseMask(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         results['mask'] = self.draw()
+        results['num_slots'] = None if self.variant == 'paper' else int(self.num_masked)  # 'paper' has no limit
         return results
 
     def draw(self) -> np.ndarray:
@@ -154,7 +155,27 @@ class RandomMask(BaseTransform):
         mask = np.zeros(cells, np.bool_)
         mask[random.sample(range(cells), self.num_masked)] = True
         results['mask'] = mask.reshape(self.grid)
+        results['num_slots'] = self.num_masked
         return results
+
+
+def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
+    """Row-major indices of the masked patches in rising order, padded with -1: int64 (num_slots,).
+
+    So many slots in every batch, whatever the masks, make shapes that never change, as compiled code wants them.
+
+    Raises:
+        ValueError: more patches are masked.
+    """
+    positions = np.full(num_slots, -1)
+    masked = np.flatnonzero(mask)
+    if len(masked) > num_slots:
+        raise ValueError(
+            f'{len(masked)} patches are masked, the mask transform said at most {num_slots}; a transform that changes '
+            "the mask has to change results['num_slots'] too (None: no limit)"
+        )
+    positions[: len(masked)] = masked
+    return positions
 
 
 def check_grid(grid: tuple[int, int], num_masked: float) -> None:

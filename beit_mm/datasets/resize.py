@@ -1,7 +1,8 @@
 """Antialiased resizing on the CPU with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast.
 
 Both filter every row, round to whole levels, then every column, as Pillow does. Newer Pillow filters columns first
-where that is less work: single pixels beside hard edges then differ by several levels, others by at most 1.
+where that is less work: single pixels beside hard edges then differ by several levels, others by at most 1. Images of
+float32 are not rounded. Images have any number of channels.
 """
 
 from functools import lru_cache
@@ -17,17 +18,30 @@ MAX_CACHED_LENGTH = 1000  # pixels; weights of longer crops are computed anew, 8
 
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes uint8 (H, W, 3) to `size` (height, width) by torch's vectorised uint8 kernel; contiguous."""
+    """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width); contiguous.
+
+    By torch's kernel, which is vectorised for uint8 of at most 4 channels.
+    """
     # the new axis first: then torch sees channels_last, and the result needs no reordering
     channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
+    if image.dtype != np.uint8:
+        resized.clamp_(0, 255)  # the filter goes beyond beside edges
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
 def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes uint8 (H, W, 3) to `size` (height, width) by a Lanczos filter of 3 lobes, widened by the scale when
-    shrinking; contiguous."""
-    return _filter_columns(cv2.transpose(_filter_columns(cv2.transpose(image), size[1])), size[0])
+    """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width) by a Lanczos filter of 3 lobes, widened by
+    the scale when shrinking; contiguous."""
+    resized = _filter_columns(_transpose(_filter_columns(_transpose(image), size[1])), size[0])
+    return resized if image.dtype == np.uint8 else resized.clip(0, 255, out=resized)
+
+
+def _transpose(image: np.ndarray) -> np.ndarray:
+    """(H, W, C) to (W, H, C); contiguous."""
+    if image.shape[2] == 3:
+        return cv2.transpose(image)
+    return np.ascontiguousarray(image.transpose(1, 0, 2))
 
 
 def _filter_columns(image: np.ndarray, new_height: int) -> np.ndarray:
@@ -39,8 +53,9 @@ def _filter_columns(image: np.ndarray, new_height: int) -> np.ndarray:
     pixels = torch.from_numpy(image).float().view(height, width * channels)
     weights = cached_bands if height <= MAX_CACHED_LENGTH else lanczos_bands
     filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(height, new_height)])
-    levels = filtered.round_().clamp_(0, 255).byte()
-    return levels.view(new_height, width, channels).numpy()
+    if image.dtype == np.uint8:
+        filtered = filtered.round_().clamp_(0, 255).byte()
+    return filtered.view(new_height, width, channels).numpy()
 
 
 def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Tensor]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.config import Config
 from mmengine.dist import barrier, get_rank, get_world_size
-from mmengine.hooks import Hook, LoggerHook
+from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.checks import unwrap
+from beit_mm.engine.hooks import fetch_logs, look_intervals
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_LOOKS, AutocastOptimWrapper, SkippedSteps
 from beit_mm.registry import HOOKS
 
@@ -56,12 +57,11 @@ class BadStepHook(Hook):
 
     def __init__(self):
         self.moments: deque[Moment] = deque(maxlen=2 * STEPS_BETWEEN_LOOKS)  # before each of the last steps
-        self.interval = STEPS_BETWEEN_LOOKS
+        self.intervals = [STEPS_BETWEEN_LOOKS]
 
     def before_train(self, runner: Runner) -> None:
         """Takes over the logger's interval."""
-        intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
-        self.interval = min([STEPS_BETWEEN_LOOKS, *intervals])
+        self.intervals = look_intervals(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         """Remembers rates and schedules, which go on while steps are skipped."""
@@ -77,7 +77,7 @@ class BadStepHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Looks where a line of the log is due."""
-        due = self.every_n_inner_iters(batch_idx, self.interval)
+        due = any(self.every_n_inner_iters(batch_idx, interval) for interval in self.intervals)
         if due or self.end_of_epoch(runner.train_dataloader, batch_idx):
             self.look(runner)
 
@@ -117,6 +117,7 @@ class BadStepHook(Hook):
         folder = Path(hook.out_dir, name)
         loader = runner.train_dataloader
         iterations = range(moment.iteration, moment.iteration + wrapper.accumulative_counts)
+        fetch_logs(runner)
         losses = runner.message_hub.get_scalar('train/loss').data[0]
         part = dict(
             iteration=moment.iteration,
@@ -169,7 +170,8 @@ def replay_config(cfg: Config, checkpoint: str, folder: str) -> None:
     for hook in cfg.get('default_hooks', {}).values():
         if hook is not None:
             hook.pop('out_dir', None)
-    cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.ReplayHook')]
+    hooks = [hook for hook in cfg.get('custom_hooks', []) if hook['type'] != 'beit_mm.CompileHook']
+    cfg.custom_hooks = [*hooks, dict(type='beit_mm.ReplayHook')]
 
 
 @HOOKS.register_module()

@@ -33,6 +33,7 @@ from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint,
 from beit_mm.checkpoint.names import FORMAT_VERSION
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
+from beit_mm.engine.hooks import fetch_logs
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
@@ -397,7 +398,8 @@ class CheckpointMetaHook(Hook):
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Replaces the history's objects, and adds what only the run knows of its weights."""
-        model, meta, hub = unwrap(runner), checkpoint['meta'], checkpoint['message_hub']
+        fetch_logs(runner)
+        model, meta, hub = unwrap(runner), checkpoint['meta'], runner.message_hub.state_dict()
         meta['beit_mm_format'] = FORMAT_VERSION
         meta['batch'] = batch_of(runner)
         meta['config_dict'] = plain_values(runner.cfg.to_dict())

@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from beit_mm.checkpoint.fit import check_finite
 from beit_mm.checkpoint.names import class_names, first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
-from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead
+from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
@@ -45,9 +47,10 @@ class FitCheckHook(Hook):
     The recipe's own batch is `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
-        ValueError: fewer images than a batch; a mask or second view that does not fit the backbone; classes of the
-            model, the datasets and, in a test, the checkpoint disagree; a label in the first batch that the model has
-            no class for; automatic scaling of the learning rate where batches are accumulated.
+        ValueError: fewer images than a batch; a mask or second view that does not fit the backbone; images, means and
+            model of different numbers of channels; classes of the model, the datasets and, in a test, the checkpoint
+            disagree; a label in the first batch that the model has no class for; swapped colours; automatic scaling of
+            the learning rate where batches are accumulated.
     """
 
     def __init__(self):
@@ -65,7 +68,9 @@ class FitCheckHook(Hook):
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
         check_num_classes(model, dataset)
+        check_channels(model)
         check_normalisation(model)
+        check_colours(model, dataset)
         if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
             check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
         if (provenance := tokenizer_provenance(model)) is not None:
@@ -73,10 +78,12 @@ class FitCheckHook(Hook):
             print_log(f'Visual tokens: {provenance}', logger='current', level=level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        """Checks the labels of the first batch, before the model sees them."""
+        """Checks channels and labels of the first batch, before the model sees them."""
         if self.labels_checked:
             return
         self.labels_checked = True
+        if channels := channels_of(data_batch.get('inputs')):
+            check_channels(unwrap(runner), channels)
         samples = data_batch.get('data_samples')
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
             head = unwrap(runner).decode_head
@@ -102,7 +109,9 @@ class FitCheckHook(Hook):
         trained = class_names(self.loaded)
         check_same_classes(classes_of(dataset), path_of(dataset), trained, 'the checkpoint')
         check_num_classes(unwrap(runner), dataset)
+        check_channels(unwrap(runner))
         check_normalisation(unwrap(runner))
+        check_colours(unwrap(runner), dataset)
 
 
 def optimizer_tensors(state: Any) -> dict[str, Tensor]:
@@ -156,14 +165,15 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
         return
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
     tokenizer = model.target_generator
-    if views.second_size is not None and tokenizer is not None:
+    if tokenizer is not None:
+        seen = views.second_size or views.size  # without a second view the tokenizer sees the first
         try:
-            tokens: object = tokenizer.grid_size(*views.second_size)
+            tokens: object = tokenizer.grid_size(*seen)
         except ValueError as error:  # no whole number of tokens
             tokens = error
         if tokens != grid:
             raise ValueError(
-                f'a second view of {views.second_size[0]} x {views.second_size[1]} pixels does not give one visual '
+                f'a view of {seen[0]} x {seen[1]} pixels for the tokenizer does not give one visual '
                 f'token for each of the {grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
                 f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
             )
@@ -173,6 +183,31 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
                 f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
                 f"{grid[1]} patches; set the mask transform's grid to {grid}"
             )
+
+
+def channels_of(inputs: Any) -> int | None:
+    """Channels of the images of a batch as its data loader gives it; None where it holds none."""
+    if isinstance(inputs, dict):
+        images = inputs.get('images')  # B, H, W, C
+        return images.shape[-1] if isinstance(images, Tensor) else None
+    return inputs[0].shape[0] if inputs is not None else None  # B, C, H, W, or a list of C, H, W
+
+
+def check_channels(model: nn.Module, channels: int | None = None) -> None:
+    """Raises ValueError when images, their means and the parts of a model have different numbers of channels."""
+    found = {} if channels is None else {'the images': channels}
+    if len(mean := preprocessing_of_model(model).get('mean', ())) > 1:  # one stands for all channels
+        found['data_preprocessor.mean'] = len(mean)
+    if (backbone := backbone_of(model)) is not None:
+        found['backbone.in_channels'] = backbone.patch_embed.proj.in_channels
+    if isinstance(model, BEiTPretrainer) and isinstance(model.head, PixelRegressionHead):
+        found['head.in_channels'] = model.head.in_channels
+    tokenizer = model.target_generator if isinstance(model, BEiTPretrainer) else model
+    if isinstance(tokenizer, CodebookTokenizer):
+        found['the tokenizer'] = next(tokenizer.encoder.parameters()).shape[1]
+    if len(set(found.values())) > 1:
+        numbers = ', '.join(f'{name} {number}' for name, number in found.items())
+        raise ValueError(f'numbers of channels differ: {numbers}; set mean, std and in_channels to the images')
 
 
 def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
@@ -282,6 +317,19 @@ def check_normalisation(model: nn.Module) -> None:
                 f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.'
             )
             print_log(message, logger='current', level=logging.WARNING)
+
+
+def check_colours(model: nn.Module, dataset: Dataset) -> None:
+    """Raises ValueError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
+    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
+    preprocessor = getattr(model, 'data_preprocessor', None)
+    names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
+    swaps = any(getattr(preprocessor, name, False) for name in names)
+    if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
+        raise ValueError(
+            'beit_mm.LoadImage gives RGB, and the data preprocessor would swap red and blue; set '
+            'data_preprocessor.to_rgb=False (in mmseg bgr_to_rgb=False)'
+        )
 
 
 def tokenizer_provenance(model: nn.Module) -> dict | None:

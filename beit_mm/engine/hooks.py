@@ -1,22 +1,31 @@
-"""What happens around the steps of a run: seeds, throughput, neighbours."""
+"""What happens around the steps of a run: seeds, logs, throughput, compilation, neighbours, a teacher's schedules."""
 
+import logging
+import math
 import os
 import random
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.dist import all_gather, get_rank, get_world_size
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, LoggerHook
+from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.engine.checks import unwrap
+from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS, AutocastOptimWrapper, inference_autocast
+from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.dino import DINOPretrainer
 from beit_mm.registry import HOOKS
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
@@ -56,6 +65,64 @@ class StepSeedHook(Hook):
 
 
 @HOOKS.register_module()
+class RuntimeInfoHook(EngineRuntimeInfoHook):
+    """mmengine's, with a step's numbers left on the device until a line of the log, or a checkpoint, needs them.
+
+    mmengine fetches each loss at each step. The host then waits until the device is done, and the device until the host
+    has sent the next step.
+    """
+
+    def __init__(self):
+        self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
+
+    def before_train(self, runner: Runner) -> None:
+        """Takes over the logger's interval."""
+        super().before_train(runner)
+        self.waiting = []
+        self.intervals = look_intervals(runner)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Keeps the numbers, and fetches them where a line of the log is due."""
+        held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
+        self.waiting.append(held)
+        if (
+            any(self.every_n_inner_iters(batch_idx, interval) for interval in self.intervals)
+            or self.end_of_epoch(runner.train_dataloader, batch_idx)
+            or runner.iter + 1 == runner.max_iters
+        ):
+            self.fetch(runner)
+
+    def after_train(self, runner: Runner) -> None:
+        """Fetches the last numbers."""
+        self.fetch(runner)
+        super().after_train(runner)
+
+    def fetch(self, runner: Runner) -> None:
+        """Brings the numbers of all steps since the last fetch into the history, with one wait for the device."""
+        waiting, self.waiting = self.waiting, []
+        tensors = [value for step in waiting for value in step.values() if isinstance(value, Tensor)]
+        together = [tensor.reshape(()).to(tensors[0].device, torch.float32) for tensor in tensors]
+        numbers = iter(torch.stack(together).tolist() if together else [])
+        for step in waiting:
+            for key, value in step.items():
+                runner.message_hub.update_scalar(f'train/{key}', next(numbers) if isinstance(value, Tensor) else value)
+
+
+def look_intervals(runner: Runner) -> list[int]:
+    """Steps between two lines of the log, and the 50 after which numbers on the device are fetched at the latest."""
+    return [STEPS_BETWEEN_LOOKS, *(hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook))]
+
+
+def fetch_logs(runner: Runner) -> None:
+    """Makes the history of logged numbers complete."""
+    for hook in runner.hooks:
+        if isinstance(hook, RuntimeInfoHook):
+            hook.fetch(runner)
+
+
+@HOOKS.register_module()
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
 
@@ -86,6 +153,66 @@ class ThroughputHook(Hook):
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
         for history in runner.message_hub.log_scalars.values():
             history.max_length = HISTORY
+
+
+@HOOKS.register_module()
+class CompileHook(Hook):
+    """Compiles the model's part of a training step, as one graph for one shape.
+
+    mmengine's `compile` takes all of a step, logs included: it falls into many graphs. Validation, which has other
+    sizes, runs as ever. Where compilation fails, the run goes on without it and the log says why. So it does where
+    shapes change with every batch, as with masks of variant 'paper' or of mmpretrain, after eight compilations. With
+    several processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own:
+    with drop path a compiled run is another one than that which is not compiled, but it can be repeated and resumed
+    like it.
+
+    Args:
+        method: of the model. Without it 'loss' of a BEiTPretrainer, else 'extract_feat', which classifiers and
+            segmentors have: their losses work on lists of samples.
+        options: of torch.compile: backend, mode, options.
+
+    Raises:
+        ValueError: the model has no such method.
+    """
+
+    def __init__(self, method: str | None = None, **options: Any):
+        self.method = method
+        self.options = options
+
+    def before_train(self, runner: Runner) -> None:
+        """Puts the compiled method in the plain one's place."""
+        model = unwrap(runner)
+        self.method = self.method or ('loss' if isinstance(model, BEiTPretrainer) else 'extract_feat')
+        plain = getattr(model, self.method, None)
+        if not callable(plain):
+            raise ValueError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
+        setattr(model, self.method, compiled_in_training(model, plain, self.options))
+        print_log(f'{self.method} will be compiled; the first step takes minutes.', logger='current')
+
+    def after_train(self, runner: Runner) -> None:
+        """Puts the plain method back."""
+        vars(unwrap(runner)).pop(self.method, None)
+
+
+def compiled_in_training(model: nn.Module, plain: Callable, options: dict) -> Callable:
+    """A method of a model that is compiled while the model is being trained, until that fails."""
+    compiled = torch.compile(plain, **dict(fullgraph=True, dynamic=False) | options)
+    usable = True
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal usable
+        if not (usable and model.training):
+            return plain(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            usable = False
+            reason = ' '.join(str(error).split())[:300]
+            message = f'{plain.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})'
+            print_log(message, logger='current', level=logging.WARNING)
+        return plain(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
+
+    return call
 
 
 def knn_predict(
@@ -172,7 +299,7 @@ def extract(model: nn.Module, loader: DataLoader) -> tuple[Tensor, Tensor]:
             if 'sample_idx' not in batch['data_samples'][0]:
                 raise ValueError("KNNHook needs 'sample_idx' among the meta_keys of PackInputs, where it is by default")
             images = (batch['inputs'].to(device).float() - preprocessor.mean) / preprocessor.std
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == 'cuda'):
+            with inference_autocast(device):
                 model.backbone(images)
             rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
     finally:
@@ -181,3 +308,87 @@ def extract(model: nn.Module, loader: DataLoader) -> tuple[Tensor, Tensor]:
     index, labels = torch.cat(all_gather(torch.tensor(rows, device=device))).unbind(1)
     _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images to give each process as many
     return features[once], labels[once]
+
+
+@HOOKS.register_module()
+class DINOHook(Hook):
+    """Schedules of a DINOPretrainer, all from the number of the step, so that a resumed run needs no state of them.
+
+    After each step of the optimizer the teacher follows the student, but not after one that AutocastOptimWrapper skips.
+    The logs have `teacher_momentum` and `teacher_temperature`. Weight decay has a schedule of mmpretrain's,
+    CosineAnnealingWeightDecay.
+
+    Args:
+        momentum: of the teacher at the first step; rises to 1 at the end of the run, along half a cosine.
+        temperature: of the teacher in the first epoch, and after the warm-up.
+        warmup_epochs: epochs in which the temperature rises, by equal steps.
+        freeze_last_layer: epochs in which the last layer of the student's head is not trained.
+
+    Raises:
+        ValueError: a momentum outside of 0 to 1, other temperatures; when training starts, another model.
+
+    Source: facebookresearch/dino `main_dino.py`.
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.996,
+        temperature: tuple[float, float] = (0.04, 0.04),
+        warmup_epochs: int = 0,
+        freeze_last_layer: int = 1,
+    ):
+        if not 0 <= momentum <= 1:
+            raise ValueError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
+        if np.shape(temperature) != (2,) or not min(temperature) > 0:
+            raise ValueError(f'temperature is {temperature}; expected two numbers above 0, first and last')
+        self.momentum = momentum
+        self.temperature = temperature
+        self.warmup_epochs = warmup_epochs
+        self.freeze_last_layer = freeze_last_layer
+
+    def before_train(self, runner: Runner) -> None:
+        """Sees to it that the optimizer leaves the last layer alone while it is frozen."""
+        model = unwrap(runner)
+        if not isinstance(model, DINOPretrainer):
+            raise ValueError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
+
+        def drop_gradients(*_: object) -> None:
+            # After clipping. Without a gradient neither decay nor moments are touched; with one of 0 they would be.
+            if epoch_of(runner) < self.freeze_last_layer:
+                for parameter in model.dino_head.last_layer.parameters():
+                    parameter.grad = None
+
+        runner.optim_wrapper.optimizer.register_step_pre_hook(drop_gradients)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
+        """Sets the teacher's temperature."""
+        temperature = self.temperature_at(epoch_of(runner))
+        unwrap(runner).teacher_temperature = torch.tensor(temperature)  # a number would be a constant of compiled code
+        runner.message_hub.update_scalar('train/teacher_temperature', temperature)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs: dict | None = None
+    ) -> None:
+        """Moves the teacher, unless gradients are still being accumulated."""
+        if runner.optim_wrapper.should_update():
+            momentum = self.momentum_at(runner.iter / runner.max_iters)
+            wrapper = runner.optim_wrapper
+            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
+            unwrap(runner).update_teacher(momentum, taken)
+            runner.message_hub.update_scalar('train/teacher_momentum', momentum)
+
+    def momentum_at(self, progress: float) -> float:
+        """The momentum where a part `progress` of the run, 0 to 1, is over."""
+        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
+
+    def temperature_at(self, epoch: int) -> float:
+        """The temperature in an epoch, from 0."""
+        first, last = self.temperature
+        if epoch >= self.warmup_epochs:
+            return last
+        return first + (last - first) * epoch / max(self.warmup_epochs - 1, 1)
+
+
+def epoch_of(runner: Runner) -> int:
+    """The epoch of the present step, from 0; loops that count iterations have one too."""
+    return runner.iter // len(runner.train_dataloader)

@@ -18,10 +18,12 @@ from beit_mm.registry import LOOPS
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
     """The batches of an epoch from the `first` on.
 
-    A sampler of ours is told where to begin; with another one, what comes before is read and thrown away.
+    A sampler of ours is told where to begin; with another one, what comes before is read and thrown away. mmpretrain's
+    vis_scheduler.py has a list in the place of a loader.
     """
-    loader.sampler.set_epoch(epoch)
-    seeks = isinstance(loader.sampler, SeededSampler)
+    if isinstance(loader, DataLoader):
+        loader.sampler.set_epoch(epoch)
+    seeks = isinstance(loader, DataLoader) and isinstance(loader.sampler, SeededSampler)
     if seeks:
         loader.sampler.skip(first * loader.batch_size)
     for place, batch in enumerate(loader, start=first if seeks else 0):

@@ -12,6 +12,7 @@ from mmengine.dist import all_reduce
 from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIMIZERS
+from mmpretrain.models import BEiTViT, VisionTransformer
 from torch import Tensor, nn
 
 from beit_mm.models.vit import BEiTBackbone
@@ -19,9 +20,12 @@ from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale of 2**16 is down to 2**-9 by then
+LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
+NO_WEIGHT_DECAY = ('cls_token', 'pos_embed')  # of their parameters with more than one dimension
 STEPS_BETWEEN_LOOKS = 50  # at the counters on the device, which the host has to wait for
-# What a forward pass changes in a model: statistics of batch norm, and the step that DiscreteVAE's temperature follows.
-CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps')
+# What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, and
+# the center of DINOPretrainer.
+CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center')
 
 
 class SkippedSteps(NamedTuple):
@@ -50,8 +54,8 @@ class AutocastOptimWrapper(OptimWrapper):
     other types. A gradient that is NaN behind a finite loss cannot be told from an overflow, until the scale is at 1.
 
     Args:
-        dtype: 'bfloat16', 'float16' or 'float32'. A CPU has no fast float16, and not every CPU has bfloat16: float32 is
-            used there instead, and the log says so.
+        dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
+            float32; a CPU has no fast float16 either. The log says which.
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
 
     Raises:
@@ -127,6 +131,11 @@ class AutocastOptimWrapper(OptimWrapper):
                 f'the gradient was not finite in {self.seen.in_a_row} steps in a row; go on from the last checkpoint '
                 'with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
+
+    @property
+    def taken(self) -> Tensor:
+        """Whether the last step was taken: bool (), on the device."""
+        return self.counters[0] == 0
 
     def look(self) -> SkippedSteps:
         """Fetches the counters, which waits for the device; logs what was skipped, and the norms since the last look.
@@ -221,11 +230,20 @@ class AutocastOptimWrapper(OptimWrapper):
 
 def usable_dtype(dtype: str, device_type: str) -> str:
     """The type that the device computes in, when `dtype` is asked for."""
+    if device_type == 'cuda':  # V100 and T4 only emulate bfloat16
+        emulated = dtype == 'bfloat16' and not torch.cuda.is_bf16_supported(including_emulation=False)
+        return 'float16' if emulated else dtype
     if device_type != 'cpu' or dtype == 'float32':
         return dtype
     if dtype == 'bfloat16' and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return dtype
     return 'float32'
+
+
+def inference_autocast(device: torch.device) -> torch.autocast:
+    """Half precision on a GPU, none elsewhere."""
+    dtype = getattr(torch, usable_dtype('bfloat16', device.type))
+    return torch.autocast(device.type, dtype, enabled=device.type == 'cuda')
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -238,12 +256,13 @@ class BEiTOptimWrapperConstructor:
     Args:
         optim_wrapper_cfg: config of the wrapper with its `optimizer`.
         paramwise_cfg: `dict(layer_decay_rate=d)`, 0 < d <= 1: with d below 1 each layer learns d times as fast as the
-            one above it. The layers are those of the BEiTBackbone; everything outside of it learns at the full rate.
+            one above it. The layers are those of the BEiTBackbone, or of mmpretrain's BEiTViT or VisionTransformer;
+            everything outside of it learns at the full rate.
             Schedules scale with the group; their lowest rate does only when it is given as a ratio (`eta_min_ratio`
             of CosineAnnealingLR).
 
     Raises:
-        ValueError: another key or rate, an optimizer without `lr`, or not exactly one BEiTBackbone.
+        ValueError: another key or rate, an optimizer without `lr`, or not exactly one such backbone.
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """
@@ -273,13 +292,16 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
     Each group also lists the `names` of its parameters; the learning rate of the last layer is `lr`.
     """
     modules = model.named_modules()
-    backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, BEiTBackbone)]
+    backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, LAYERED)]
     if rate != 1 and lr is None:
         raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
     if rate != 1 and len(backbones) != 1:
         name, number = type(model).__name__, len(backbones)
-        raise ValueError(f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number}')
-    no_decay = {f'{prefix}{name}' for prefix, backbone in backbones for name in backbone.no_weight_decay()}
+        raise ValueError(
+            f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number} '
+            "(mmpretrain's BEiTViT and VisionTransformer count as such)"
+        )
+    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in NO_WEIGHT_DECAY}
     groups: dict = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -38,7 +38,8 @@ class FolderRunner(Runner):
         if any(entries_with_classes(cfg.model)):
             tested = missing_folder(cfg.train_dataloader) and not missing_folder(cfg.test_dataloader)
             labelled = cfg.test_dataloader if tested else cfg.train_dataloader
-            dataset = DATASETS.build(dict(labelled.dataset, pipeline=[]))
+            pipeline = labelled.dataset.pipeline[:1]  # says which files are images
+            dataset = DATASETS.build(dict(labelled.dataset, pipeline=pipeline))
             set_num_classes(cfg.model, len(dataset.metainfo['classes']))
         missing = missing_folder(cfg.val_dataloader)
         if missing:

@@ -18,7 +18,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
-from beit_mm.datasets.transforms import readable
+from beit_mm.datasets.reading import MemberPath, readable
 from beit_mm.engine.workers import check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
 
@@ -160,7 +160,7 @@ def state_of(dataset: UnlabeledImages) -> str:
     try:
         for index in range(len(dataset)):
             path = dataset.get_data_info(index)['img_path']
-            status = os.stat(path)
+            status = os.stat(path.archive if isinstance(path, MemberPath) else path)
             digest.update(os.fsencode(f'{path}\0{status.st_size}\0{status.st_mtime_ns}\0'))
     except OSError:
         return ''

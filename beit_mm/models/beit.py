@@ -15,8 +15,9 @@ from torch import Tensor
 
 from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.transforms import jitter_images
+from beit_mm.models.mixing import as_pretraining_backbone, as_tokenizer
 from beit_mm.models.tokenizers.base import Tokenizer
-from beit_mm.models.vit import take_tokens, truncated_normal_
+from beit_mm.models.vit import BEiTBackbone, take_tokens, truncated_normal_
 from beit_mm.registry import MODELS
 
 TOKENIZER_PREFIX = 'target_generator.'
@@ -31,16 +32,17 @@ class BEiTPretrainer(BaseModel):
     output layer run only at the patches to predict. The loss is the same, with less work.
 
     Args:
-        backbone: config of a BEiTBackbone with out_type 'raw'.
-        head: config of a BEiTMIMHead or PixelRegressionHead.
-        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`); None for pixels.
+        backbone: config of a BEiTBackbone with out_type 'raw', or of mmpretrain's BEiTPretrainViT.
+        head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass that learns something else.
+        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`), or of mmpretrain's DALL-E or VQKD;
+            None for pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
         init_cfg: mmengine's.
 
     Raises:
-        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or `target_generator` is no
-            Tokenizer; when called, a mask or second view that is needed is not there.
+        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or a part has another
+            interface; when called, a mask or second view that is needed is not there.
 
     Source: paper section 2.4; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
@@ -48,7 +50,7 @@ class BEiTPretrainer(BaseModel):
     def __init__(
         self,
         backbone: dict,
-        head: dict,
+        head: dict | None,
         target_generator: dict | None = None,
         data_preprocessor: dict | None = None,
         recover: str = 'masked',
@@ -58,12 +60,13 @@ class BEiTPretrainer(BaseModel):
         if recover not in ('masked', 'all'):
             raise ValueError(f"recover is {recover!r}; choose 'masked' or 'all'")
         self.recover = recover
-        self.backbone = MODELS.build(backbone)
-        self.head = MODELS.build(head)
+        self.backbone = as_pretraining_backbone(MODELS.build(backbone))
+        self.head = None if head is None else MODELS.build(head)
         self.target_generator: Tokenizer | None = None
         if target_generator is not None:
-            self.target_generator = MODELS.build(target_generator).requires_grad_(False).eval()
-            _check_vocabulary(self.head, self.target_generator)
+            self.target_generator = as_tokenizer(MODELS.build(target_generator)).requires_grad_(False).eval()
+        if self.head is not None:
+            _check_head(self.head, self.target_generator)
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(_translate)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
@@ -74,6 +77,11 @@ class BEiTPretrainer(BaseModel):
         Returns:
             mode 'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
         """
+        if not isinstance(inputs, dict):
+            raise ValueError(
+                f'the inputs are a {type(inputs).__name__}; BEiTPretrainer needs a beit_mm.TwoViewDataPreprocessor and '
+                'a pipeline with beit_mm.TwoViewRandomResizedCrop that ends with beit_mm.PackViews'
+            )
         if mode == 'loss':
             return self.loss(inputs)
         if mode == 'predict':
@@ -99,7 +107,8 @@ class BEiTPretrainer(BaseModel):
         targets = self._targets(inputs, None)
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, _valid(positions))
-        results = [dict(zip(sums, map(float, row), strict=True)) for row in zip(*sums.values(), strict=True)]
+        rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # one wait for all
+        results = [dict(zip(sums, row, strict=True)) for row in rows]
         if self.target_generator is not None:
             for result, tokens in zip(results, targets.cpu(), strict=True):
                 result['tokens'] = tokens
@@ -119,6 +128,31 @@ class BEiTPretrainer(BaseModel):
         return tokens, predicted if mask is None else torch.where(mask, predicted, tokens)
 
     @torch.no_grad()
+    def log_likelihoods(self, inputs: dict) -> dict[str, Tensor]:
+        """The terms of the evidence lower bound of each image, with its most likely visual tokens z.
+
+        Returns:
+            Nats, float (B,): `image`, ln p(x | z) of the tokenizer's decoder; `masked_tokens`, the sum of
+            ln p(z_i | masked image) over the masked patches, which pretraining maximises; `all_tokens`, the same over
+            all patches. Without a mask both are the latter.
+
+        Raises:
+            RuntimeError: the tokenizer has no decoder.
+
+        Source: paper section 2.4, equation 3.
+        """
+        images, mask = inputs['tokenizer_images'], inputs['mask']
+        tokens = self.target_generator.encode(images)  # B, h, w
+        hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
+        log_p = self.head(hidden).float().log_softmax(dim=-1)  # B, h*w, V
+        log_p = log_p.gather(-1, tokens.flatten(1).unsqueeze(-1)).squeeze(-1)  # B, h*w
+        return dict(
+            image=self.target_generator.log_likelihood(images, tokens),
+            masked_tokens=(log_p if mask is None else log_p * mask.flatten(1)).sum(dim=1),
+            all_tokens=log_p.sum(dim=1),
+        )
+
+    @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
         """What the model saw, what it was to predict and what it predicted.
 
@@ -126,7 +160,7 @@ class BEiTPretrainer(BaseModel):
         colours and edges of the masked part were guessed.
 
         Returns:
-            Title -> float (B, 3, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
+            Title -> float (B, C, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
             the image of its tokens and the same with the predicted tokens in the masked patches.
         """
         image = self.data_preprocessor.denormalize(inputs['images'])
@@ -159,12 +193,17 @@ class BEiTPretrainer(BaseModel):
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
+        if not isinstance(self.backbone, BEiTBackbone):  # mmpretrain's computes the last block everywhere
+            hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
+            return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
         hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
         return hidden[:, 1:] if positions is None else hidden
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Tokens (B, K) or pixels (B, K, P) at the positions; of all patches where they are None."""
         if self.target_generator is None:
+            if not isinstance(self.head, PixelRegressionHead):
+                raise ValueError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
             pixels = patchify(inputs['images'], self.head.patch_size)
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
@@ -174,17 +213,22 @@ class BEiTPretrainer(BaseModel):
         return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
 
 
-def _check_vocabulary(head: nn.Module, tokenizer: nn.Module) -> None:
-    if not isinstance(tokenizer, Tokenizer):
+def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
+    """Raises ValueError where a head does not predict what the tokenizer, or without one the image, gives."""
+    if tokenizer is None:
+        if not isinstance(head, PixelRegressionHead | BEiTMIMHead):
+            raise ValueError(
+                f'{type(head).__name__} needs a target_generator; pixels take a beit_mm.PixelRegressionHead'
+            )
+    elif not isinstance(head, BEiTMIMHead):
         raise ValueError(
-            f'target_generator is a {type(tokenizer).__name__}; expected a Tokenizer of beit_mm '
-            '(DALLETokenizer, DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer)'
+            f'the head is a {type(head).__name__}; {tokenizer.vocab_size} visual tokens take a beit_mm.BEiTMIMHead '
+            f'with vocab_size={tokenizer.vocab_size}'
         )
-    predicted = head.vocab_size if isinstance(head, BEiTMIMHead) else None
-    if predicted != tokenizer.vocab_size:
+    elif head.vocab_size != tokenizer.vocab_size:
         raise ValueError(
-            f'{type(head).__name__} predicts {predicted} visual tokens, the tokenizer has '
-            f'{tokenizer.vocab_size}; use a BEiTMIMHead with vocab_size={tokenizer.vocab_size}'
+            f'BEiTMIMHead predicts {head.vocab_size} visual tokens, the tokenizer has {tokenizer.vocab_size}; '
+            f'set head.vocab_size={tokenizer.vocab_size}'
         )
 
 
@@ -201,7 +245,7 @@ def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> N
     """Renames weights that have mmpretrain's names to ours. Tokenizer weights in such files are left out."""
     names = [name for name in state_dict if name.startswith(prefix)]
     weights = {name.removeprefix(prefix): state_dict[name] for name in names}
-    if detect_format(weights) != 'mmpretrain':
+    if not isinstance(model.backbone, BEiTBackbone) or detect_format(weights) != 'mmpretrain':
         return
     for name in names:
         del state_dict[name]
@@ -238,7 +282,7 @@ class BEiTMIMHead(BaseModule):
         """Hidden states (..., embed_dims) to logits (..., vocab_size)."""
         return self.lm_head(hidden)
 
-    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
+    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor] | Tensor:
         """Cross entropy and accuracy.
 
         Args:
@@ -248,7 +292,12 @@ class BEiTMIMHead(BaseModule):
 
         Returns:
             loss: mean over the valid places, 0 when there are none. mim_acc: share predicted right.
+
+        mmpretrain's BEiT calls its head with the class token before the patches (B, 1+h*w, embed_dims), targets
+        (B, vocab_size, h, w) of which the argmax is the visual token, and the mask (B, h, w); it gets the loss alone.
         """
+        if targets.dim() == 4:
+            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), valid.flatten(1).bool())['loss']
         losses, correct = self._compare(hidden, targets)
         return dict(loss=_mean_of_valid(losses, valid), mim_acc=_mean_of_valid(correct, valid))
 
@@ -277,23 +326,25 @@ class PixelRegressionHead(BaseModule):
     Args:
         embed_dims: width of the hidden states.
         patch_size: side of a patch in pixels.
+        in_channels: of the images: 3 for RGB, or any number of bands.
 
     Source: paper section 3.3 (no code was released).
     """
 
-    def __init__(self, embed_dims: int, patch_size: int = 16, init_cfg: dict | None = None):
+    def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(init_cfg)
         self.patch_size = patch_size
-        self.pixel_head = nn.Linear(embed_dims, 3 * patch_size**2)
+        self.in_channels = in_channels
+        self.pixel_head = nn.Linear(embed_dims, in_channels * patch_size**2)
         truncated_normal_(self.pixel_head.weight)
         nn.init.zeros_(self.pixel_head.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., embed_dims) to RGB pixels (..., 3 * patch_size**2)."""
+        """Hidden states (..., embed_dims) to pixels (..., in_channels * patch_size**2)."""
         return self.pixel_head(hidden)
 
     def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-        """Mean squared error; targets (B, K, 3 * patch_size**2), valid as in BEiTMIMHead."""
+        """Mean squared error; targets (B, K, in_channels * patch_size**2), valid as in BEiTMIMHead."""
         return dict(loss=_mean_of_valid(self._errors(hidden, targets), valid))
 
     def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
@@ -319,13 +370,18 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     """Moves a batch of two views to the device and scales each view for its network.
 
     Args:
-        mean, std: of the first view, RGB, 0-255.
+        mean, std: of the first view, a number for each channel, 0-255; RGB, or the bands of LoadBands.
+
+    Raises:
+        ValueError: another number of means than of deviations.
 
     Source: microsoft/unilm `beit/datasets.py`.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
+        if len(mean) != len(std):
+            raise ValueError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -333,17 +389,19 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """Prepares one batch, in training and evaluation alike.
 
         Args:
-            data: `inputs` holds images uint8 (B, H, W, 3) and, where the pipeline makes them, tokenizer_images
-                uint8 (B, h, w, 3), mask bool (B, gh, gw) and jitter float (B, 7).
+            data: `inputs` holds images (B, H, W, C), uint8 or float, 0-255, and, where the pipeline makes them,
+                tokenizer_images (B, h, w, C), mask bool (B, gh, gw), its positions int64 (B, K) and jitter float
+                (B, 7).
 
         Returns:
-            dict(inputs=dict(images=float (B, 3, H, W) normalised, tokenizer_images=float (B, 3, h, w) in [0, 1],
+            dict(inputs=dict(images=float (B, C, H, W) normalised, tokenizer_images=float (B, C, h, w) in [0, 1],
             mask, positions=int64 (B, K))); absent inputs are None.
         """
-        inputs = data['inputs']
-        # On the CPU, where counting the masked patches makes nobody wait.
-        positions = masked_positions(inputs['mask']) if 'mask' in inputs else None
-        inputs = self.cast_data(dict(inputs, positions=positions))
+        inputs = dict(data['inputs'])
+        if 'mask' in inputs and 'positions' not in inputs:  # of a mask that has no largest size
+            # On the CPU, where counting the masked patches makes nobody wait.
+            inputs['positions'] = masked_positions(inputs['mask'])
+        inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
         images = _planar(inputs['images'], jitter)
         tokenizer_images = inputs.get('tokenizer_images')
@@ -352,7 +410,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
                 images=(images - self.mean) / self.std,
                 tokenizer_images=None if tokenizer_images is None else _planar(tokenizer_images, jitter) / 255,
                 mask=inputs.get('mask'),
-                positions=inputs['positions'],
+                positions=inputs.get('positions'),
             )
         )
 
@@ -362,7 +420,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
 
 def _planar(images: Tensor, jitter: Tensor | None) -> Tensor:
-    """uint8 (B, H, W, 3) to float (B, 3, H, W) in 0-255, jittered where that is left to the device."""
+    """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where that is left to the device."""
     images = images.permute(0, 3, 1, 2).float()
     return images if jitter is None else jitter_images(images, jitter)
 

@@ -10,6 +10,7 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 
 FEATURES = ('mean', 'cls_mean')
@@ -33,7 +34,7 @@ class LinearProbe(BaseModel):
         init_cfg: mmengine's.
 
     Raises:
-        ValueError: an unknown feature, or a block that does not exist.
+        ValueError: an unknown feature, a block that does not exist, or another backbone.
 
     Source: paper appendix "linear probes"; microsoft/unilm `beit/run_linear_eval.py`.
     """
@@ -54,6 +55,9 @@ class LinearProbe(BaseModel):
         self.num_classes = num_classes
         backbone = dict(backbone, out_type='raw', drop_path_rate=0.0)
         self.backbone = MODELS.build(dict(backbone, **({} if layers is None else dict(out_indices=layers))))
+        if not isinstance(self.backbone, BEiTBackbone):
+            name = type(self.backbone).__name__
+            raise ValueError(f'the backbone is a {name}; LinearProbe takes a beit_mm.BEiTBackbone')
         if layers is None:
             self.backbone.out_indices = list(range(self.backbone.num_layers))
         self.backbone.norm = None  # it would be applied to the last block's output
@@ -66,13 +70,15 @@ class LinearProbe(BaseModel):
             nn.init.zeros_(head.bias)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry, for images (B, 3, H, W), normalised.
+        """mmengine's entry, for images (B, C, H, W), normalised.
 
         Returns:
             mode 'loss': dict(loss=sum over the layers). 'predict': the data samples, see `predict`. 'tensor': logits of
             each layer, (B, num_classes).
         """
-        logits = [head(feature) for head, feature in zip(self.heads.values(), self.features(inputs), strict=True)]
+        features = self.features(inputs)
+        with torch.autocast(inputs.device.type, enabled=False):  # in float32, as the released code
+            logits = [head(feature.float()) for head, feature in zip(self.heads.values(), features, strict=True)]
         if mode == 'loss':
             labels = torch.cat([sample.gt_label for sample in data_samples]).to(inputs.device)
             return dict(loss=sum(F.cross_entropy(scores, labels) for scores in logits))
@@ -128,7 +134,7 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch; returns dict(inputs=float (B, 3, H, W), data_samples)."""
+        """Prepares one batch; returns dict(inputs=float (B, C, H, W), data_samples)."""
         data = super().forward(data, training=False)  # normalises and makes one-hot labels, but does not mix yet
         inputs, samples = data['inputs'], data['data_samples']
         if not training or samples is None:

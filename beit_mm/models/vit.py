@@ -1,6 +1,7 @@
 """The vision Transformer of BEiT: patch embedding, attention with relative position bias, blocks, BEiTBackbone.
 
-Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, K tokens picked by index.
+Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, K tokens picked by index, P >= N columns
+of a bias (see bias_from_table).
 """
 
 import logging
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
-from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task
+from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task, read_backbone
 from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
 from beit_mm.registry import MODELS
 
@@ -79,9 +81,9 @@ class BiasReader(nn.Module):
         super().__init__()
         self.table_grid = table_grid
 
-    def forward(self, table: Tensor, grid: Grid) -> Tensor:
-        """Table (rows, heads) to the bias (1, heads, N, N) of a patch grid (h, w)."""
-        return bias_from_table(table, self.table_grid, grid)
+    def forward(self, table: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
+        """Table (rows, heads) to the bias (1, heads, N, P) of a patch grid (h, w)."""
+        return bias_from_table(table, self.table_grid, grid, dtype)
 
 
 class PositionEmbeddingReader(nn.Module):
@@ -105,9 +107,8 @@ class SharedRelativePositionBias(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(grid), num_heads))
         self.read = BiasReader(grid)
 
-    def forward(self, grid: Grid) -> Tensor:
-        """Bias (1, heads, N, N) of a patch grid (h, w)."""
-        return self.read(self.relative_position_bias_table, grid)
+    def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        return self.read(self.relative_position_bias_table, grid, dtype)
 
 
 class Attention(nn.Module):
@@ -139,7 +140,7 @@ class Attention(nn.Module):
         Args:
             x: (B, N, C) normalised tokens, class token first.
             grid: patch grid (h, w), N = 1 + h*w.
-            shared_bias: (1, heads, N, N) bias that all blocks share.
+            shared_bias: (1, heads, N, P) bias that all blocks share, of the type that they compute in.
             queries: int64 (B, K) indices of the tokens whose output is wanted; None for all.
 
         Returns:
@@ -149,15 +150,17 @@ class Attention(nn.Module):
         bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if bias is not None and bias.requires_grad and bias.device.type == 'cpu':
             # The CPU's fused kernel gives no gradient of the bias, and what torch takes instead computes in float32.
-            x = _attention_weights(q, k, bias) @ v
+            x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
-    def attention_map(self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None) -> Tensor:
-        """Attention weights (B, heads, N, N) after the softmax; arguments as in forward."""
-        q, k, _ = self._qkv(x, None)
-        return _attention_weights(q, k, self._bias(grid, shared_bias, None, q.dtype))
+    def attention_scores(
+        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
+    ) -> Tensor:
+        """What goes into the softmax, (B, heads, K, N); arguments as in forward."""
+        q, k, _ = self._qkv(x, queries)
+        return _attention_scores(q, k, self._bias(grid, shared_bias, queries, q.dtype))
 
     def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
@@ -177,18 +180,17 @@ class Attention(nn.Module):
         """Bias (1 or B, heads, K, N) of the queries' rows."""
         bias = shared_bias
         if self.relative_position_bias_table is not None:
-            bias = self.read(self.relative_position_bias_table, grid)
+            bias = self.read(self.relative_position_bias_table, grid, dtype)
         if bias is None:
             return None
-        bias = bias.to(dtype)  # before picking rows: what is picked, (heads, B, K, N), is the largest tensor of a step
-        if queries is None:
-            return bias
-        return bias[0][:, queries].transpose(0, 1)  # heads, B, K, N -> B, heads, K, N
+        if queries is not None:
+            bias = bias[0][:, queries].transpose(0, 1)  # heads, B, K, P -> B, heads, K, P
+        return bias[..., : 1 + grid[0] * grid[1]]
 
 
-def _attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+def _attention_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)  # B, heads, K, N
-    return (scores if bias is None else scores + bias).softmax(dim=-1)
+    return scores if bias is None else scores + bias
 
 
 class MLP(nn.Module):
@@ -202,6 +204,23 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.act(self.fc1(x)))
+
+
+class DropPath(StochasticDepth):
+    """Sets a sample's branch to zero with probability p, and divides the others by 1 - p.
+
+    The factor is a float32: torchvision's is of the branch's type, where 1 / 0.9 is 1.109 (bfloat16).
+    """
+
+    def __init__(self, p: float):
+        super().__init__(p, mode='row')
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Branch (B, N, C) to (B, N, C), of the same type."""
+        if not self.training or self.p == 0:
+            return branch
+        ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
+        return (branch * super().forward(ones)).to(branch.dtype)
 
 
 class Block(nn.Module):
@@ -226,7 +245,7 @@ class Block(nn.Module):
         self.attn = Attention(dims, num_heads, table_grid)
         self.norm2 = nn.LayerNorm(dims, eps=NORM_EPS)
         self.mlp = MLP(dims, hidden_dims)
-        self.drop_path = StochasticDepth(drop_path, mode='row')
+        self.drop_path = DropPath(drop_path)
         self.gamma_1 = self.gamma_2 = None
         if layer_scale_init is not None:
             self.gamma_1 = nn.Parameter(torch.full((dims,), float(layer_scale_init)))
@@ -273,6 +292,7 @@ class BEiTBackbone(BaseModule):
         with_cp: recompute each block in the backward pass to save memory.
         interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
         init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
+        pretrained: such a checkpoint, as mmseg's segmentors hand on their own `pretrained`.
 
     Weights of any BEiT can be loaded, by name of the file or as a state dict, and are resampled to fit; `load_report`
     says what became of each tensor. The final norm follows `out_type`: 'raw' and 'cls_token' have `norm`,
@@ -303,9 +323,12 @@ class BEiTBackbone(BaseModule):
         with_cp: bool = False,
         interpolate_mode: str = 'bicubic',
         init_cfg: dict | None = None,
+        pretrained: str | None = None,
     ):
+        if pretrained is not None:
+            init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg)
-        sizes = _architecture(arch)
+        sizes = sizes_of(arch)
         _check_choice('out_type', out_type, OUT_TYPES)
         _check_choice('rel_pos_bias', rel_pos_bias, BIAS_TYPES)
         _check_choice('interpolate_mode', interpolate_mode, INTERPOLATE_MODES)
@@ -323,6 +346,7 @@ class BEiTBackbone(BaseModule):
         self.with_cp = with_cp
         self.interpolate_mode = interpolate_mode
         self.load_report: LoadReport | None = None
+        self.groups_checked = False
 
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
@@ -381,7 +405,7 @@ class BEiTBackbone(BaseModule):
 
         Args:
             images: (B, 3, H, W) normalised.
-            mask: bool (B, h, w), True = replaced by the mask token; needs `masked_input=True`.
+            mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
             positions: int64 (B, K) patch indices, -1 = padding. The last block then computes these tokens only, and
                 the result is their hidden states (B, K, C); padded places hold the class token's. Needs out_type
                 'raw' and the last block as the only output.
@@ -390,36 +414,73 @@ class BEiTBackbone(BaseModule):
             One tensor for each of `out_indices`, shaped as `out_type` says.
         """
         self._check_call(mask, positions)
-        x, grid, shared_bias = self._embed(images, mask)  # B, N, C
-        outputs = {}
-        for index, block in enumerate(self.blocks[: max(self.out_indices) + 1]):
+        x, grid, shared_bias = self.embed(images, mask)  # B, N, C
+        outputs: dict[int, Tensor] = {}
+        done = 0  # blocks that have run
+        for index in sorted(set(self.out_indices)):
             last = index == self.num_layers - 1
             # The class token stands before the patches, so padding (-1) turns into the class token.
             queries = positions + 1 if last and positions is not None else None
-            if self.with_cp and self.training:
-                x = checkpoint(block, x, grid, shared_bias, queries, use_reentrant=False)
-            else:
-                x = block(x, grid, shared_bias, queries)  # B, N or K, C
-            if index in self.out_indices:
-                outputs[index] = self._format(x, grid, last)
+            x = self.run_blocks(self.blocks[done : index + 1], x, grid, shared_bias, queries)  # B, N or K, C
+            outputs[index] = self._format(x, grid, last)
+            done = index + 1
         return tuple(outputs[index] for index in self.out_indices)
 
-    def attention_maps(self, images: Tensor, layer: int = -1) -> tuple[Tensor, Grid]:
-        """Attention weights of one block.
+    def run_blocks(
+        self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
+    ) -> Tensor:
+        """Runs blocks one after another, recomputed in the backward pass where `with_cp` asks for it.
+
+        Args:
+            blocks: some of the backbone's, or others of its width.
+            x: tokens (B, N, C).
+            grid, shared_bias: as `embed` returns them.
+            queries: int64 (B, K) indices of the tokens that the last of these blocks computes; None for all.
+
+        Returns:
+            (B, N, C), or (B, K, C) at the queries.
+        """
+        for index, block in enumerate(blocks, start=1):
+            wanted = queries if index == len(blocks) else None
+            if self.with_cp and self.training:
+                x = checkpoint(block, x, grid, shared_bias, wanted, use_reentrant=False)
+            else:
+                x = block(x, grid, shared_bias, wanted)
+        return x
+
+    def attention_maps(
+        self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
+    ) -> tuple[Tensor, Grid]:
+        """What the tokens of one block attend to.
 
         Args:
             images: (B, 3, H, W) normalised.
-            layer: block, negative from the end.
+            layer: block, 0-based, negative from the end.
+            queries: int64 (B, K) tokens whose attention is wanted, 0 is the class token; None for all.
+            softmax: False for the scores before the softmax: q @ k / sqrt(d) plus the relative position bias.
 
         Returns:
-            (B, heads, N, N) after the softmax, rows are queries, class token first; and the patch grid (h, w).
+            (B, heads, K, N), K = N without queries, columns with the class token first; and the patch grid (h, w).
         """
-        x, grid, shared_bias = self._embed(images, None)
+        x, grid, shared_bias = self.embed(images, None)
         (layer,) = _block_indices(layer, self.num_layers)
         for block in self.blocks[:layer]:
-            x = block(x, grid, shared_bias)
+            x = block(x, grid, shared_bias)  # B, N, C
         block = self.blocks[layer]
-        return block.attn.attention_map(block.norm1(x), grid, shared_bias), grid
+        scores = block.attn.attention_scores(block.norm1(x), grid, shared_bias, queries)  # B, heads, K, N
+        return (scores.softmax(dim=-1) if softmax else scores), grid
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: str) -> 'BEiTBackbone':
+        """The backbone in a BEiT's file (path or URL) of any format, built as its weights are, in evaluation mode.
+
+        Raises:
+            CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
+        """
+        options, state_dict = read_backbone(checkpoint)
+        backbone = cls(**options)
+        backbone.load_state_dict(state_dict)
+        return backbone.eval()
 
     def init_weights(self) -> None:
         """Initialises as `init_cfg` says.
@@ -430,10 +491,6 @@ class BEiTBackbone(BaseModule):
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
             self.init_cfg.pop('prefix')
         super().init_weights()
-
-    def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one dimension that weight decay leaves alone."""
-        return {'cls_token', 'pos_embed'}
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """A parameter's layer, for layer-wise learning rates, and the number of layers.
@@ -453,21 +510,26 @@ class BEiTBackbone(BaseModule):
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         """Sets the training mode; frozen blocks stay in evaluation mode (no stochastic depth)."""
+        if mode and not self.groups_checked:  # a training begins
+            self.groups_checked = True
+            check_groups_at_next_step(self)
         super().train(mode)
         for block in self.blocks[: max(self.frozen_stages, 0)]:
             block.eval()
         return self
 
-    def _embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """Tokens (B, N, C) with positions, the grid (h, w) and the shared bias (1, heads, N, N), if any."""
+    def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
+        """Tokens (B, N, C) with positions, the grid (h, w) and the shared bias (1, heads, N, P), if any."""
         x, grid = self.patch_embed(images)  # B, h*w, C
+        compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
         if mask is not None:
-            x = torch.where(mask.flatten(1).unsqueeze(-1), self.mask_token.to(x.dtype), x)
+            mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain's masks are of integers
+            x = torch.where(mask, self.mask_token.to(x.dtype), x)
         # x.shape[0], not len(x), which would fix the batch of an exported graph.
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
         if self.pos_embed is not None:
             x = x + self.read_pos_embed(self.pos_embed, grid)
-        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid)
+        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, compute_dtype)
 
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
         """A block's output (B, N, C) in the form that `out_type` asks for."""
@@ -526,7 +588,8 @@ def _fit_on_load(
     print_log(str(report), logger='current', level=logging.WARNING if surprising else logging.INFO)
 
 
-def _architecture(arch: str | dict) -> dict:
+def sizes_of(arch: str | dict) -> dict:
+    """Width, depth and heads of an architecture, a name or a dict; ValueError where it is none."""
     if isinstance(arch, str):
         _check_choice('arch', arch, tuple(ARCHITECTURES))
         return ARCHITECTURES[arch]

@@ -2,6 +2,7 @@
 default_scope = 'mmpretrain'
 
 default_hooks = dict(
+    runtime_info=dict(type='beit_mm.RuntimeInfoHook'),
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
@@ -33,5 +34,8 @@ env_cfg = dict(
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),
     dist_cfg=dict(backend='nccl'),
 )
-# device_ids=None serves a CPU too, where mmengine's default would name a GPU.
-model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False)
+# device_ids=None serves a CPU too, where mmengine's default would name a GPU. gradient_as_bucket_view: gradients lie in
+# the buffers that are exchanged, not beside them. No static_graph: torch fails with it where batches are accumulated,
+# and a parameter without a gradient would go unnoticed.
+model_wrapper_cfg = dict(
+    type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False, gradient_as_bucket_view=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+from beit_mm.datasets.transforms import PackViews
 
 DRAWS = 20_000
 
@@ -85,6 +86,30 @@ def test_paper_overshoots():
     assert rate[0, 0] < 0.005 and abs(rate[0, 7] - 0.025) < 0.015
     assert abs(rate[7, 7] - 0.801) < 0.015
     assert abs(rate[-1].mean() - 0.204) < 0.015 and abs(rate[0].mean() - 0.016) < 0.005
+
+
+@pytest.mark.parametrize(
+    ('transform', 'slots'),
+    [(BlockwiseMask((14, 14), 75), 75), (BlockwiseMask((6, 9), 20, 4, 'exact'), 20), (RandomMask((5, 8), 15), 15)],
+)
+def test_positions_list_the_masked_patches_in_slots_whose_number_never_changes(transform, slots):
+    shorter = 0
+    for _ in range(200):
+        results = transform.transform(dict(images=np.zeros((1, 1, 3), np.uint8)))
+        results = dict(results, **PackViews()(results)['inputs'])
+        masked = results['mask'].flatten().nonzero().flatten().tolist()
+        assert results['positions'].tolist() == masked + [-1] * (slots - len(masked))
+        shorter += len(masked) < slots
+    assert bool(shorter) == (slots == 75)  # the law of the released code stops early now and then
+
+
+def test_a_mask_without_a_limit_has_no_slots_and_one_beyond_its_limit_is_refused():
+    results = RandomMask((5, 8), 15).transform(dict(images=np.zeros((1, 1, 3), np.uint8)))
+    results['mask'][:] = True  # a transform of a user's
+    with pytest.raises(ValueError, match='40 patches are masked, the mask transform said at most 15; .*num_slots'):
+        PackViews()(dict(results))
+    results = BlockwiseMask((14, 14), 78.4, variant='paper').transform(results)
+    assert 'positions' not in PackViews()(results)['inputs']
 
 
 def test_random_mask_is_uniform():

@@ -9,6 +9,7 @@ from PIL import Image
 from scenes import paint_scene
 from torchvision.transforms import RandomResizedCrop
 
+import beit_mm.datasets
 from beit_mm.datasets.resize import cached_bands, resize_bicubic, resize_lanczos
 from beit_mm.datasets.transforms import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
 
@@ -77,6 +78,24 @@ def test_resizing_is_pillows(image, box, resize, resample, size, lobes, kernel):
     assert difference.mean() < 0.3 and (difference > 2).mean() < 0.002
 
 
+@pytest.mark.parametrize('resize, resample', [(resize_bicubic, 'BICUBIC'), (resize_lanczos, 'LANCZOS')])
+@pytest.mark.parametrize('size', [(112, 96), (300, 320)])
+@pytest.mark.parametrize('channels', [1, 3, 5, 6, 16])
+def test_any_number_of_channels_and_floating_point(image, resize, resample, size, channels):
+    crop = np.concatenate([image[i : i + 200, i : i + 180] for i in range(0, 48, 8)], axis=2)[..., :channels]
+    levels = resize(np.ascontiguousarray(crop), size)
+    assert levels.dtype == np.uint8 and levels.shape == (*size, channels) and levels.flags.c_contiguous
+    for channel in range(channels):  # as three channels of its own
+        alone = resize(np.ascontiguousarray(np.repeat(crop[..., channel : channel + 1], 3, axis=2)), size)[..., 0]
+        assert np.abs(levels[..., channel].astype(int) - alone).max() <= (resample == 'BICUBIC')
+    values = crop.astype(np.float32) + 0.25
+    smooth = resize(np.ascontiguousarray(values), size)
+    assert smooth.dtype == np.float32 and smooth.shape == (*size, channels) and smooth.flags.c_contiguous
+    for channel in range(channels):  # Pillow's images of floating-point numbers have one channel, and no limits
+        expected = Image.fromarray(values[..., channel]).resize(size[::-1], Image.Resampling[resample])
+        assert np.abs(smooth[..., channel] - np.asarray(expected).clip(0, 255)).max() < 0.02
+
+
 def ramp(height=100, width=120):
     """Red tells the column, green the row."""
     y, x = np.mgrid[:height, :width]
@@ -103,6 +122,22 @@ def test_flip_mirrors_the_view(image):
     mirrored = TwoViewRandomResizedCrop(flip_prob=1).transform(dict(img=image))
     for view in ('images', 'tokenizer_images'):
         assert np.array_equal(plain[view], mirrored[view][:, ::-1])
+
+
+def test_the_crop_of_classification_is_pillows(image):
+    differences = []
+    for seed in range(20):
+        random.seed(seed)
+        mine = beit_mm.datasets.RandomResizedCrop(size=(40, 60)).transform(dict(img=image))
+        random.seed(seed)
+        flip = random.random() < 0.5
+        top, left, height, width = draw_box(*image.shape[:2], (0.08, 1.0), (3 / 4, 4 / 3))
+        view = Image.fromarray(image[top : top + height, left : left + width]).resize((60, 40), Image.BICUBIC)
+        expected = np.asarray(view)[:, ::-1] if flip else np.asarray(view)
+        assert mine['img_shape'] == (40, 60) and set(mine) == {'img', 'img_shape'}
+        differences.append(np.abs(mine['img'].astype(int) - expected).ravel())
+    differences = np.concatenate(differences)
+    assert np.quantile(differences, 0.999) <= 1 and differences.mean() < 0.1
 
 
 @pytest.mark.parametrize('shape', [(100, 150), (100, 420), (300, 60), (1, 1), (1, 50)])

@@ -80,6 +80,7 @@ def test_a_sample_is_what_the_contract_says(images):
         images=(torch.uint8, (4, 32, 32, 3)),
         tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
         mask=(torch.bool, (4, 14, 14)),
+        positions=(torch.int64, (4, 75)),
     )
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner
+from mmengine.hooks import Hook
 from PIL import Image
 
 from beit_mm.engine.hooks import ThroughputHook
@@ -22,7 +23,7 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
     assert all(r['images_per_second'] > 0 and 0 <= r['mim_acc'] <= 1 for r in train)
     assert 0 < val[0]['position_entropy'] <= val[0]['token_entropy']
     with Image.open(work / 'pictures/iter_6.png') as picture:
-        assert picture.size == (4 + 4 * 164, 16 + 4 + 4 * 164)  # four columns, four images
+        assert picture.size == (4 + 4 * 164, 16 + 4 + 8 * 164)  # four columns, eight of the 12 images
     assert list(Path(runner.log_dir).glob('vis_data/events.out.tfevents*'))
 
 
@@ -46,6 +47,28 @@ def test_the_history_of_logged_numbers_stays_short(pretrain_config, monkeypatch)
     rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
     kept, _ = runner.message_hub.get_scalar('train/loss').data
     assert kept.tolist() == pytest.approx([row['loss'] for row in rows if 'loss' in row][-4:], rel=1e-6)
+
+
+@pytest.mark.parametrize('interval', [7, 70])
+def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interval, monkeypatch):
+    monkeypatch.setattr('beit_mm.engine.hooks.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
+    pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
+    pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
+    pretrain_config.param_scheduler = []
+    pretrain_config.default_hooks.logger.interval = interval
+    runner = make_runner(pretrain_config)
+    complete = []  # steps after which the history has them all
+
+    class Watch(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            scalars = runner.message_hub.log_scalars
+            if 'train/loss' in scalars and len(scalars['train/loss'].data[0]) == runner.iter + 1:
+                complete.append(runner.iter + 1)
+
+    runner.register_hook(Watch())
+    runner.train()
+    ends = {3}  # of the data, as mmengine counts
+    assert complete == sorted({5, 10, 15, 16} | ends | ({7, 14} if interval == 7 else set()))
 
 
 def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):

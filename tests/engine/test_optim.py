@@ -59,9 +59,12 @@ def test_forward_runs_in_the_type_that_the_device_has(dtype):
         assert model(torch.randn(2, 4)).dtype == expected
 
 
-def test_a_cpu_never_computes_in_float16():
+def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
     assert usable_dtype('float16', 'cpu') == 'float32'
-    assert usable_dtype('float16', 'cuda') == 'float16' and usable_dtype('bfloat16', 'cuda') == 'bfloat16'
+    for fast in (True, False):  # an A100, a V100
+        monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation, fast=fast: fast)
+        assert usable_dtype('bfloat16', 'cuda') == ('bfloat16' if fast else 'float16')
+        assert all(usable_dtype(dtype, 'cuda') == dtype for dtype in ('float16', 'float32'))
 
 
 def test_step_clips_the_true_gradient():

@@ -6,7 +6,9 @@ python -m pytest -m gpu
 import copy
 import os
 import socket
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -14,15 +16,16 @@ from helpers import narrow_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
+from beit_mm.datasets.masking import masked_positions
+from beit_mm.engine.hooks import RuntimeInfoHook, compiled_in_training
 from beit_mm.engine.optim import AutocastOptimWrapper
-from beit_mm.models.beit import masked_positions
 from beit_mm.models.tokenizers import DALLETokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
 DEVICE = torch.device('cuda')
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+WITH_BIAS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]  # flash attention takes none
 
 
 def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
@@ -32,7 +35,7 @@ def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
         images=torch.randn(4, 3, 32, 32, generator=random),
         tokenizer_images=torch.rand(4, 3, 32, 32, generator=random),
         mask=mask,
-        positions=masked_positions(mask),
+        positions=torch.from_numpy(np.stack([masked_positions(m.numpy(), 16) for m in mask])),
     )
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
@@ -88,7 +91,8 @@ def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
     )
     images = torch.randn(2, 3, img_size, img_size, device=DEVICE)
     positions = torch.arange(75, device=DEVICE).expand(2, -1)
-    with sdpa_kernel(FUSED), torch.autocast('cuda', torch.bfloat16):  # raises where none of these fits
+    fused = WITH_BIAS if rel_pos_bias else [SDPBackend.FLASH_ATTENTION]
+    with sdpa_kernel(fused), torch.autocast('cuda', torch.bfloat16):  # raises where none of these fits
         model(images)[0].float().sum().backward()
         model(images, positions=positions)[0].float().sum().backward()
         with torch.no_grad():
@@ -122,12 +126,43 @@ def test_channels_last_images_give_the_same_features():
         )
 
 
-def test_the_compiled_loss_is_the_loss():
-    model = MODELS.build(narrow_model()).to(DEVICE).train()
-    compiled = torch.compile(model.loss)
+@pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
+def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias):
+    config = narrow_model()
+    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
+    model = MODELS.build(config).to(DEVICE).train()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = compiled_in_training(model, model.loss, {})
     for seed in range(3):
         inputs = make_inputs(seed)
         torch.testing.assert_close(compiled(inputs)['loss'], model.loss(inputs)['loss'], atol=1e-3, rtol=1e-3)
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+
+
+@pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
+def test_a_whole_step_waits_for_nothing(rel_pos_bias):
+    config = narrow_model()
+    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
+    model = MODELS.build(config).to(DEVICE).train()
+    wrapper = make_wrapper(model, 'bfloat16')
+    logs = RuntimeInfoHook()
+    logs.intervals = [50]
+    runner = SimpleNamespace(train_dataloader=range(100), iter=0, max_iters=100)
+    batch = {name: tensor.cpu() for name, tensor in make_inputs().items() if name != 'tokenizer_images'}
+    batch['images'] = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
+    batch['tokenizer_images'] = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
+    batch['jitter'] = torch.tensor([1.1, 0.9, 1.2, 100.0, 2, 0, 1]).expand(4, -1).contiguous()
+    batch = dict(inputs={name: tensor.pin_memory() for name, tensor in batch.items()})
+    for _ in range(3):  # the first decides on the host; kernels are chosen
+        model.train_step(batch, wrapper)
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        for _ in range(3):
+            logs.after_train_iter(runner, 0, outputs=model.train_step(batch, wrapper))
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    assert wrapper.look().not_finite == 0
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])

@@ -7,7 +7,7 @@ import torch
 
 from beit_mm.models import BEiTBackbone
 from beit_mm.models.beit import masked_positions
-from beit_mm.models.vit import take_tokens
+from beit_mm.models.vit import DropPath, take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
 PLUS = dict(abs_pos_embed=False, layer_scale_init=0.1)
@@ -187,6 +187,19 @@ def test_stochastic_depth_rises_linearly():
     model = BEiTBackbone('tiny', drop_path_rate=0.11)
     rates = [block.drop_path.p for block in model.blocks]
     assert rates == pytest.approx([0.01 * i for i in range(12)])
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_what_stochastic_depth_leaves_is_scaled_exactly(dtype):
+    """Each sample as a whole; in bfloat16 by 1 / 0.9 too, of which 1.109375 is the nearest number there."""
+    branch = torch.randn(400, 3, 8).to(dtype)
+    drop_path = DropPath(0.1)
+    assert torch.equal(drop_path.eval()(branch), branch)
+    dropped = drop_path.train()(branch)
+    kept = dropped.ne(0).any(dim=(1, 2))
+    assert 0.8 < kept.float().mean() < 0.97 and dropped.dtype == dtype
+    exact = (branch.float() * torch.tensor(1.0 / 0.9)).to(dtype)
+    torch.testing.assert_close(dropped[kept], exact[kept], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ def test_each_view_is_scaled_for_its_network():
         )
     assert torch.equal(inputs['mask'], batch['mask'])
     assert inputs['positions'].tolist() == [[0, 2], [2, -1]]
+    positions = torch.tensor([[0, 2, -1], [2, -1, -1]])  # as BlockwiseMask gives them
+    given = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(batch, positions=positions)))['inputs']
+    assert torch.equal(given['positions'], positions)
 
 
 def test_what_the_pipeline_leaves_out_is_none():

@@ -57,6 +57,15 @@ def test_layers_start_and_mode():
         build(feature='max')
 
 
+def test_classifiers_are_in_float32_under_autocast():
+    model = build()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.autocast('cpu', torch.bfloat16):
+        logits, features = model(images), model.features(images)
+    for scores, feature, head in zip(logits, features, model.heads.values(), strict=True):
+        assert torch.equal(scores, torch.nn.functional.linear(feature.float(), head.weight, head.bias))
+
+
 def test_pretrained_weights_are_probed(tmp_path):
     pretrained = MODELS.build(dict(BACKBONE, masked_input=True))
     torch.nn.init.normal_(pretrained.cls_token)

@@ -159,7 +159,7 @@ def on_two_ranks(rank: int, store: str, results: mp.Queue) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=2)
     model, wrapper = make(half=True)
-    parallel = DistributedDataParallel(model, broadcast_buffers=False)
+    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
     train(parallel, wrapper, GOOD + rank)
     before = state(model, wrapper)
     train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from helpers import make_runner
 from mmengine.hooks import Hook
 
-from beit_mm.datasets.transforms import LoadImage
+from beit_mm.datasets.reading import LoadImage
 from beit_mm.engine import interruption
 from beit_mm.engine.interruption import WAITING, InterruptionHook, Watch
 from beit_mm.engine.workers import DeadWorkerError

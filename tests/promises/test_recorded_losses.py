@@ -1,7 +1,10 @@
 """Training gives the losses that were recorded before: a change that must not alter the maths leaves them as they are.
 
-Recorded with torch 2.11 on a CPU in float32, five steps from seed 0. Run this file as a script to print today's.
+Recorded with torch 2.11, the same with 2.6 and 2.15, on a CPU in float32, five steps from seed 0. Run this file as a
+script to print today's.
 """
+
+import math
 
 import pytest
 import torch
@@ -47,7 +50,7 @@ CASES = dict(
     finetune_plus=classifier(rel_pos_bias='per_layer', **PLUS),
 )
 RECORDED = dict(
-    pretrain=[3.498753, 3.231693, 3.002644, 2.883354, 2.619306],
+    pretrain=[3.500320, 3.229247, 3.005783, 2.893994, 2.624831],
     pretrain_plus=[3.539065, 3.170359, 3.027225, 2.809205, 2.592600],
     pretrain_pixels=[0.343683, 0.346620, 0.347109, 0.353750, 0.351228],
     finetune=[1.717170, 1.860543, 2.156317, 2.179099, 1.715939],
@@ -68,9 +71,24 @@ def batch_of(model: torch.nn.Module, step: int) -> dict:
     return model.data_preprocessor(dict(inputs=inputs))
 
 
+# torch 2.6 draws other numbers than 2.11 from a seed here, 2.15 others there. These need only uniform ones.
+def bernoulli_(tensor: torch.Tensor, p: float) -> torch.Tensor:
+    return tensor.copy_(torch.rand(tensor.shape) < p)
+
+
+def truncated_normal_(
+    tensor: torch.Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+) -> torch.Tensor:
+    low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+    with torch.no_grad():
+        return tensor.uniform_(low, high).erfinv_().mul_(std * math.sqrt(2)).add_(mean).clamp_(a, b)
+
+
 def losses_of(case: str) -> list[float]:
     torch.manual_seed(0)
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
+    with DefaultScope.overwrite_default_scope('mmpretrain'), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.init, 'trunc_normal_', truncated_normal_)
+        patch.setattr(torch.Tensor, 'bernoulli_', bernoulli_)
         model = MODELS.build(CASES[case]).train()
         wrapper = OPTIM_WRAPPER_CONSTRUCTORS.build(
             dict(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_pretraining
 from helpers import ROOT, load_config, make_runner
 from labelled import classifier_config, make_images
 from mmengine.config import Config
@@ -49,6 +49,17 @@ def by_milestones(folder: Path, images: Path) -> Config:
 def with_workers(folder: Path, images: Path) -> Config:
     config = pretraining(folder, images)
     config.train_dataloader.update(num_workers=2, persistent_workers=True)
+    return config
+
+
+def with_dino(folder: Path, images: Path) -> Config:
+    config = narrow_dino_pretraining(images, folder)
+    config.model.backbone.drop_path_rate = 0.3
+    config.optim_wrapper.optimizer.weight_decay = 0.04
+    config.param_scheduler = [
+        dict(type='CosineAnnealingWeightDecay', T_max=6, end=6, by_epoch=False, eta_min=0.4),
+        *pretraining(folder, images).param_scheduler,
+    ]
     return config
 
 
@@ -107,6 +118,7 @@ RUNS = dict(
     by_iterations=by_iterations,
     by_milestones=by_milestones,
     with_workers=with_workers,
+    with_dino=with_dino,
     fine_tuning=fine_tuning,
     segmentation=segmentation,
 )
@@ -124,7 +136,10 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-@pytest.mark.parametrize('name', RUNS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == 'segmentation' else name for name in RUNS]
+
+
+@pytest.mark.parametrize('name', SLOW)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(name, images, tmp_path):
     config = RUNS[name](tmp_path, images)
     whole = run(config, tmp_path / 'whole')

@@ -132,7 +132,7 @@ def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
         changed.model.data_preprocessor.mean = [mean] * 3
         runner = small_run(changed, tmp_path / f'work_{mean}', 1, load_from=f'{first.work_dir}/epoch_3.pth')
         caplog.clear()
-        caplog.handler.setLevel(logging.WARNING)
+        caplog.set_level(logging.WARNING)
         runner.logger.addHandler(caplog.handler)
         runner.load_or_resume()
         check_normalisation(unwrap(runner))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT, run_tool
+from helpers import ROOT, refused
 from scipy.io import savemat
 
 GIB = 1 << 30
@@ -35,14 +35,6 @@ def small_limits(monkeypatch):
     monkeypatch.setattr(archives, 'MAX_MEMORY', 300 << 20)
     yield
     sys.modules.pop('_archives', None)
-
-
-def refused(message: str, tool: str, *arguments: object) -> None:
-    """The script ends with one line that holds the message."""
-    with pytest.raises(SystemExit) as end:
-        run_tool(f'datasets/{tool}.py', *arguments)
-    assert str(end.value.code).startswith('error: ') and str(end.value.code).isprintable(), end.value.code
-    assert message in end.value.code
 
 
 def tar_of(*members: tuple[tarfile.TarInfo, bytes], mode: str = 'w') -> bytes:

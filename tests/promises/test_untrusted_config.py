@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import torch
 from helpers import list_configs, load_config
 from labelled import BACKBONE, CLASSES, TEST_PIPELINE
 from mmengine.registry import DefaultScope
-from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
+from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.stored_config import ARGUMENTS, check_stored_config
 from beit_mm.checkpoint.io import CheckpointError, write_checkpoint
-from beit_mm.datasets.transforms import UnreadableImageError
+from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.registry import MODELS
 
@@ -30,31 +29,6 @@ MODEL = dict(
     data_preprocessor=dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
     backbone=dict(BACKBONE, out_type='avg_featmap'),
     head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
-)
-NORM = dict(type='BN')
-SEGMENTOR = dict(
-    type='beit_mm.SlidingSegmentor',
-    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
-    backbone=dict(
-        type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
-        img_size=CROP,
-        out_type='featmap',
-        out_indices=[0, 1, 2, 3],
-        abs_pos_embed=False,
-        rel_pos_bias='per_layer',
-        layer_scale_init=0.1,
-    ),
-    neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
-    decode_head=dict(
-        type='beit_mm.EfficientUPerHead',
-        num_classes=5,
-        norm_cfg=NORM,
-        in_channels=[WIDTH] * 4,
-        in_index=[0, 1, 2, 3],
-        channels=WIDTH,
-    ),
-    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'),
 )
 SEG_PIPELINE = [
     dict(type='beit_mm.LoadImage'),
@@ -97,10 +71,8 @@ def put(config: dict, place: str, value: object) -> dict:
 
 def refused(inferencer: type, content: dict, path: Path, said: str, **meta: object) -> None:
     torch.save(dict(content, meta=dict(content['meta'], **meta)), path)
-    start = time.perf_counter()
     with pytest.raises(CheckpointError, match=said) as caught:
         inferencer(path, device='cpu')
-    assert time.perf_counter() - start < 5
     message = str(caught.value)
     assert str(path) in message and len(message) < 800 and message.isprintable()
 
@@ -274,7 +246,9 @@ def test_every_config_of_ours_is_on_the_list():
     for name in list_configs(demo=True):
         values = plain_values(load_config(name).to_dict())
         kind = values['model']['type']
-        if kind in ('beit_mm.BEiTPretrainer', 'beit_mm.DiscreteVAE'):
+        if kind in tuple(
+            f'beit_mm.{name}' for name in ('BEiTPretrainer', 'BEiTV2Pretrainer', 'DINOPretrainer', 'DiscreteVAE')
+        ):
             continue
         inferencer = C if kind in ('ImageClassifier', 'beit_mm.LinearProbe') else S
         for multi_scale in {False, inferencer is S and kind != 'beit_mm.MultiScaleTTA'}:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import narrow_pretraining
+from conftest import narrow_dino_pretraining, narrow_pretraining
 from helpers import make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.dist import all_gather
@@ -17,9 +17,9 @@ from beit_mm.engine.loops import batches
 
 
 @pytest.fixture
-def config(images: Path, tmp_path: Path) -> Config:
+def config(request: pytest.FixtureRequest, images: Path, tmp_path: Path) -> Config:
     """Two epochs of three steps of four images, with masks of equally many patches and no noise of the model's."""
-    config = narrow_pretraining(images, tmp_path)
+    config = getattr(request, 'param', narrow_pretraining)(images, tmp_path)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     for transform in config.train_dataloader.dataset.pipeline:
         if transform.type == 'beit_mm.BlockwiseMask':
@@ -75,11 +75,25 @@ def check_equal(one: tuple, two: tuple) -> None:
 TWO_RANKS = {'launcher': 'pytorch', 'train_dataloader.batch_size': 2}
 
 
+@pytest.mark.parametrize('config', [narrow_pretraining, narrow_dino_pretraining], indirect=True)
 def test_one_and_two_processes(config, tmp_path):
     ranks = run_ranks(lambda rank: train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS), tmp_path)
     alone = train(config)
     for rank in ranks:
         check_equal(alone, rank)
+
+
+@pytest.mark.parametrize('accumulated, with_cp', [(1, False), (2, True)])
+def test_two_processes_take_the_steps_of_one_on_the_joined_batch(config, tmp_path, accumulated, with_cp):
+    """With SGD, whose step is as long as the gradient: AdamW's would not show a sum in the place of the mean."""
+    config.optim_wrapper.optimizer = dict(type='SGD', lr=1.0, momentum=0.9)
+    config.optim_wrapper.update(accumulative_counts=accumulated, clip_grad=dict(max_norm=0.5))
+    config.model.backbone.update(with_cp=with_cp, rel_pos_bias='shared', layer_scale_init=0.1)
+    ranks = run_ranks(lambda rank: train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS), tmp_path)
+    alone = train(config)
+    for rank in ranks:
+        check_equal(alone, rank)
+    assert alone[1]['head.lm_head.bias'].abs().max() > 1e-2  # it was 0; the tolerance is 1e-6
 
 
 def test_no_workers_and_two(config):

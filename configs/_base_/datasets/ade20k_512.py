@@ -28,7 +28,8 @@ train_pipeline = [
                    'flip_direction', 'reduce_zero_label', 'unreadable')),
 ]
 test_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    # beit_mm.LoadImage by the name that mmseg's inferencers look for
+    dict(type='LoadImageFromFile', _scope_='beit_mm'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
     # after the resizing: the annotation keeps the image's size
     dict(type='beit_mm.LoadAnnotation'),

@@ -1,13 +1,12 @@
 """ImageNet-1K at 224 pixels with labels, the folders in sorted order.
 
-Rotations and shifts are filled with ImageNet's mean color; BEiT+, which knows another mean, sets another fill.
+Rotations and shifts are filled with ImageNet's mean colour; BEiT+, which knows another mean, sets another fill.
 """
 _base_ = './in1k.py'
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
-    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),  # and flips every other image
     dict(
         type='beit_mm.RandAugment',
         policies='timm_increasing',
