@@ -1,7 +1,9 @@
-"""What the benchmarks share: interleaved timing and memory; of a training step options, a GPU's limit and the table."""
+"""What the benchmarks share: interleaved timing, memory; a training step's options, tables, record; a GPU's limit."""
 
 import argparse
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,27 +11,49 @@ from typing import TypeVar
 
 import torch
 from mmengine.logging import MMLogger
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar('T')
 POLL = 0.0005  # seconds between two looks at a process's memory
 OURS = 'beit_mm'  # the ratios printed are to this contender
 
 
-def step_parser(description: str) -> argparse.ArgumentParser:
+def step_parser(description: str, large: bool = True) -> argparse.ArgumentParser:
+    """Options of a step's benchmark; `large`: it knows the large model, and compiled steps, too."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', choices=['base', 'large'], default='base')
+    parser.set_defaults(arch='base')
+    if large:
+        parser.add_argument('--arch', choices=['base', 'large'], default='base')
+        parser.add_argument('--compile', action='store_true', help='time our step compiled by CompileHook too')
     parser.add_argument('--batch', type=int, nargs='+', default=[8], help='images a step')
     parser.add_argument('--precision', choices=['bfloat16', 'float16', 'float32'], default='bfloat16')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--threads', type=int, default=2, help='CPU threads')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write all that is printed, and each time, there too')
     return parser
 
 
-def prepare(args: argparse.Namespace, gflop: float) -> float | None:
-    """Sets up torch and prints what it runs on; returns the GPU's measured limit in GFLOP/s.
+class Record(dict):
+    """What a benchmark found: how it was called and on what, then a list of tables; `write` makes it a file."""
+
+    def add(self, title: str, **table: object) -> None:
+        self['tables'].append(dict(title=title, **table))
+
+    def write(self, path: Path | None) -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self, indent=1) + '\n')
+
+
+def prepare(args: argparse.Namespace, gflop: float) -> tuple[float | None, Record]:
+    """Sets up torch and prints what it runs on.
 
     Args:
         gflop: GFLOP an image of the step.
+
+    Returns:
+        The GPU's measured limit in GFLOP/s, and the record to be filled.
     """
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -40,7 +64,18 @@ def prepare(args: argparse.Namespace, gflop: float) -> float | None:
     print(f'{device}; torch {torch.__version__}; {args.arch}; {args.precision}; {args.rounds} rounds')
     if limit:
         print(f'measured bf16 matrix rate {limit / 1000:.0f} TFLOP/s; limit {limit / gflop:.0f} images/s')
-    return limit
+    options = {key: value for key, value in vars(args).items() if key != 'json'}
+    record = Record(**options, device=device, torch=torch.__version__, commit=commit(), limit_gflops=limit, tables=[])
+    return limit, record
+
+
+def commit() -> str | None:
+    """The checkout's commit, where there is one and git is installed."""
+    try:
+        run = subprocess.run(['git', 'rev-parse', 'HEAD'], capture_output=True, text=True, cwd=Path(__file__).parent)
+    except FileNotFoundError:
+        return None
+    return run.stdout.strip() or None
 
 
 def seconds(run: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
@@ -100,6 +135,83 @@ def measured_limit() -> float:
     return 2 * 8192**3 / statistics.median(times) / 1e9
 
 
+def compiled(model: nn.Module, method: str, step: Callable[[], None]) -> Callable[[], None]:
+    """A step of the same model with one of its methods compiled as CompileHook does it."""
+    call = torch.compile(getattr(model, method), fullgraph=True, dynamic=False)  # raises where it fails
+
+    def compiled_step() -> None:
+        setattr(model, method, call)
+        try:
+            step()
+        finally:
+            delattr(model, method)
+
+    return compiled_step
+
+
+class Marks:
+    """Times between marks within one call: CUDA events on a GPU, the clock on a CPU."""
+
+    def __init__(self):
+        self.names: list[str] = []
+        self.moments: list = [self._now()]
+
+    def __call__(self, name: str) -> None:
+        self.names.append(name)
+        self.moments.append(self._now())
+
+    def seconds(self) -> dict[str, float]:
+        """Time of each part, which ends at its mark."""
+        pairs = zip(self.names, self.moments, self.moments[1:], strict=False)
+        if not torch.cuda.is_available():
+            return {name: end - start for name, start, end in pairs}
+        torch.cuda.synchronize()
+        return {name: start.elapsed_time(end) / 1000 for name, start, end in pairs}
+
+    @staticmethod
+    def _now() -> object:
+        if not torch.cuda.is_available():
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def time_parts(
+    run: Callable[[Callable[[str], None]], None], rounds: int, warmup: int = 2
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Median time and counted GFLOP of each part of a call that marks where its parts end.
+
+    Args:
+        run: called with a function of a name, which it calls at the end of each part.
+    """
+    measured = []
+    for _ in range(rounds + warmup):
+        marks = Marks()
+        run(marks)
+        measured.append(marks.seconds())
+    counted = [0.0]
+    names: list[str] = []
+    with FlopCounterMode(display=False) as counter:
+        run(lambda name: (names.append(name), counted.append(counter.get_total_flops())))
+    gflop = {name: (after - before) / 1e9 for name, before, after in zip(names, counted, counted[1:], strict=False)}
+    medians = {name: statistics.median(times[name] for times in measured[warmup:]) for name in names}
+    return medians, gflop
+
+
+def report_parts(
+    title: str, times: dict[str, float], gflop: dict[str, float], size: int, limit: float | None, record: Record
+) -> None:
+    """Prints the parts of a step of `size` images, and the share that each has of its time."""
+    print(f'\n{title}\n{"":12}{"median s":>10}{"of step":>10}{"GFLOP/image":>13}{"TFLOP/s":>10}{"of limit":>10}')
+    for name, seconds_ in times.items():
+        rate = gflop[name] / seconds_ / 1000
+        share = f'{1000 * rate / limit:10.0%}' if limit else f'{"-":>10}'
+        of_step = seconds_ / sum(times.values())
+        print(f'{name:12}{seconds_:10.4f}{of_step:10.0%}{gflop[name] / size:13.1f}{rate:10.2f}{share}')
+    record.add(title, batch=size, seconds=times, gflop=gflop)
+
+
 def report(
     title: str,
     times: dict[str, list[float]],
@@ -107,14 +219,17 @@ def report(
     size: int,
     gflop: float | None,
     limit: float | None,
+    record: Record,
 ) -> None:
-    print(f'\n{title}\n{"":12}{"median s":>10}{"images/s":>10}{"GiB":>8}{"of limit":>10}')
+    """Prints the contenders beside each other; ratios are to ours."""
+    print(f'\n{title}\n{"":18}{"median s":>10}{"images/s":>10}{"GiB":>8}{"of limit":>10}')
     for name, values in times.items():
         median = statistics.median(values)
         share = f'{gflop * size / median / limit:10.0%}' if gflop and limit else f'{"-":>10}'
         gigabytes = f'{memory[name]:8.1f}' if memory[name] else f'{"-":>8}'
-        print(f'{name:12}{median:10.4f}{size / median:10.1f}{gigabytes}{share}')
+        print(f'{name:18}{median:10.4f}{size / median:10.1f}{gigabytes}{share}')
     for peer in [name for name in times if name != OURS]:
         ratios = [theirs / ours for ours, theirs in zip(times[OURS], times[peer], strict=True)]
         ratio = statistics.median(times[peer]) / statistics.median(times[OURS])
         print(f'{peer} / {OURS}: ratio of medians {ratio:.2f} (rounds: {min(ratios):.2f} to {max(ratios):.2f})')
+    record.add(title, batch=size, gflop_per_image=gflop, seconds=times, gibibytes=memory)

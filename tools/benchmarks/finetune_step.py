@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import mmpretrain.models  # noqa: F401  (registers BEiTViT)
 import torch
-from _timing import OURS, interleave, prepare, report, step_parser
+from _timing import OURS, compiled, interleave, prepare, report, step_parser
 from mmengine.device import get_device
 from mmpretrain.engine import LearningRateDecayOptimWrapperConstructor
 from mmpretrain.registry import MODELS as MMPRETRAIN
@@ -144,7 +144,7 @@ def timm(model: nn.Module, wrapper: AutocastOptimWrapper, batch: dict) -> tuple[
     return step, loss
 
 
-def contenders(arch: str, precision: str, size: int) -> dict[str, Step]:
+def contenders(arch: str, precision: str, size: int, with_compiled: bool) -> dict[str, Step]:
     device, batch = get_device(), make_batch(size)
     ours = our_model(arch)
     weights = copy.deepcopy(ours.state_dict())
@@ -166,7 +166,10 @@ def contenders(arch: str, precision: str, size: int) -> dict[str, Step]:
     check_losses(models, {name: loss for name, (_, loss) in runs.items()})
     for model in models.values():
         model.train()
-    return {name: step for name, (step, _) in runs.items()}
+    steps = {name: step for name, (step, _) in runs.items()}
+    if with_compiled:
+        steps[f'{OURS} compiled'] = compiled(ours, 'extract_feat', steps[OURS])
+    return steps
 
 
 @torch.no_grad()
@@ -183,10 +186,11 @@ def check_losses(models: dict[str, nn.Module], losses: dict[str, Callable[[], Te
 def main() -> None:
     args = step_parser(__doc__).parse_args()
     gflop = GFLOP_PER_IMAGE[args.arch]
-    limit = prepare(args, gflop)
+    limit, record = prepare(args, gflop)
     for size in args.batch:
-        times, memory, _ = interleave(contenders(args.arch, args.precision, size), args.rounds)
-        report(f'whole step, batch {size}', times, memory, size, gflop, limit)
+        times, memory, _ = interleave(contenders(args.arch, args.precision, size, args.compile), args.rounds)
+        report(f'whole step, batch {size}', times, memory, size, gflop, limit, record)
+    record.write(args.json)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
-"""Times the pretraining pipeline on one core: mask generators, each stage, the whole beside
-mmpretrain's BEiT pipeline, interleaved in one run.
+"""Times the pipelines on one core: mask generators, each stage, the whole beside mmpretrain's, interleaved in one run.
 
     python tools/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
     python tools/benchmarks/pipeline.py --data DIR      # your own
+    python tools/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
 
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
 ratio is taken between neighbouring rounds and hardly does.
@@ -18,9 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cv2
+import mmpretrain
 import numpy as np
 import torch
+from mmengine.config import Config
 from mmengine.dataset import default_collate
+from mmengine.registry import DefaultScope
 from PIL import Image
 
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
@@ -30,6 +33,7 @@ from beit_mm.registry import DATASETS
 sys.path.append(str(Path(__file__).parents[1] / 'demo'))
 from scenes import OBJECTS, paint_scene  # noqa: E402
 
+FINETUNE = Path(__file__).resolve().parents[2] / 'configs/_base_/datasets/finetune_in1k.py'
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
 THEIRS = [
     dict(type='LoadImageFromFile'),
@@ -50,6 +54,9 @@ THEIRS = [
 ]
 
 
+THEIR_FINETUNING = '.mim/configs/beit/benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'  # in mmpretrain's package
+
+
 def our_pipeline(device: str) -> list[dict]:
     return [
         dict(type='beit_mm.LoadImage'),
@@ -58,6 +65,13 @@ def our_pipeline(device: str) -> list[dict]:
         MASK,
         dict(type='beit_mm.PackViews'),
     ]
+
+
+def with_mmpretrains_crop(pipeline: list[dict]) -> list[dict]:
+    """Fine-tuning's pipeline with mmpretrain's crop and flip in the place of ours."""
+    crop = dict(type='mmpretrain.RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic')
+    flip = dict(type='RandomFlip', prob=0.5, direction='horizontal')
+    return [pipeline[0], crop, flip, *pipeline[2:]]
 
 
 def make_images(folder: str, count: int) -> None:
@@ -118,29 +132,41 @@ def images_per_second(dataset, epoch: int) -> float:
     return len(dataset) / (time.process_time() - start)
 
 
+def ours(pipeline: list[dict], data: dict):
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        return DATASETS.build(dict(type='beit_mm.UnlabeledImages', pipeline=pipeline, **data))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', help='folder of images instead of painted ones')
     parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
+    parser.add_argument('--finetune', action='store_true', help="fine-tuning's pipeline on ImageNet")
     args = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 
-    time_masks()
+    if not args.finetune:
+        time_masks()
     with tempfile.TemporaryDirectory() as folder:
         if args.data is None:
             make_images(folder, args.images)
         data = dict(data_root=args.data or folder, indices=args.images)
-        datasets = {
-            'beit_mm, jitter on the CPU': DATASETS.build(
-                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('cpu'), **data)
-            ),
-            'beit_mm, jitter on the device': DATASETS.build(
-                dict(type='beit_mm.UnlabeledImages', pipeline=our_pipeline('model'), **data)
-            ),
-            'mmpretrain': build_theirs(data),
-        }
+        if args.finetune:
+            pipeline = Config.fromfile(FINETUNE).train_pipeline
+            theirs = Path(mmpretrain.__file__).parent / THEIR_FINETUNING
+            datasets = {
+                'beit_mm': ours(pipeline, data),
+                "beit_mm, mmpretrain's crop": ours(with_mmpretrains_crop(pipeline), data),
+                'mmpretrain': build_theirs(Config.fromfile(theirs).train_pipeline, data),
+            }
+        else:
+            datasets = {
+                'beit_mm, jitter on the CPU': ours(our_pipeline('cpu'), data),
+                'beit_mm, jitter on the device': ours(our_pipeline('model'), data),
+                'mmpretrain': build_theirs(THEIRS, data),
+            }
         for epoch in range(10):  # fills the cache of resizing weights, as the first images do
             for name in list(datasets)[:2]:
                 images_per_second(datasets[name], epoch)
@@ -158,12 +184,12 @@ def main() -> None:
     print(f'medians of {args.rounds} rounds over {len(dataset)} images; torch {torch.__version__}')
 
 
-def build_theirs(data: dict):
-    """mmpretrain's BEiT pipeline, as its 300-epoch configuration has it."""
+def build_theirs(pipeline: list[dict], data: dict):
+    """One of mmpretrain's pipelines, read by its own data set."""
     import mmpretrain.datasets  # noqa: F401  registers
     from mmpretrain.registry import DATASETS as theirs
 
-    return theirs.build(dict(type='CustomDataset', with_label=False, pipeline=THEIRS, **data))
+    return theirs.build(dict(type='CustomDataset', with_label=False, pipeline=pipeline, **data))
 
 
 if __name__ == '__main__':
