@@ -22,11 +22,11 @@ model = dict(
     backbone=dict(
         init_cfg=dict(
             type='Pretrained', checkpoint='work_dirs/caltech101_pretrain/iter_8000.pth')),
-    target_generator=dict(checkpoint='work_dirs/caltech101_dvae/iter_1000.pth'))
+    target_generator=dict(checkpoint='work_dirs/caltech101_dvae/iter_2000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.1, 0.6)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=32, scale=(0.1, 0.6)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),

@@ -6,7 +6,7 @@ Data:    as dvae.py
 Batch:   1 process x 32 images, lr 2e-3
 Expect:  mim_loss on held-out images at least 12 % below token_entropy
 Differs: from ../beit/pretrain_800e.py in size (64-pixel images in 8 x 8 patches, 25 of 64 masked in blocks of 4 or
-         more, a second view of the same size), in crops of at least 40 % of an image, and in having no
+         more, a second view of 32 pixels), in crops of at least 40 % of an image, and in having no
          stochastic depth
 """
 _base_ = ['../_base_/datasets/demo_images.py', '../_base_/pretrain_runtime.py']
@@ -30,20 +30,20 @@ model = dict(
         hidden=48,
         vocab_size=512,
         embed_dims=64,
-        num_levels=3,
+        num_levels=2,
         bottleneck_blocks=2,
-        checkpoint='work_dirs/dvae/iter_1000.pth'))
+        checkpoint='work_dirs/dvae/iter_2000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=64, scale=(0.4, 1.0)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=32, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=64),
+    dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=32),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]

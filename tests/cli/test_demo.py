@@ -19,7 +19,16 @@ from PIL import Image
 from beit_mm.engine.loops import EpochLoop, IterLoop
 
 FOLDER = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
-PUBLIC = ['caltech101_pretrain', 'caltech101_finetune', 'camvid_pretrain', 'camvid_setr_pup', 'camvid_upernet']
+PUBLIC = [
+    'caltech101_pretrain',
+    'caltech101_finetune',
+    'caltech101_dino',
+    'caltech101_beit_dino',
+    'camvid_pretrain',
+    'camvid_setr_pup',
+    'camvid_upernet',
+]
+BANDS = ['bands_dvae', 'bands_pretrain', 'bands_finetune']
 TOY_IMAGES = ['--num-train', '70', '--num-val', '10', '--size', '64']
 
 
@@ -55,7 +64,7 @@ def run_command(words: list[str]) -> None:
     """A command as one types it, in this process."""
     python, script, *arguments = words
     assert python == 'python'
-    if script.endswith('draw_images.py'):
+    if script.endswith(('draw_images.py', 'draw_bands.py')):
         arguments += TOY_IMAGES
     if script.endswith(('train.py', 'test.py')):
         arguments += ['--cfg-options', *NO_WORKERS]
@@ -120,7 +129,7 @@ def in_process(monkeypatch) -> list[list[str]]:
 
 
 def test_every_config_is_run():
-    assert sorted(FOLDER + PUBLIC) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
+    assert sorted(FOLDER + PUBLIC + BANDS) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
 
 
 @pytest.mark.slow
@@ -188,7 +197,7 @@ def test_own_images_are_split_and_linked(runs, tmp_path, monkeypatch, classes):
 
 @pytest.mark.slow
 def test_every_command_on_drawn_images(tmp_path):
-    run_headers(FOLDER, tmp_path)
+    run_headers(FOLDER + BANDS, tmp_path)
 
 
 @pytest.mark.slow
