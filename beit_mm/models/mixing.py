@@ -1,0 +1,89 @@
+"""Parts of mmpretrain inside our algorithm, and ours inside theirs: what their interfaces ask for beyond our own."""
+
+from urllib.parse import urlsplit
+
+import torch
+from mmpretrain.models.selfsup.beit import VQKD, BEiTPretrainViT
+from mmpretrain.models.selfsup.cae import DALLEEncoder
+from torch import Tensor, nn
+
+from beit_mm.checkpoint.fit import ADVICE
+from beit_mm.checkpoint.io import file_sha256, locate_weights
+from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autocast
+from beit_mm.models.tokenizers.dalle import STRIDE
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.registry import MODELS
+
+
+class MMPretrainTokenizer(Tokenizer):
+    """A target generator of mmpretrain's, DALL-E or VQKD, as a Tokenizer.
+
+    Args:
+        generator: the built DALLEEncoder or VQKD. Its `init_cfg` names its weights, as in mmpretrain's recipes. They
+            are loaded here: a test never calls `init_weights`, and a pretraining's checkpoints hold no tokenizer.
+    """
+
+    def __init__(self, generator: DALLEEncoder | VQKD) -> None:
+        super().__init__()
+        self.generator = generator
+        if isinstance(generator, DALLEEncoder):
+            self.vocab_size, self.stride = generator.blocks.output.conv.w.shape[0], STRIDE
+        else:
+            self.vocab_size = generator.quantize.num_tokens
+            self.stride = generator.encoder.patch_embed.projection.stride[0]
+        generator.init_weights()
+        self.provenance = dict(type=type(generator).__name__, precision='fp32', **_weight_file(generator.init_cfg))
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Visual tokens int64 (B, H / stride, W / stride) of images float (B, 3, H, W), RGB in [0, 1]."""
+        with without_autocast(images):
+            if isinstance(self.generator, DALLEEncoder):
+                return self.generator(map_pixels(images)).argmax(dim=1)
+            return self.generator(2 * images - 1).unflatten(1, self.grid_size(*images.shape[-2:]))
+
+
+def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
+    """Path and SHA-256 of what an `init_cfg` loaded; '' for files of mmengine's other schemes, such as s3."""
+    configs = [init_cfg] if isinstance(init_cfg, dict) else init_cfg or []
+    source = next((config['checkpoint'] for config in configs if 'checkpoint' in config), None)
+    if source is None:
+        return dict(path='random weights', sha256='')
+    if urlsplit(source).scheme not in ('', 'http', 'https'):
+        return dict(path=source, sha256='')
+    path = locate_weights(source, ADVICE)
+    return dict(path=str(path), sha256=file_sha256(path))
+
+
+def as_tokenizer(module: nn.Module) -> Tokenizer:
+    """A target generator, of ours or of mmpretrain's, as a Tokenizer; ValueError for another module."""
+    if isinstance(module, (DALLEEncoder, VQKD)):
+        return MMPretrainTokenizer(module)
+    if not isinstance(module, Tokenizer):
+        raise ValueError(
+            f'target_generator is a {type(module).__name__}; expected a Tokenizer of beit_mm (DALLETokenizer, '
+            "DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer), or mmpretrain's DALL-E or VQKD"
+        )
+    return module
+
+
+def expect_own_backbone(config: dict, algorithm: str) -> None:
+    """Raises ValueError where the config of a backbone is not that of a BEiTBackbone, before it is built."""
+    kind = config['type']
+    if isinstance(kind, str):
+        with MODELS.switch_scope_and_registry(config.get('_scope_')) as registry:  # as `build` finds it
+            kind = registry.get(kind)
+    if isinstance(kind, type) and not issubclass(kind, BEiTBackbone):
+        raise ValueError(f'the backbone is a {kind.__name__}; {algorithm} takes a beit_mm.BEiTBackbone')
+
+
+def as_pretraining_backbone(module: nn.Module) -> nn.Module:
+    """A backbone that takes masks: ours, or mmpretrain's with the `patch_size` that ours has; else ValueError."""
+    if isinstance(module, BEiTPretrainViT):
+        (module.patch_size, _) = module.patch_embed.projection.stride
+    elif not isinstance(module, BEiTBackbone):
+        raise ValueError(
+            f'the backbone is a {type(module).__name__}, which takes no mask tokens; expected a BEiTBackbone of '
+            "beit_mm, or mmpretrain's BEiTPretrainViT"
+        )
+    return module

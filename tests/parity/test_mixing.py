@@ -1,0 +1,612 @@
+"""Our parts in mmpretrain's and mmseg's algorithms, optimizer constructors and inferencers, and theirs in ours."""
+
+import copy
+import gc
+import hashlib
+import itertools
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, library_tools, make_runner, narrow_dino_model, narrow_model, run_tool
+from labelled import CLASSES, classifier_config, make_images
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import Compose, default_collate
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import DefaultScope, Registry
+from mmpretrain import FeatureExtractor, ImageClassificationInferencer
+from mmpretrain.structures import DataSample
+from PIL import Image
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+from beit_mm import ClassificationInferencer
+from beit_mm.datasets import UnlabeledImages
+from beit_mm.engine.checks import check_colours
+from beit_mm.models.tokenizers.base import map_pixels
+from beit_mm.registry import MODELS
+
+DIMS, VOCAB = 32, 16
+ARCH = dict(embed_dims=DIMS, num_layers=4, num_heads=4, feedforward_channels=4 * DIMS)
+SIZES = dict(arch=ARCH, img_size=32, patch_size=8)
+VARIANT = dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1)
+OURS = dict(
+    backbone=dict(type='beit_mm.BEiTBackbone', masked_input=True, **SIZES, **VARIANT),
+    head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
+    target_generator=dict(type='beit_mm.DALLETokenizer', precision='fp32', hidden=8, vocab_size=VOCAB),
+)
+THEIRS = dict(
+    backbone=dict(type='BEiTPretrainViT', layer_scale_init_value=0.1, **SIZES),
+    head=dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss')),
+    target_generator=dict(type='DALL-E', n_hid=8, vocab_size=VOCAB),
+)
+VQKD = dict(
+    type='VQKD',
+    encoder_config=dict(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', final_norm=False),
+    num_embed=VOCAB,
+    embed_dims=4,
+    quantize_kmeans_init=False,
+)
+TWO_VIEWS = dict(
+    type='RandomResizedCropAndInterpolationWithTwoPic',
+    size=32,
+    second_size=32,
+    interpolation='bicubic',
+    second_interpolation='lanczos',
+)
+THEIR_MASK = dict(type='BEiTMaskGenerator', input_size=(4, 4), num_masking_patches=6, min_num_patches=2)
+OUR_MASK = dict(type='beit_mm.BlockwiseMask', grid=(4, 4), num_masked=6, min_block=2)
+THEIR_PREPROCESSOR = dict(  # of mmpretrain's recipe
+    type='TwoNormDataPreprocessor',
+    mean=[123.675, 116.28, 103.53],
+    std=[58.395, 57.12, 57.375],
+    second_mean=[-31.875] * 3,
+    second_std=[318.75] * 3,
+    to_rgb=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_mmpretrain():
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        yield
+    torch_optimizer._global_optimizer_pre_hooks.clear()  # of models that were never trained
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3 if parameter.dim() == 1 else parameter[0].numel() ** -0.5)
+    return model.eval()
+
+
+@pytest.fixture(scope='module')
+def batch(images) -> dict:
+    """Two images as mmpretrain's recipe prepares them, one mask of each code base."""
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        pipelines = [
+            Compose([dict(type='LoadImageFromFile'), TWO_VIEWS, mask, dict(type='PackInputs')])
+            for mask in (THEIR_MASK, OUR_MASK)
+        ]
+        data = [pipe(dict(img_path=str(images / f'0{i}.jpg'))) for i, pipe in enumerate(pipelines)]
+        assert {sample['data_samples'].mask.dtype for sample in data} == {torch.int64, torch.bool}
+        collated = dict(
+            inputs=[torch.stack(view) for view in zip(*(sample['inputs'] for sample in data), strict=True)],
+            data_samples=[sample['data_samples'] for sample in data],
+        )
+        return MODELS.build(THEIR_PREPROCESSOR)(collated)
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory, batch) -> tuple[dict, Path, float]:
+    """Weights of mmpretrain's BEiT, the file of its DALL-E, and its loss."""
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = randomise(
+            MODELS.build(dict(type='BEiT', data_preprocessor=THEIR_PREPROCESSOR, **copy.deepcopy(THEIRS)))
+        )
+        path = tmp_path_factory.mktemp('weights') / 'dalle_encoder.pth'
+        torch.save(model.target_generator.state_dict(), path)
+        with torch.no_grad():
+            loss = float(model(**batch, mode='loss')['loss'])
+    return model.state_dict(), path, loss
+
+
+def mixed(names: tuple[str, ...], path: Path) -> dict[str, dict]:
+    """Parts of a model: those of `names` are ours."""
+    parts = {name: copy.deepcopy(OURS[name] if name in names else THEIRS[name]) for name in OURS}
+    if 'target_generator' in names:
+        parts['target_generator']['checkpoint'] = str(path)
+    else:
+        parts['target_generator']['init_cfg'] = dict(type='Pretrained', checkpoint=str(path))
+    return parts
+
+
+def load(model: nn.Module, weights: dict) -> nn.Module:
+    """The reference's weights, with the names of its head for ours."""
+    model.target_generator.to('cpu')
+    if hasattr(model.target_generator, 'init_weights'):
+        model.target_generator.init_weights()
+    wanted = {name: tensor for name, tensor in weights.items() if not name.startswith('target_generator.')}
+    for name in ('weight', 'bias'):
+        if hasattr(model.head, 'lm_head'):
+            wanted[f'head.lm_head.{name}'] = wanted.pop(f'head.cls_head.{name}')
+    missing, unexpected = model.load_state_dict(wanted, strict=False)
+    assert not unexpected and not [name for name in missing if not name.startswith('target_generator.')]
+    return model.eval()
+
+
+@pytest.mark.parametrize('ours', [c for n in range(4) for c in itertools.combinations(OURS, n)], ids='-'.join)
+def test_every_mixture_in_mmpretrains_beit_has_its_loss(ours, batch, reference):
+    weights, path, expected = reference
+    parts = mixed(ours, path)
+    model = load(MODELS.build(dict(type='BEiT', data_preprocessor=THEIR_PREPROCESSOR, **parts)), weights)
+    loss, _ = model.parse_losses(model(**batch, mode='loss'))
+    loss.backward()
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert model.backbone.mask_token.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize('ours', list(itertools.product(('', 'backbone'), ('', 'target_generator'))), ids='-'.join)
+def test_every_mixture_in_our_pretrainer_has_that_loss(ours, batch, reference):
+    weights, path, expected = reference
+    model = MODELS.build(narrow_model(**mixed((*ours, 'head'), path)))
+    load(model, weights)
+    images, mapped = batch['inputs']
+    mask = torch.stack([sample.mask.bool() for sample in batch['data_samples']])
+    positions = torch.full((2, 16), -1)
+    for row, masked in zip(positions, mask, strict=True):
+        row[: masked.sum()] = masked.flatten().nonzero().flatten()
+    inputs = dict(images=images, tokenizer_images=(mapped - 0.1) / 0.8, mask=mask, positions=positions)
+    losses = model(inputs, mode='loss')
+    losses['loss'].backward()
+    assert float(losses['loss']) == pytest.approx(expected, rel=1e-5)
+    results = model(inputs, mode='predict')
+    assert sum(r['loss'] for r in results) / sum(r['count'] for r in results) == pytest.approx(expected, rel=1e-5)
+    state = model.state_dict()
+    assert not [name for name in state if name.startswith('target_generator')]
+    assert not any(model.load_state_dict(state))  # nothing is missing, nothing is left
+    assert model.target_generator.provenance['path'] == str(path)
+    assert model.target_generator.grid_size(32, 24) == (4, 3)
+
+
+def test_mmpretrains_masks_in_our_pipeline(images):
+    names = ['beit_mm.TwoViewRandomResizedCrop', 'beit_mm.PackViews']
+    for mask in (THEIR_MASK, dict(type='SimMIMMaskGenerator', input_size=32, mask_patch_size=8, model_patch_size=8)):
+        pipeline = Compose(
+            [dict(type='beit_mm.LoadImage'), dict(type=names[0], size=32, second_size=32), mask, dict(type=names[1])]
+        )
+        data = default_collate([pipeline(dict(img_path=str(images / '00.jpg'))) for _ in range(2)])
+        assert data['inputs']['mask'].dtype == torch.bool and data['inputs']['mask'].any()
+        model = MODELS.build(narrow_model())
+        assert model(**model.data_preprocessor(data), mode='loss')['loss'].isfinite()
+
+
+def test_every_tokenizer_of_ours_is_a_target_generator():
+    tokenizer = MODELS.build(dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=VOCAB, embed_dims=8))
+    images = torch.rand(2, 3, 32, 24)
+    given = tokenizer(map_pixels(images))
+    assert given.shape == (2, VOCAB, 4, 3) and torch.equal(given.argmax(dim=1), tokenizer.encode(images))
+
+
+def test_mmpretrains_vqkd_in_our_pretrainer():
+    model = MODELS.build(narrow_model(target_generator=copy.deepcopy(VQKD), head=OURS['head'])).eval()
+    assert model.target_generator.provenance['path'] == 'random weights'
+    images = torch.rand(2, 3, 32, 32)
+    expected = model.target_generator.generator.get_tokens(2 * images - 1)['token']
+    tokens = model.target_generator.encode(images)
+    assert tokens.shape == (2, 4, 4) and torch.equal(tokens.flatten(1), expected)
+    assert (model.target_generator.vocab_size, model.target_generator.stride) == (VOCAB, 8)
+
+
+@pytest.mark.parametrize('generator', [THEIRS['target_generator'], VQKD], ids=['DALL-E', 'VQKD'])
+def test_a_test_alone_has_the_weights_of_mmpretrains_tokenizers(generator, pretrain_config, tmp_path):
+    """A runner that tests does not call `init_weights`."""
+    path = tmp_path / 'tokenizer.pth'
+    source = randomise(MODELS.build(copy.deepcopy(generator)))
+    torch.save(source.state_dict(), path)
+    init_cfg = dict(type='Pretrained', checkpoint=str(path))
+    pretrain_config.model = narrow_model(target_generator=dict(generator, init_cfg=init_cfg), head=OURS['head'])
+    runner = make_runner(pretrain_config)
+    runner.test()
+    tokenizer = runner.model.target_generator
+    assert tokenizer.provenance['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
+    expected = dict(source.named_parameters())  # buffers count the tokens that were given
+    torch.testing.assert_close(dict(tokenizer.generator.named_parameters()), expected, rtol=0, atol=0)
+    runner.model.init_weights()  # as a training does
+    torch.testing.assert_close(dict(tokenizer.generator.named_parameters()), expected, rtol=0, atol=0)
+
+
+def test_our_vqkd_in_mmpretrains_beit_v2(tmp_path):
+    """The same weights as its VQKD: the same losses."""
+    encoder = dict(
+        arch=ARCH, img_size=32, patch_size=8, layer_scale_init_value=0.0, out_type='featmap', final_norm=True
+    )
+    common = dict(num_embed=VOCAB, embed_dims=4, quantize_kmeans_init=False)
+    theirs = randomise(
+        MODELS.build(
+            dict(
+                type='VQKD',
+                encoder_config=dict(
+                    encoder, use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False
+                ),
+                **common,
+            )
+        )
+    )
+    torch.save(theirs.state_dict(), tmp_path / 'vqkd.pth')
+    ours = dict(
+        type='beit_mm.VQKDTokenizer',
+        checkpoint=str(tmp_path / 'vqkd.pth'),
+        precision='fp32',
+        arch=ARCH,
+        img_size=32,
+        patch_size=8,
+        code_dims=4,
+        vocab_size=VOCAB,
+    )
+    model = MODELS.build(
+        dict(
+            type='BEiT',
+            data_preprocessor=THEIR_PREPROCESSOR,
+            backbone=dict(THEIRS['backbone'], out_indices=[1, 3], final_norm=False),
+            neck=dict(type='BEiTV2Neck', num_layers=1, early_layers=2, backbone_arch=dict(ARCH, depth=4)),
+            head=dict(THEIRS['head'], type='BEiTV2Head'),
+            target_generator=ours,
+        )
+    ).eval()
+    images = torch.rand(2, 3, 32, 32) * 2 - 1
+    samples = [DataSample(mask=torch.rand(4, 4) < 0.4) for _ in range(2)]
+    found = model.loss([images, images], samples)
+    model.target_generator = theirs
+    assert found == model.loss([images, images], samples) and set(found) == {'loss_1', 'loss_2'}
+
+
+def test_our_backbone_in_mmpretrains_simmim():
+    model = MODELS.build(
+        dict(
+            type='SimMIM',
+            backbone=dict(OURS['backbone'], out_type='featmap'),
+            neck=dict(type='SimMIMLinearDecoder', in_channels=DIMS, encoder_stride=8),
+            head=dict(type='SimMIMHead', patch_size=8, loss=dict(type='PixelReconstructionLoss', criterion='L1')),
+        )
+    )
+    samples = [DataSample(mask=torch.randint(0, 2, (4, 4))) for _ in range(2)]
+    loss = model.loss(torch.rand(2, 3, 32, 32), samples)['loss']
+    loss.backward()
+    assert loss.isfinite() and model.backbone.mask_token.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        (dict(backbone=dict(type='BEiTViT', **SIZES)), "the backbone is a BEiTViT, .*or mmpretrain's BEiTPretrainViT"),
+        (dict(head=THEIRS['head']), 'the head is a BEiTV1Head; 32 visual tokens take a beit_mm.BEiTMIMHead with vocab'),
+        (dict(head=THEIRS['head'], target_generator=None), 'BEiTV1Head needs a target_generator'),
+        (dict(target_generator=dict(type='HOGGenerator')), "is a HOGGenerator; .* or mmpretrain's DALL-E or VQKD"),
+    ],
+)
+def test_what_does_not_fit_our_pretrainer_is_one_sentence(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        MODELS.build(narrow_model(**copy.deepcopy(changes)))
+    assert '\n' not in str(error.value)
+
+
+def test_data_of_another_kind_is_one_sentence(images, batch):
+    with pytest.raises(ValueError, match='the inputs are a list; .* ends with beit_mm.PackViews'):
+        MODELS.build(narrow_model())(batch['inputs'], mode='loss')
+    pipeline = Compose([dict(type='LoadImageFromFile'), TWO_VIEWS, OUR_MASK, dict(type='beit_mm.PackViews')])
+    with pytest.raises(ValueError, match='expected beit_mm.TwoViewRandomResizedCrop'):
+        pipeline(dict(img_path=str(images / '00.jpg')))
+    with pytest.raises(ValueError, match='LinearProbe takes a beit_mm.BEiTBackbone'):
+        MODELS.build(dict(type='beit_mm.LinearProbe', backbone=dict(type='BEiTViT', **SIZES), num_classes=2))
+    dino = MODELS.build(narrow_dino_model(target_generator=copy.deepcopy(VQKD), head=OURS['head']))
+    assert dino.target_generator.encode(torch.rand(1, 3, 32, 32)).shape == (1, 4, 4)
+    for backbone in (THEIRS['backbone'], dict(type='mmpretrain.BEiTViT', **SIZES)):
+        with pytest.raises(ValueError, match='^the backbone is a BEiT.*ViT; DINOPretrainer takes a beit_mm.BEiTBack'):
+            MODELS.build(narrow_dino_model(backbone=copy.deepcopy(backbone)))
+    with pytest.raises(ValueError, match='BEiTV2Pretrainer takes a beit_mm.BEiTBackbone'):
+        MODELS.build(narrow_model(type='beit_mm.BEiTV2Pretrainer', backbone=copy.deepcopy(THEIRS['backbone'])))
+
+
+def test_swapped_colours_are_refused(images):
+    dataset = UnlabeledImages(str(images), pipeline=[dict(type='beit_mm.LoadImage')])
+    for swapped in (False, True):
+        models = [
+            MODELS.build(dict(type='ImageClassifier', backbone=OUR_CLASSIFIER, data_preprocessor=dict(to_rgb=swapped)))
+        ]
+        if find_spec('mmseg'):
+            models.append(segmentor(OUR_PYRAMID))
+            models[1].data_preprocessor = MODELS.build(dict(type='mmseg.SegDataPreProcessor', bgr_to_rgb=swapped))
+        for model in models:
+            with pytest.raises(ValueError, match='LoadImage gives RGB') if swapped else nullcontext():
+                check_colours(model, dataset)
+
+
+# --- optimizer constructors
+
+
+RECIPE_KEYS = {  # of mmpretrain's recipes for BEiT
+    key: dict(decay_mult=0.0) for key in ('.ln', '.bias', 'q_bias', 'v_bias', '.cls_token', '.pos_embed', '.gamma')
+}
+ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)
+MMPRETRAIN_DECAY = dict(constructor='LearningRateDecayOptimWrapperConstructor')
+OUR_DECAY = dict(constructor='beit_mm.BEiTOptimWrapperConstructor', paramwise_cfg=dict(layer_decay_rate=0.65))
+
+
+def classifier(backbone: dict) -> nn.Module:
+    return MODELS.build(
+        dict(
+            type='ImageClassifier', backbone=backbone, head=dict(type='LinearClsHead', num_classes=3, in_channels=DIMS)
+        )
+    )
+
+
+OUR_CLASSIFIER = dict(OURS['backbone'], out_type='avg_featmap', masked_input=False, rel_pos_bias='per_layer')
+THEIR_CLASSIFIER = dict(
+    type='BEiTViT',
+    out_type='avg_featmap',
+    **SIZES,
+    use_abs_pos_emb=False,
+    use_rel_pos_bias=True,
+    use_shared_rel_pos_bias=False,
+    layer_scale_init_value=0.1,
+)
+
+
+def one_step(model: nn.Module, **config) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of each parameter, after a step of training."""
+    model.train()
+    wrapper = build_optim_wrapper(model, dict(optimizer=ADAMW, **copy.deepcopy(config)))
+    sum(output.sum() for output in model.backbone(torch.rand(2, 3, 32, 32))).backward()
+    wrapper.step()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        names[parameter]: (pytest.approx(group['lr']), group['weight_decay'])
+        for group in wrapper.optimizer.param_groups
+        for parameter in group['params']
+    }
+
+
+def rates(groups: dict) -> dict[str, tuple[float, float]]:
+    return {name: (float(lr.expected), decay) for name, (lr, decay) in groups.items()}
+
+
+def test_mmpretrains_constructor_with_our_backbone():
+    keys = dict(layer_decay_rate=0.65, custom_keys=RECIPE_KEYS)
+    with pytest.raises(ValueError, match='weight of blocks.0.norm1 .* not to its bias: .*add .norm.: dict') as error:
+        one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys)
+    assert '\n' not in str(error.value)
+    assert not torch_optimizer._global_optimizer_pre_hooks  # nothing stays behind
+    keys = dict(keys, custom_keys=dict(RECIPE_KEYS, norm=dict(decay_mult=0.0)))
+    found = rates(one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys))
+    assert found == one_step(classifier(OUR_CLASSIFIER), **OUR_DECAY)
+    assert not torch_optimizer._global_optimizer_pre_hooks  # nothing stays behind
+
+
+def test_optimizers_of_other_models_do_not_use_the_check_up():
+    keys = dict(layer_decay_rate=0.65, custom_keys=RECIPE_KEYS)
+    model = classifier(OUR_CLASSIFIER).train()
+    foreign = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    foreign.step()
+    assert torch_optimizer._global_optimizer_pre_hooks
+    with pytest.raises(ValueError, match='weight of blocks.0.norm1'):
+        one_step(model, **MMPRETRAIN_DECAY, paramwise_cfg=keys)
+    classifier(OUR_CLASSIFIER).train()  # gone before it was trained
+    gc.collect()
+    foreign.step()
+    assert not torch_optimizer._global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize('paramwise', [None, dict(norm_decay_mult=0.0), dict(norm_decay_mult=0.0, bias_decay_mult=0.0)])
+def test_settings_that_mean_what_they_say_pass(paramwise):
+    assert one_step(classifier(OUR_CLASSIFIER), paramwise_cfg=paramwise)
+
+
+def test_our_constructor_with_mmpretrains_backbones():
+    keys = dict(layer_decay_rate=0.65, custom_keys=RECIPE_KEYS)
+    expected = rates(one_step(classifier(THEIR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys))
+    assert one_step(classifier(THEIR_CLASSIFIER), **OUR_DECAY) == expected
+    groups = rates(one_step(classifier(dict(type='VisionTransformer', **SIZES)), **OUR_DECAY))
+    assert groups['backbone.cls_token'] == (pytest.approx(1e-3 * 0.65**5), 0)
+    assert groups['backbone.layers.3.attn.qkv.weight'] == (pytest.approx(1e-3 * 0.65), 0.05)
+    with pytest.raises(ValueError, match='needs one BEiTBackbone.*ImageClassifier has 0'):
+        one_step(classifier(dict(type='ResNet', depth=18)), **OUR_DECAY)
+
+
+def segmentor(backbone: dict, **changes) -> nn.Module:
+    """A segmentor of mmseg's with a pyramid and UPerHead, unless changed."""
+    pytest.importorskip('mmseg')
+    config = dict(
+        type='mmseg.EncoderDecoder',
+        data_preprocessor=dict(type='mmseg.SegDataPreProcessor'),
+        backbone=backbone,
+        neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=dict(type='BN')),
+        decode_head=dict(
+            type='mmseg.UPerHead',
+            in_channels=[DIMS] * 4,
+            in_index=[0, 1, 2, 3],
+            channels=8,
+            num_classes=3,
+            norm_cfg=dict(type='BN'),
+        ),
+        test_cfg=dict(mode='slide', crop_size=(32, 32), stride=(32, 32)),
+    )
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        return MODELS.build(ConfigDict(config | changes))
+
+
+OUR_PYRAMID = dict(OUR_CLASSIFIER, out_type='featmap', out_indices=(0, 1, 2, 3))
+THEIR_PYRAMID = dict(
+    type='mmseg.BEiT',
+    img_size=(32, 32),
+    patch_size=8,
+    embed_dims=DIMS,
+    num_layers=4,
+    num_heads=4,
+    out_indices=(0, 1, 2, 3),
+    init_values=0.1,
+)
+
+
+@pytest.mark.parametrize('name, rate', [('LayerDecay', 'layer_decay_rate'), ('LearningRateDecay', 'decay_rate')])
+def test_mmsegs_constructors_find_no_layers_of_ours(name, rate):
+    model = segmentor(OUR_PYRAMID)
+    with (
+        DefaultScope.overwrite_default_scope('mmseg'),
+        pytest.raises(ValueError, match='gives all blocks .* its patch embedding another') as error,
+    ):
+        one_step(model, constructor=f'{name}OptimizerConstructor', paramwise_cfg={'num_layers': 4, rate: 0.9})
+    assert '\n' not in str(error.value)
+
+
+def test_our_constructor_in_mmseg():
+    rate = dict(OUR_DECAY, paramwise_cfg=dict(layer_decay_rate=0.9))
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        groups = rates(one_step(segmentor(OUR_PYRAMID), **rate))
+        assert groups['backbone.blocks.0.norm1.weight'] == (pytest.approx(1e-3 * 0.9**4), 0)
+        assert groups['decode_head.conv_seg.weight'] == (1e-3, 0.05)
+        with pytest.raises(ValueError, match='needs one BEiTBackbone.*EncoderDecoder has 0'):
+            one_step(segmentor(THEIR_PYRAMID), **rate)
+        with pytest.raises(ValueError, match="has .'num_layers'.; it takes layer_decay_rate only"):
+            one_step(segmentor(OUR_PYRAMID), **dict(rate, paramwise_cfg=dict(num_layers=4, layer_decay_rate=0.9)))
+
+
+# --- mmseg's parts and ours
+
+
+UPERNET = dict(in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3], channels=8, num_classes=3, norm_cfg=dict(type='BN'))
+SETR = dict(in_channels=DIMS, in_index=0, channels=8, num_convs=3, up_scale=2, num_classes=3, norm_cfg=dict(type='BN'))
+
+
+@pytest.mark.parametrize('heads', [('UPerHead', UPERNET), ('SETRUPHead', SETR)], ids=['UPerNet', 'SETR-PUP'])
+@pytest.mark.parametrize('backbone', [OUR_PYRAMID, THEIR_PYRAMID], ids=['our backbone', "mmseg's backbone"])
+def test_segmentors_and_heads_of_both_give_the_same(backbone, heads):
+    """The same weights under mmseg's segmentor and head, ours, and each with the other's; losses and logits."""
+    name, sizes = heads
+    neck = dict(neck=None) if name == 'SETRUPHead' else {}
+    images, results = torch.rand(2, 3, 32, 32), []
+    weights = None
+    for algorithm in ('mmseg.EncoderDecoder', 'beit_mm.SlidingSegmentor'):
+        for head in (f'mmseg.{name}', f'beit_mm.Efficient{name}'):
+            model = segmentor(backbone, type=algorithm, decode_head=dict(sizes, type=head, dropout_ratio=0), **neck)
+            weights = weights or randomise(model).state_dict()
+            model.load_state_dict(weights)
+            model.eval()
+            model.test_cfg.precision = 'float32'
+            from mmengine.structures import PixelData
+            from mmseg.structures import SegDataSample
+
+            label = PixelData(data=torch.arange(1024).view(1, 32, 32) % 3)
+            samples = [SegDataSample(gt_sem_seg=label, metainfo=dict(img_shape=(32, 32), ori_shape=(32, 32)))] * 2
+            loss = model.loss(images, samples)['decode.loss_ce']
+            results.append((loss.detach(), model.predict(images, copy.deepcopy(samples))[1].seg_logits.data.detach()))
+    for loss, logits in results[1:]:
+        torch.testing.assert_close(loss, results[0][0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits, results[0][1], rtol=1e-4, atol=1e-4)
+
+
+def test_mmsegs_pretrained_is_our_init_cfg(tmp_path):
+    """mmseg's recipes name the weights beside the backbone."""
+    torch.save(randomise(MODELS.build(OUR_PYRAMID)).state_dict(), tmp_path / 'beit.pth')
+    model = segmentor(dict(OUR_PYRAMID), pretrained=str(tmp_path / 'beit.pth'))
+    model.backbone.init_weights()
+    torch.testing.assert_close(model.backbone.state_dict(), torch.load(tmp_path / 'beit.pth'))
+
+
+def test_our_backbone_in_another_librarys_registry():
+    """mmdet's scope, for instance: with the prefix, and without it one sentence of mmengine's."""
+    registry = Registry('model', parent=ROOT_MODELS, scope='somedet')
+    with DefaultScope.overwrite_default_scope('somedet'):
+        backbone = registry.build(dict(OUR_PYRAMID))
+        assert [tuple(level.shape) for level in backbone(torch.rand(1, 3, 50, 70))] == [(1, DIMS, 7, 9)] * 4
+        with pytest.raises(KeyError, match='BEiTBackbone is not in the somedet::model registry'):
+            registry.build(dict(OUR_PYRAMID, type='BEiTBackbone'))
+
+
+# --- inferencers and viewers
+
+
+@pytest.fixture(scope='module')
+def classified(tmp_path_factory) -> Path:
+    """images/, config.py and model.pth of a classifier with random weights."""
+    folder = tmp_path_factory.mktemp('classified')
+    config = classifier_config(make_images(folder / 'images'), folder / 'work')
+    config.dump(folder / 'config.py')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = randomise(MODELS.build(config.model))
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=CLASSES))), folder / 'model.pth')
+    return folder
+
+
+def test_mmpretrains_inferencers(classified):
+    image = next((classified / 'images/val').rglob('*.png'))
+    pixels = np.asarray(Image.open(image))
+    paths = [str(classified / name) for name in ('config.py', 'model.pth')]
+    (expected,) = ClassificationInferencer(paths[1], config=paths[0], device='cpu')(image)
+    scores = [score for _, score in sorted(expected['scores'])]
+    classify = ImageClassificationInferencer(paths[0], pretrained=paths[1], device='cpu')
+    for source in (str(image), pixels[..., ::-1].copy()):  # mmpretrain's arrays are BGR
+        (result,) = classify(source)
+        np.testing.assert_allclose(result['pred_scores'], scores, rtol=1e-5)
+        assert result['pred_class'] == expected['name']
+    extract = FeatureExtractor(paths[0], pretrained=paths[1], device='cpu')
+    (features,) = extract(str(image), stage='pre_logits')
+    head = classify.model.head.fc
+    torch.testing.assert_close(head(features).softmax(0), torch.tensor(scores), rtol=1e-5, atol=1e-6)
+    # features of a pretraining, without a classifier
+    config = Config.fromfile(paths[0])
+    del config.model['head']
+    ((alone,),) = FeatureExtractor(config, pretrained=paths[1], device='cpu')(str(image))
+    torch.testing.assert_close(alone, features)
+
+
+def test_mmsegs_inferencers(tmp_path):
+    """With the test pipeline of a shipped config, from files and from arrays, which are BGR."""
+    apis = pytest.importorskip('mmseg.apis')
+    from narrow_segmentors import SEGMENTOR, narrow_segmentor
+
+    from beit_mm import SegmentationInferencer
+
+    config = Config.fromfile(ROOT / 'configs/demo/camvid_setr_pup.py')
+    config.model = SEGMENTOR
+    config.test_pipeline[1].scale = config.test_dataloader.dataset.pipeline[1].scale = (2048, 64)
+    config.dump(tmp_path / 'config.py')
+    model = narrow_segmentor()
+    with torch.no_grad():  # every class wins somewhere
+        model.decode_head.conv_seg.bias -= model(torch.randn(1, 3, 64, 64)).mean(dim=(0, 2, 3))
+    meta = dict(dataset_meta=dict(classes=tuple('abcde'), palette=[[50 * i] * 3 for i in range(5)]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'model.pth')
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'image.png')
+    paths = [str(tmp_path / name) for name in ('config.py', 'model.pth')]
+    (expected,) = SegmentationInferencer(paths[1], 'cpu', paths[0])(tmp_path / 'image.png')
+    sources = str(tmp_path / 'image.png'), pixels[..., ::-1].copy()
+    infer = apis.MMSegInferencer(*paths, device='cpu')
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        loaded = apis.init_model(*paths, device='cpu')
+        for source in sources:
+            assert np.array_equal(infer(source)['predictions'], expected['labels'])
+            assert np.array_equal(apis.inference_model(loaded, source).pred_sem_seg.data[0], expected['labels'])
+
+
+def test_mmpretrains_picture_of_a_schedule(tmp_path, monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'agg')
+    run_tool(
+        'vis_scheduler.py',
+        ROOT / 'configs/demo/caltech101_finetune.py',
+        '-d',
+        128,
+        '--not-show',
+        '--save-path',
+        tmp_path / 'rate.png',
+        '--cfg-options',
+        'custom_hooks=[]',
+        'optim_wrapper.paramwise_cfg.layer_decay_rate=1.0',
+        f'work_dir={tmp_path}',
+        folder=library_tools('mmpretrain') / 'visualization',
+    )
+    assert Image.open(tmp_path / 'rate.png').size == (1200, 700)
