@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ('configs/beit', 'configs/beit_plus', 'configs/ablation', 'configs/dvae')
+FOLDERS = tuple(f'configs/{name}' for name in ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae'))
 DATASETS = {  # data_root -> name, training images
     'data/imagenet/train': ('ImageNet-1K', 1_281_167),
     'data/imagenet22k/train': ('ImageNet-22K', 14_197_122),
@@ -32,6 +32,7 @@ DATASETS = {  # data_root -> name, training images
     'data/ade20k': ('ADE20K', 20_210),
 }
 MAP = 'docs/architecture.md'
+RELEASED = 'docs/released.md'
 BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -->'
 
 
@@ -67,12 +68,12 @@ def model_of(config: str) -> dict:
 
 
 def previous(config: str) -> str | None:
-    """The config whose last checkpoint this one starts from, or takes its tokenizer from."""
+    """The config whose last checkpoint this one starts from, or takes its tokenizer from; None for others' weights."""
     model = model_of(config)
     tokenizer = model.get('target_generator') or {}
     init = model.get('backbone', {}).get('init_cfg') or {}
     checkpoint = load(config).load_from or init.get('checkpoint') or tokenizer.get('checkpoint')
-    if checkpoint is None:
+    if checkpoint is None or checkpoint.startswith('https://'):
         return None
     return next(other for other in list_configs() if last_checkpoint(other) == checkpoint and not is_multi_scale(other))
 
@@ -92,16 +93,17 @@ def count_parameters(model: str, scope: str) -> int:
 
     init_default_scope(scope)
     with torch.device('meta'):
-        return sum(p.numel() for p in MODELS.build(Config(json.loads(model))).parameters())
+        model = MODELS.build(Config(json.loads(model)))
+    model.target_generator = None
+    return sum(p.numel() for p in model.parameters())
 
 
 def parameters(config: str) -> int:
     """Parameters of the model, without those of the tokenizer that makes its targets."""
-    model = {
-        key: value
-        for key, value in model_of(config).items()
-        if key not in ('target_generator', 'data_preprocessor', 'train_cfg')
-    }
+    model = {key: value for key, value in model_of(config).items() if key not in ('data_preprocessor', 'train_cfg')}
+    if tokenizer := model.get('target_generator'):
+        weights = dict(checkpoint=None) if tokenizer['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True)
+        model['target_generator'] = {**tokenizer, **weights}
     if 'backbone' in model:
         model['backbone'] = dict(model['backbone'], init_cfg=None)
     return count_parameters(json.dumps(model), load(config).default_scope)
@@ -275,7 +277,7 @@ def update_metafile(folder: str) -> str:
         old = metafile_entries(folder).get(config, '    Published Results: []\n')
         text += f"""\
   - Name: {Path(folder).name}_{Path(config).stem}
-    In Collection: BEiT
+    In Collection: {'BEiTv2' if folder.endswith('v2') else 'BEiT'}
     Config: {config}
     Metadata:
       Architecture: {architecture(config)}
@@ -305,6 +307,51 @@ def update_table(folder: str) -> str:
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
 
 
+def released_weights(config: str) -> list[dict]:
+    """The released files of a config's model; tokenizers stand elsewhere."""
+    released = entries(config).get('Released Weights', []) if 'backbone' in model_of(config) else []
+    return [weights for weights in released if not weights['Fits'].startswith('target_generator')]
+
+
+def released_lines(config: str, weights: dict) -> list[str]:
+    """Commands that test a released file, each below what its source reports of it."""
+    direct: dict[bool, list[str]] = {}  # multi-scale? -> figures of the file itself
+    later = []  # figures of what was trained from it
+    for row in entries(config)['Published Results']:
+        figure = f'{row["Value"]} {row["Task"]}'
+        theirs = row['Source'].startswith(weights['Source'])
+        if 'after fine-tuning' not in row['Task'] and theirs:
+            direct.setdefault('all scales' in row['Task'], []).append(figure)
+        elif theirs or weights['Source'] == 'microsoft/unilm' and row['Source'].startswith('paper'):
+            later.append(figure)
+    lines = [f'# {weights["URL"].rsplit("/", 1)[1]}: {weights["Holds"]}']
+    command = f'python tools/test.py {config} {weights["URL"]}'
+    precision = ' --cfg-options model.test_cfg.precision=float32' * (load(config).default_scope == 'mmseg')
+    for multi_scale, figures in sorted(direct.items()):
+        lines += [f'# {", ".join(figures)}', command + ' --tta' * multi_scale + precision]
+    if not direct:  # what the paper reports is of other files, or of later training
+        test = 'loss and accuracy on held-out images' if load(config).test_dataloader else 'no images to test on'
+        lines += [f'# {test}; published: {", ".join(later)}', *[command] * bool(load(config).test_dataloader)]
+    return lines
+
+
+def update_released() -> str:
+    """The command and the published figures of each released file."""
+    groups: dict[str, list[str]] = dict.fromkeys(('Segmentation', 'Classification', 'Pretraining'), [])
+    for config in list_configs():
+        for weights in released_weights(config):
+            scope, model = load(config).default_scope, model_of(config).type
+            group = 'Classification' if model == 'ImageClassifier' else 'Pretraining'
+            group = 'Segmentation' if scope == 'mmseg' else group
+            groups[group] = [*groups[group], '\n'.join(released_lines(config, weights))]
+    text = ''.join(
+        f'## {title}, {len(blocks)} files\n\n```shell\n' + '\n\n'.join(blocks) + '\n```\n\n'
+        for title, blocks in groups.items()
+    )
+    before, _, rest = (ROOT / RELEASED).read_text().partition(BEGIN)
+    return before + BEGIN + text + END + rest.partition(END)[2]
+
+
 def update_file_map() -> str:
     """The files of the package with their lines and what their docstrings begin with."""
     rows = ['| file | lines | what it holds |', '| --- | --- | --- |']
@@ -320,7 +367,7 @@ def update_file_map() -> str:
 def stale_files() -> dict[str, str]:
     """File -> what it should hold, for all that hold something else."""
     texts = {config: update_header(config) for config in list_configs()}
-    texts[MAP] = update_file_map()
+    texts[MAP], texts[RELEASED] = update_file_map(), update_released()
     for folder in FOLDERS:
         texts[f'{folder}/metafile.yml'] = update_metafile(folder)
         texts[f'{folder}/README.md'] = update_table(folder)

@@ -10,9 +10,8 @@ Result:  82.70 ImageNet-1K top-1 at 224 pixels after fine-tuning (paper, tokeniz
 
 Time:    less than beit/pretrain_300e.py, the tokenizer is a small part of DALL-E's
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
-Differs: from the baseline in the tokenizer, which must be trained first; the paper's own was not released. Ours is
-         smaller than the class in their code, see ../dvae/discrete_vae_8k_in1k.py: a tokenizer of that size needs
-         --cfg-options model.target_generator.bottleneck_blocks=None
+Differs: from the baseline in the tokenizer, which must be trained first; the paper's own was not released. See
+         ../dvae/discrete_vae_8k_in1k.py
 """
 _base_ = '../beit/pretrain_300e.py'
 
@@ -25,5 +24,5 @@ model = dict(
         vocab_size=8192,
         embed_dims=512,
         num_levels=3,
-        bottleneck_blocks=2,
+        bottleneck_blocks=None,
         checkpoint='work_dirs/discrete_vae_8k_in1k/iter_50000.pth'))

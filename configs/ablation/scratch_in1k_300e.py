@@ -14,7 +14,8 @@ Differs: the paper quotes DeiT's result, 81.8 top-1, and has no settings of its 
          1e-3 (5e-4 for 512 images), 5 epochs of warm-up, to 1e-5, weight decay 0.05, stochastic depth 0.1, and the
          augmentation of beit/finetune_in1k_100e.py, which has it from there. Inferred: the mean of the patch tokens is
          classified as in our fine-tuning (DeiT: the class token), warm-up starts at 0 (DeiT: 1e-6), initialisation as
-         in our pretraining, and the evaluated weights are the last, not their moving average.
+         in our pretraining, and the evaluated weights are the last, not their moving average. bfloat16 and the partners
+         of mixup and cutmix as in beit/finetune_in1k_100e.py, where DeiT has float16 and the batch in reverse.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

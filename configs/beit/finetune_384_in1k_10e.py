@@ -16,7 +16,8 @@ Differs: the paper says no more than "10 more epochs" and "the standard higher-r
          command: lr 5e-6 that stays (its min-lr is the same), weight decay 1e-8, batch 512, and its defaults: 5 epochs
          of warm-up from 1e-6, the augmentation of the 224 run, bicubic position embedding. Not verified for BEiT; that
          the rate is the same for all layers is DeiT's way too. Evaluated on the whole height or width (crop ratio 1) as
-         the released BEiT, where DeiT crops 0.875.
+         the released BEiT, where DeiT crops 0.875. bfloat16 and the partners of mixup and cutmix as in
+         finetune_in1k_100e.py.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',
@@ -29,7 +30,7 @@ load_from = 'work_dirs/finetune_in1k_100e/epoch_100.pth'
 model = dict(backbone=dict(img_size=384))
 
 train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = 384  # RandomResizedCrop
+train_pipeline[1].size = 384  # RandomResizedCrop
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = 384  # ResizeEdge: the whole height or width
 test_pipeline[2].crop_size = 384  # CenterCrop

@@ -18,7 +18,8 @@ Shorter: --cfg-options train_cfg.max_epochs=50 param_scheduler.1.end=50
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which it was; 4e-3 is the released
          command's for BEiT+ (another: optim_wrapper.optimizer.lr=3e-3 param_scheduler.1.eta_min_ratio=3.33e-4). From
          the released code in repeated augmentation, which that does not have and the paper names, in ImageNet's mean
-         and std, those of this pretraining (there 0.5), and in bfloat16 instead of float16.
+         and std, those of this pretraining (there 0.5), in the partners of mixup and cutmix, which are drawn (there:
+         the batch in reverse), and in bfloat16 instead of float16.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -14,7 +14,7 @@ Shorter: finetune_in1k_100e.py
 Differs: the paper takes the best of lr 2e-3, 3e-3, 4e-3, 5e-3 and does not say which it was; this is the one nearest to
          the released command's 1e-3, which is not among them (another: optim_wrapper.optimizer.lr=4e-3
          param_scheduler.1.eta_min_ratio=2.5e-4). Stochastic depth is the paper's 0.1, not the released 0.2. No repeated
-         augmentation (paper). bfloat16 instead of float16.
+         augmentation (paper). bfloat16 and the partners of mixup and cutmix as in finetune_in1k_100e.py.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

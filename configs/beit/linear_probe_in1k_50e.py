@@ -16,8 +16,8 @@ Options: All blocks in one run, accuracy layer by layer: --cfg-options model.lay
 Shorter: --cfg-options train_cfg.max_epochs=10 param_scheduler.0.end=10
 Differs: the released code classifies the class token beside the mean and runs 100 epochs by default. As there: the
          block's output without a norm, rates stepped once an epoch, no warm-up, all parameters of the classifier
-         decayed by 1e-4. bfloat16 instead of float16, in the classifier too, which is in float32 there. Which
-         pretraining the paper probes it does not say; that it is the 800 epochs of the main table is inferred.
+         decayed by 1e-4. The backbone computes in bfloat16 instead of float16, the classifier in float32, as there.
+         Which pretraining the paper probes it does not say; that it is the 800 epochs of the main table is inferred.
 """
 _base_ = [
     '../_base_/datasets/finetune_in1k.py',

@@ -14,7 +14,7 @@ Result:  82.86 ImageNet-1K top-1 at 224 pixels after fine-tuning (paper, tables 
 Time:    three eighths of pretrain_800e.py
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
-Differs: from the released code's default command in the architecture, in bfloat16 instead of float16, and in color
+Differs: from the released code's default command in the architecture, in bfloat16 instead of float16, and in colour
          jitter after the crop, not before it; see pretrain_800e.py
 """
 _base_ = [

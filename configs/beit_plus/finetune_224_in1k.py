@@ -32,7 +32,7 @@ model = dict(
 )
 
 train_pipeline = _base_.train_pipeline
-train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_pipeline[2].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
 train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
 
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85), optimizer=dict(lr=2e-5, weight_decay=1e-8))

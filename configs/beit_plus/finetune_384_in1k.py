@@ -23,7 +23,7 @@ _base_ = './finetune_224_in1k.py'
 model = dict(backbone=dict(img_size=384))
 
 train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = 384  # RandomResizedCrop
+train_pipeline[1].size = 384  # RandomResizedCrop
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = 384  # ResizeEdge: the whole height or width
 test_pipeline[2].crop_size = 384  # CenterCrop

@@ -34,7 +34,7 @@ model = dict(
 optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.9))
 
 train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = 384  # RandomResizedCrop
+train_pipeline[1].size = 384  # RandomResizedCrop
 test_pipeline = _base_.test_pipeline
 test_pipeline[1].scale = 384  # ResizeEdge: the whole height or width
 test_pipeline[2].crop_size = 384  # CenterCrop

@@ -13,8 +13,9 @@ Result:  86.0 ImageNet-1K top-1 at 224 pixels (microsoft/unilm README)
 
 Time:    as beit/finetune_large_in1k_50e.py
 Shorter: finetune_pt22k_in1k_100e.py
-Differs: from the released command in bfloat16 instead of float16. lr 1e-3 and stochastic depth 0.2 are the released
-         command's; the paper's table has 2e-3 to 5e-3 and 0.1 (beit/finetune_large_in1k_50e.py).
+Differs: from the released command in bfloat16 instead of float16, and in the partners of mixup and cutmix, which are
+         drawn (there: the batch in reverse). lr 1e-3 and stochastic depth 0.2 are the released command's; the paper's
+         table has 2e-3 to 5e-3 and 0.1 (beit/finetune_large_in1k_50e.py).
 """
 _base_ = './finetune_pt22k_in1k_100e.py'
 

@@ -35,7 +35,7 @@ model = dict(
 )
 
 train_pipeline = _base_.train_pipeline
-train_pipeline[3].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_pipeline[2].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
 train_dataloader = dict(batch_size=256, dataset=dict(data_root='data/imagenet22k/train', pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None

@@ -19,7 +19,7 @@ Time:    as beit/pretrain_300e.py
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the paper's main model (beit/) in the architecture; this is what the released code trains by default. The
-         released code's README runs 800 epochs of it. From that code in bfloat16 instead of float16, and in color
+         released code's README runs 800 epochs of it. From that code in bfloat16 instead of float16, and in colour
          jitter after the crop, not before it.
 """
 _base_ = [

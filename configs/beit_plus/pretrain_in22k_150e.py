@@ -11,7 +11,7 @@ Result:  83.7 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm
 
 Time:    about twice beit/pretrain_800e.py
 Shorter: pretrain_300e.py on ImageNet-1K
-Differs: from the released command in bfloat16 instead of float16, and in color jitter after the crop, not before it.
+Differs: from the released command in bfloat16 instead of float16, and in colour jitter after the crop, not before it.
          Images are normalised with mean and std 0.5 there, so here too. With another batch the schedule below, in
          steps, must change.
 """

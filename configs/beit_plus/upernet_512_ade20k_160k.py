@@ -15,9 +15,8 @@ Time:    as beit/upernet_512_ade20k_160k.py
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from the released upernet_beit_base_12_512_slide_160k_ade20k_pt.py in weight decay, which leaves the class
          token alone, and in bfloat16 instead of float16. Tests run in bfloat16, there in float32 (--cfg-options
-         model.test_cfg.precision=float32). Its sibling for weights after intermediate fine-tuning (`_pt2ft`):
-         --cfg-options optim_wrapper.optimizer.lr=3e-5 optim_wrapper.paramwise_cfg.layer_decay_rate=0.9
-         model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
+         model.test_cfg.precision=float32). Its sibling for weights after
+         intermediate fine-tuning, `_pt2ft`, is upernet_512_ade20k_160k_after_in22k.py.
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

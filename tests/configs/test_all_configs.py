@@ -2,6 +2,7 @@
 
 import ast
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,21 @@ def test_inheritance_is_at_most_two_deep():
     check_all(ALL, check)
 
 
+def test_demos_start_from_the_last_file_that_another_demo_writes():
+    written_to = {'caltech101_dvae': 'dvae'}  # --work-dir of the headers: config; else the folder has its name
+    named = 0
+    for name in list_configs(demo=True):
+        if not name.startswith('demo/'):
+            continue
+        text = (ROOT / 'configs' / name).read_text()
+        for folder, file in re.findall(r'work_dirs/(\w+)/((?:iter|epoch)_\d+\.pth)', text):
+            loop = load_config(f'demo/{written_to.get(folder, folder)}.py').train_cfg
+            last = f'iter_{loop.max_iters}.pth' if 'max_iters' in loop else f'epoch_{loop.max_epochs}.pth'
+            assert file == last, f'{name}: work_dirs/{folder}/{file}, but {last} is the last one'
+            named += 1
+    assert named
+
+
 def test_every_type_is_registered():
     """Each once; what the models name was looked up when they were built."""
     users = {}  # (scope, type) -> config
@@ -90,6 +106,52 @@ def test_every_model_and_pipeline_builds():
     check_all(ALL, check)
 
 
+def losses_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """What depends on all that a model on the meta device trains: its losses, or without labels its logits."""
+    images = torch.zeros(2, 3, 224, 224)
+    if hasattr(model, 'decode_head'):
+        features = model.extract_feat(images)
+        auxiliary = getattr(model, 'auxiliary_head', [])  # none, one or several
+        heads = auxiliary if isinstance(auxiliary, (list, torch.nn.ModuleList)) else [auxiliary]
+        return [head(features).sum() for head in (model.decode_head, *heads)]
+    if not hasattr(model, 'target_generator'):
+        logits = model(images)
+        return [scores.sum() for scores in (logits if isinstance(logits, tuple) else [logits])]
+    model.teacher_temperature = 0.04  # as DINOHook does
+    second = images if hasattr(model, 'early_layers') else torch.zeros(2, 3, 112, 112)
+    inputs = dict(images=images, second_images=images, local_images=torch.zeros(4, 3, 96, 96), tokenizer_images=second)
+    mask = None if model.backbone.mask_token is None else torch.zeros(2, 14, 14, dtype=torch.bool)
+    inputs |= dict(mask=mask, positions=torch.zeros(2, 75, dtype=torch.int64))
+    return [value for name, value in model.loss(inputs).items() if 'loss' in name]
+
+
+@pytest.mark.slow
+def test_every_trained_parameter_gets_a_gradient(monkeypatch):
+    """DistributedDataParallel waits for the gradient of each, and is not asked to look for unused ones."""
+    monkeypatch.setattr(torch, 'autocast', lambda *args, **kwargs: nullcontext())  # knows no meta device
+    shown = set()
+
+    def check(name: str) -> None:
+        cfg = load_config(name)
+        heads = [str((cfg.model.get(head) or {}).get('type')) for head in ('head', 'decode_head', 'target_generator')]
+        backbone = cfg.model.get('backbone') or {}
+        options = [backbone.get(key) for key in ('abs_pos_embed', 'rel_pos_bias', 'out_type', 'masked_input')]
+        kind = str([cfg.model.type, heads, options, cfg.model.get('auxiliary_head'), 'layer_scale_init' in backbone])
+        if kind in shown or cfg.model.type in ('beit_mm.MultiScaleTTA', 'beit_mm.DiscreteVAE'):
+            return
+        shown.add(kind)
+        model = build_on_meta(name).train()
+        with torch.device('meta'):
+            sum(losses_of(model)).backward()
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        assert not [name for name, parameter in trained.items() if parameter.grad is None]
+        model.zero_grad()
+
+    check_all(ROWS, check)
+    assert len(shown) > 10
+    assert not load_config('beit/pretrain_800e.py').model_wrapper_cfg.get('find_unused_parameters')
+
+
 def test_no_two_configs_write_to_one_folder():
     folders = {}
     for name in ALL:
@@ -122,6 +184,8 @@ def test_options_in_headers_name_what_exists():
         'model.backbone.with_cp',
         'model.backbone.init_cfg.checkpoint',
         'optim_wrapper.accumulative_counts',
+        'model.checkpoint',
+        'model.decoder_checkpoint',
     }
 
     def check(name: str) -> None:
@@ -178,9 +242,11 @@ def test_hooks_stand_where_they_act():
 
     def check(name: str) -> None:
         cfg = load_config(name)
-        reconstructs = cfg.model.type in ('beit_mm.BEiTPretrainer', 'beit_mm.DiscreteVAE')
+        teaches = cfg.model.type == 'beit_mm.DINOPretrainer'
+        reconstructs = cfg.model.type in ('beit_mm.BEiTPretrainer', 'beit_mm.BEiTV2Pretrainer', 'beit_mm.DiscreteVAE')
+        reconstructs |= teaches and cfg.model.head is not None
         ours = [hook.type.removeprefix('beit_mm.') for hook in cfg.custom_hooks if hook.type.startswith('beit_mm.')]
-        assert ours == common + ['ReconstructionHook'] * reconstructs
+        assert ours == common + ['ReconstructionHook'] * reconstructs + ['DINOHook'] * teaches
         assert cfg.default_hooks.checkpoint.type == 'beit_mm.CheckpointHook'
 
     check_all(ALL, check)

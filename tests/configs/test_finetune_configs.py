@@ -69,6 +69,14 @@ FT22K_LARGE = PT22K_LARGE._replace(
     start='beit_plus/intermediate_large_in22k_90e.py', layer_decay=0.9, drop_path=0.4, **AFTER22K
 )
 INTERMEDIATE = dict(epochs=90, warmup=5, drop_path=0.2, mix=False, images=IN22K, classes=21841)
+# BEiT v2's released commands
+V2_BASE = PT22K_BASE._replace(
+    start='beit_v2/pretrain_1600e.py', rates=(5e-4,), layer_decay=0.6, drop_path=0.2, mean=IMAGENET_STATISTICS
+)
+V2_LARGE = PT22K_LARGE._replace(
+    start='beit_v2/pretrain_large_1600e.py', rates=(2e-4,), layer_decay=0.8, mean=IMAGENET_STATISTICS
+)
+V2_INTERMEDIATE = dict(rates=(6e-4,), epochs=90, batch=4096, warmup=20, layer_decay=0.75, images=IN22K, classes=21841)
 
 RECIPES = {
     'beit/finetune_in1k_100e.py': BASE,
@@ -92,6 +100,24 @@ RECIPES = {
     'beit_plus/finetune_large_224_in1k.py': FT22K_LARGE,
     'beit_plus/finetune_large_384_in1k.py': FT22K_LARGE._replace(parameters=304_998_888, size=384),
     'beit_plus/finetune_large_512_in1k.py': FT22K_LARGE._replace(parameters=305_674_728, size=512),
+    'beit_v2/finetune_in1k_100e.py': V2_BASE,
+    'beit_v2/finetune_pt300e_in1k_100e.py': V2_BASE._replace(
+        start='beit_v2/pretrain_300e.py', layer_decay=0.65, drop_path=0.1
+    ),
+    'beit_v2/finetune_after_in22k_in1k_30e.py': V2_BASE._replace(
+        start='beit_v2/intermediate_in22k_90e.py', rates=(5e-5,), epochs=30, layer_decay=0.75, drop_path=0.1, mix=False
+    ),
+    'beit_v2/finetune_large_in1k_50e.py': V2_LARGE,
+    'beit_v2/finetune_large_pt300e_in1k_50e.py': V2_LARGE._replace(
+        start='beit_v2/pretrain_large_300e.py', rates=(5e-4,)
+    ),
+    'beit_v2/finetune_large_after_in22k_in1k_20e.py': V2_LARGE._replace(
+        start='beit_v2/intermediate_large_in22k_90e.py', rates=(7e-5,), epochs=20, drop_path=0.25, mix=False
+    ),
+    'beit_v2/intermediate_in22k_90e.py': V2_BASE._replace(parameters=102_557_713, drop_path=0.1, **V2_INTERMEDIATE),
+    'beit_v2/intermediate_large_in22k_90e.py': V2_LARGE._replace(
+        parameters=325_792_593, drop_path=0.2, **V2_INTERMEDIATE
+    ),
     'ablation/finetune_baseline_in1k_100e.py': BASE._replace(start='beit/pretrain_300e.py'),
     **{
         f'ablation/finetune_{row}_in1k_100e.py': BASE._replace(start=f'ablation/pretrain_{row}_300e.py')
@@ -104,6 +130,8 @@ RECIPES = {
     'ablation/finetune_layer_scale_rel_pos_in1k_100e.py': BASE._replace(
         parameters=86_530_984, start='beit_plus/pretrain_300e.py', layer_scale=0.1
     ),
+    'beit_dino/finetune_beit_dino_in1k_100e.py': BASE._replace(start='beit_dino/pretrain_beit_dino_300e.py'),
+    'beit_dino/finetune_dino_in1k_100e.py': BASE._replace(start='beit_dino/pretrain_dino_400e.py'),
     # DeiT's defaults
     'ablation/scratch_in1k_300e.py': BASE._replace(
         start=None, rates=(1e-3,), min_rate=1e-5, epochs=300, warmup=5, layer_decay=1.0
@@ -141,7 +169,7 @@ def test_optimizers_are_the_published_ones():
         assert 'clip_grad' not in wrapper and wrapper.dtype == 'bfloat16'
         assert cfg.auto_scale_lr.base_batch_size == recipe.batch
         of_a_gpu = cfg.train_dataloader.batch_size * wrapper.get('accumulative_counts', 1)
-        assert recipe.batch // of_a_gpu in (8, 16) and recipe.batch % of_a_gpu == 0
+        assert recipe.batch // of_a_gpu in (8, 16, 32) and recipe.batch % of_a_gpu == 0
         assert cfg.train_cfg.max_epochs == recipe.epochs
 
     check_all(RECIPES, check)
@@ -177,15 +205,12 @@ def check_data(name: str) -> None:
     assert list(train) == [
         'LoadImage',
         'RandomResizedCrop',
-        'RandomFlip',
         'RandAugment',
         *(['RandomErasing'] if recipe.erasing else []),
         'PackInputs',
     ]
-    assert train['RandomResizedCrop'] == dict(  # 8 to 100 % of the image and 3/4 to 4/3 are the defaults
-        type='RandomResizedCrop', scale=recipe.size, backend='pillow', interpolation='bicubic'
-    )
-    assert train['RandomFlip'].prob == 0.5
+    # 8 to 100 % of the image, 3/4 to 4/3, and a flip of every other image are the defaults
+    assert train['RandomResizedCrop'] == dict(type='beit_mm.RandomResizedCrop', size=recipe.size)
     augment = train['RandAugment']
     assert (augment.policies, augment.num_policies) == ('timm_increasing', 2)
     assert (augment.magnitude_level, augment.magnitude_std, augment.total_level) == (9, 0.5, 10)

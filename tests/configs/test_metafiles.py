@@ -35,6 +35,8 @@ PUBLISHED = {  # config -> the paper's figures and then the released code's, as 
     'beit/linear_probe_large_in1k_50e.py': '73.5',
     'beit/setr_pup_512_ade20k_160k.py': '45.6 45.58',
     'beit/setr_pup_512_ade20k_160k_after_in1k.py': '47.7',
+    'beit/setr_pup_512_ade20k_160k_supervised.py': '45.3',
+    'beit/setr_pup_512_ade20k_160k_released_dino.py': '44.1 44.08',  # segmentation table, multi-task table
     'beit/upernet_512_ade20k_160k.py': '44.86',
     'beit_plus/pretrain_300e.py': '83.22 45.70 6.2994 0.04961',  # the last two: log of the released code
     'beit_plus/pretrain_in22k_150e.py': '83.7 96.6',
@@ -52,6 +54,22 @@ PUBLISHED = {  # config -> the paper's figures and then the released code's, as 
     'beit_plus/upernet_640_ade20k_160k_ms.py': '54.2 54.26',
     'beit_plus/upernet_large_640_ade20k_160k.py': '56.7 56.7 57.0 57.0',
     'beit_plus/upernet_large_640_ade20k_160k_ms.py': '57.0 57.0',
+    'beit_v2/pretrain_300e.py': '85.0',
+    'beit_v2/pretrain_1600e.py': '85.5 97.5 53.1',
+    'beit_v2/pretrain_large_300e.py': '86.6',
+    'beit_v2/pretrain_large_1600e.py': '87.3 98.2 56.7',
+    'beit_v2/intermediate_in22k_90e.py': '86.5',
+    'beit_v2/intermediate_large_in22k_90e.py': '88.4',
+    'beit_v2/finetune_in1k_100e.py': '85.5 97.5',
+    'beit_v2/finetune_pt300e_in1k_100e.py': '85.0',
+    'beit_v2/finetune_after_in22k_in1k_30e.py': '86.5 98.0 86.458 97.978',
+    'beit_v2/finetune_large_in1k_50e.py': '87.3 98.2',
+    'beit_v2/finetune_large_pt300e_in1k_50e.py': '86.6',
+    'beit_v2/finetune_large_after_in22k_in1k_20e.py': '88.4 98.6 88.370 98.578',
+    'beit_v2/upernet_512_ade20k_160k.py': '53.1',
+    'beit_v2/upernet_512_ade20k_160k_after_in22k.py': '53.5',
+    'beit_v2/upernet_large_512_ade20k_160k.py': '56.7',
+    'beit_v2/upernet_large_512_ade20k_160k_after_in22k.py': '57.5 57.54',
     **{f'ablation/finetune_{row}_in1k_100e.py': top1 for row, (top1, _) in ABLATION.items()},
     **{f'ablation/setr_pup_{row}_512_ade20k_160k.py': miou for row, (_, miou) in ABLATION.items()},
     **{f'ablation/pretrain_{row}_300e.py': ' '.join(both) for row, both in ABLATION.items() if row != 'baseline'},
@@ -62,16 +80,26 @@ PUBLISHED = {  # config -> the paper's figures and then the released code's, as 
     'ablation/upernet_layer_scale_rel_pos_512_ade20k_160k.py': '45.70',
     'ablation/pretrain_own_dvae_300e.py': '82.70',
     'ablation/finetune_own_dvae_in1k_100e.py': '82.70',
+    'beit_dino/pretrain_beit_dino_300e.py': '82.9 46.85 4.2',
+    'beit_dino/pretrain_dino_400e.py': '82.8 44.08 78.2 91.7',
+    'beit_dino/finetune_beit_dino_in1k_100e.py': '82.9',
+    'beit_dino/finetune_dino_in1k_100e.py': '82.8',
+    'beit_dino/setr_pup_beit_dino_512_ade20k_160k.py': '46.85',
+    'beit_dino/setr_pup_dino_512_ade20k_160k.py': '44.08 44.1',
     'dvae/dalle_8k_in1k.py': '0.0856',
     'dvae/discrete_vae_8k_in1k.py': '0.0880 82.70',
 }
 OTHERS = {  # mmpretrain's and mmsegmentation's metafiles
     'beit_plus/pretrain_300e.py': '83.1',
     'beit_plus/finetune_224_in1k.py': '85.28 97.59',
+    'beit_plus/finetune_pt22k_in1k_100e.py': '83.1',
     'beit_plus/upernet_640_ade20k_160k.py': '53.08 53.84',
     'beit_plus/upernet_640_ade20k_160k_ms.py': '53.84',
     'beit_plus/upernet_large_640_ade20k_160k.py': '56.33 56.84',
     'beit_plus/upernet_large_640_ade20k_160k_ms.py': '56.84',
+    'beit_v2/pretrain_300e.py': '85.0',
+    'beit_v2/finetune_pt300e_in1k_100e.py': '85.0',
+    'beit_v2/finetune_after_in22k_in1k_30e.py': '86.47 97.99',
 }
 
 
@@ -119,6 +147,17 @@ def test_released_weights_stand_once():
             for size in ('base', 'large')
             for step in ('', '_ft22k', '_ft1k', '_ft22kto1k')
         ),
+        *(
+            f'beitv2_{size}_patch16_224_pt1k{step}.pth'
+            for size in ('base', 'large')
+            for step in (
+                *('', '_300e', '_ft1k', '_300e_ft1k'),
+                *('_ft21k', '_ft21kto1k', '_ftade20k', '_ft21ktoade20k'),
+            )
+        ),
+        'vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth',
+        'vqkd_encoder_base_decoder_1x768x12_clip-d93179da.pth',
+        'vqkd_encoder_base_decoder_1x768x12_dino-663c55d7.pth',
     }
 
 
@@ -126,7 +165,7 @@ def test_model_index_is_read_without_an_error():
     load = pytest.importorskip('modelindex.load_model_index').load
     index = load(str(ROOT / 'model-index.yml'))
     assert not index.check(silent=True)
-    assert [collection.name for collection in index.collections] == ['BEiT']
+    assert [collection.name for collection in index.collections] == ['BEiT', 'BEiTv2']
     assert sorted(model.name for model in index.models) == sorted(entry['Name'] for entry in ENTRIES.values())
     assert all(model.results is None and model.weights is None for model in index.models)
 
@@ -139,5 +178,7 @@ def test_mim_makes_its_table_of_it():
     assert list(search.filter_by_conditions(table, 'epochs>500').index) == [
         'beit_pretrain_800e',
         'beit_pretrain_large_800e',
+        'beit_v2_pretrain_1600e',
+        'beit_v2_pretrain_large_1600e',
     ]
     assert not [column for column in table.columns if '/' in column]  # where mim shows measured results

@@ -23,9 +23,10 @@ def test_everything_is_up_to_date(tool, capsys):
 def test_stale_numbers_are_named_and_rewritten(tool, monkeypatch, tmp_path, capsys):
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs', ignore=shutil.ignore_patterns('__pycache__'))
     monkeypatch.setattr(tool, 'ROOT', tmp_path)
-    monkeypatch.setattr(tool, 'update_file_map', (tmp_path / 'map.md').read_text)
-    monkeypatch.setattr(tool, 'MAP', 'map.md')
-    (tmp_path / 'map.md').write_text('')
+    for page, update in (('MAP', 'update_file_map'), ('RELEASED', 'update_released')):
+        monkeypatch.setattr(tool, update, (tmp_path / page).read_text)
+        monkeypatch.setattr(tool, page, page)
+        (tmp_path / page).write_text('')
     monkeypatch.setattr(tool, 'FOLDERS', ('configs/beit', 'configs/dvae'))  # which need nothing of the others
     changes = {
         'configs/beit/pretrain_800e.py': ('= 500,000,', '= 400,000,'),
