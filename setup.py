@@ -74,8 +74,8 @@ setup(
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=[
-        'torch>=2.6,<2.12',  # before, torch.load runs code of a file even with weights_only (CVE-2025-32434)
-        'torchvision>=0.21,<0.27',  # 0.(n + 15) belongs to torch 2.n
+        'torch>=2.6,<2.16',  # before, torch.load runs code of a file even with weights_only (CVE-2025-32434)
+        'torchvision>=0.21,<0.30',  # 0.(n + 15) belongs to torch 2.n, 0.29 to 2.15 too
         'numpy>=1.24,<3',
         'pillow>=10.1',  # Image.has_transparency_data
         'scipy>=1.10,<2',
@@ -115,6 +115,8 @@ setup(
             'timm>=1.0',
             'transformers>=4.45',
             *ONNX,
+            'tifffile>=2023.7.18',
+            'imagecodecs>=2023.7.10',
         ],
     },
     cmdclass={'build_py': BuildPy, 'develop': Develop},

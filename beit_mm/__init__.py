@@ -6,8 +6,9 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     positions.py        relative position bias and position embedding, at any patch grid
     checkpoint/         io.py reads and writes files, names.py knows the formats, fit.py makes weights fit,
                         convert.py converts and publishes
-    datasets/           masking.py (Algorithm 1), transforms.py, resize.py, image_folder.py, samplers.py
-    models/             vit.py (the backbone), beit.py (the method), tokenizers/, probe.py
+    datasets/           masking.py (Algorithm 1), reading.py, bands.py, transforms.py, multi_crop.py, resize.py,
+                        image_folder.py, samplers.py
+    models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
     engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py
     segmentation/       segmentor.py (sliding windows, multi-scale), heads.py, datasets.py; all that needs mmseg
     visualization/      pictures that no library draws

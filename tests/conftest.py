@@ -1,13 +1,19 @@
 """Fixtures that tests share: small images, and a small pretraining on them."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, narrow_model
-from mmengine.config import Config
+from helpers import ROOT, narrow_dino_model, narrow_model
+from mmengine.config import Config, ConfigDict
 from PIL import Image
+
+
+def pytest_configure() -> None:
+    """yapf writes a file at its first import on a machine: before there are several processes that would read half of it."""
+    importlib.import_module('yapf.yapflib.yapf_api')
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +63,17 @@ def narrow_pretraining(images: Path, folder: Path) -> Config:
     cfg.log_processor.by_epoch = True
     cfg.work_dir = str(folder / 'work')
     cfg.launcher = 'none'
+    return cfg
+
+
+def narrow_dino_pretraining(images: Path, folder: Path) -> Config:
+    """The same with BEiT + DINO: crops of 32 and 16 pixels, a last layer that is frozen in the first epoch."""
+    cfg = narrow_pretraining(images, folder)
+    cfg.model = narrow_dino_model()
+    crops = ConfigDict(type='beit_mm.MultiCrop', size=32, local_size=16, num_local=2, blur_sigma=(0.1, 0.5))
+    cfg.train_dataloader.dataset.pipeline.insert(-1, crops)
+    schedules = dict(momentum=0.9, temperature=(0.04, 0.07), warmup_epochs=2, freeze_last_layer=1)
+    cfg.custom_hooks.append(dict(type='beit_mm.DINOHook', **schedules))
     return cfg
 
 

@@ -94,6 +94,14 @@ def narrow_model(**changes: object) -> dict:
     )
 
 
+def narrow_dino_model(**changes: object) -> dict:
+    """The same of a BEiT + DINO pretrainer; with `head=None, target_generator=None` of DINO alone."""
+    head = dict(type='beit_mm.DINOHead', embed_dims=32, num_prototypes=24, hidden_dims=32, bottleneck_dims=16)
+    preprocessor = dict(type='beit_mm.MultiCropDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
+    model = narrow_model(type='beit_mm.DINOPretrainer', dino_head=head, data_preprocessor=preprocessor)
+    return dict(model, **changes)
+
+
 def make_runner(cfg: Config) -> Runner:
     """A runner; mmengine wants a name of its own for each in one process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).parent.name}_{make_runner.count}'
@@ -190,3 +198,16 @@ def run_tool(script: str, *arguments: object, folder: Path = ROOT / 'tools') -> 
         patch.setattr(sys, 'argv', [str(path), *map(str, arguments)])
         patch.syspath_prepend(path.parent)  # as Python does
         runpy.run_path(str(path), run_name='__main__')
+
+
+def refused(message: str, tool: str, *arguments: object) -> None:
+    """A tool of tools/datasets ends with one line that holds the message."""
+    with pytest.raises(SystemExit) as end:
+        run_tool(f'datasets/{tool}.py', *arguments)
+    assert str(end.value.code).startswith('error: ') and str(end.value.code).isprintable(), end.value.code
+    assert message in end.value.code, end.value.code
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Files below a folder, by their path relative to it."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}

@@ -12,6 +12,32 @@ VARIANTS = {
     'bias': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
 }
 
+# a config as a checkpoint holds it
+SEGMENTOR = dict(
+    type='beit_mm.SlidingSegmentor',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
+    backbone=dict(
+        type='beit_mm.BEiTBackbone',
+        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
+        img_size=CROP,
+        out_type='featmap',
+        out_indices=[0, 1, 2, 3],
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+    ),
+    neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=dict(type='BN')),
+    decode_head=dict(
+        type='beit_mm.EfficientUPerHead',
+        num_classes=CLASSES,
+        norm_cfg=dict(type='BN'),
+        in_channels=[WIDTH] * 4,
+        in_index=[0, 1, 2, 3],
+        channels=WIDTH,
+    ),
+    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'),
+)
+
 
 def narrow_segmentor(
     variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', bgr_to_rgb: bool = False, **test_cfg: object

@@ -7,6 +7,7 @@ once.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmengine.config import Config
+    from mmengine.runner import Runner
 
 TOOLS = Path(__file__).resolve().parent
 
@@ -69,12 +71,12 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
     """Keys and values of `--cfg-options`, as mmengine's DictAction reads them.
 
     A value that is the path of an existing file or folder is taken as it is: DictAction would drop its spaces and split
-    it at its commas.
+    it at its commas. A list of dicts, such as a pipeline, is read as JSON, which DictAction has no form for.
 
     Raises:
-        ValueError: a pair without `=`.
+        ValueError: a pair without `=`, or what begins as a list of dicts and is no JSON.
     """
-    from mmengine.config import DictAction
+    from mmengine.config import ConfigDict, DictAction
 
     options = argparse.Namespace(values={})
     action = DictAction([], dest='values')
@@ -84,9 +86,26 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
             raise ValueError(f'--cfg-options: {pair!r} is no KEY=VALUE')
         if os.path.exists(value):
             options.values[key] = value
+        elif value.startswith('[{'):
+            try:
+                options.values[key] = ConfigDict(value=json.loads(value)).value
+            except json.JSONDecodeError as error:
+                raise ValueError(f'--cfg-options: {key} begins as a list of dicts and is no JSON ({error})') from error
         else:
             action(None, options, [pair])
     return options.values
+
+
+def load_strictly(runner: Runner, checkpoint: str) -> None:
+    """Loads a checkpoint that must fit in full: the numbers of a half-loaded model would mislead.
+
+    Raises:
+        ValueError: tensors are missing, left over or of another shape.
+    """
+    try:
+        runner.load_checkpoint(checkpoint, strict=True)
+    except RuntimeError as error:
+        raise ValueError(f'{checkpoint}: {" ".join(str(error).split())}') from error
 
 
 def run(main: Callable[[], None]) -> None:

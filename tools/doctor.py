@@ -16,6 +16,9 @@ ONEDL = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain', 'onedl-mmsegmentati
 OPENMMLAB = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation')
 NEEDED = ('torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'matplotlib', 'tensorboard')
 OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
+# The newest that the tests ran with, and its torchvision, where that is not 0.(n + 15) for torch 2.n.
+NEWEST_TORCH = (2, 15)
+TORCHVISION_OF = {(2, 15): (0, 29)}
 IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 PIP = f'{sys.executable} -m pip'
 BUILD_MMCV = (
@@ -76,11 +79,12 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
     elif 'beit_mm' not in found:
         yield ('beit_mm is not installed: mim and other folders cannot find it', f'{PIP} install --no-deps -e .')
     if 'torch' in found and 'torchvision' in found:
-        (major, minor), torchvision = numbers(found['torch']), numbers(found['torchvision'])
-        if major == 2 and torchvision != (0, minor + 15):  # 0.15 came with 2.0, 0.26 with 2.11
+        torch, torchvision = numbers(found['torch']), numbers(found['torchvision'])
+        _, minor = TORCHVISION_OF.get(torch, (0, torch[1] + 15))  # 0.15 came with 2.0, 0.26 with 2.11
+        if torch <= NEWEST_TORCH and torchvision != (0, minor):
             yield (
                 f'torchvision {found["torchvision"]} does not belong to torch {found["torch"]}',
-                f'{PIP} install "torchvision==0.{minor + 15}.*"',
+                f'{PIP} install "torchvision==0.{minor}.*"',
             )
     if stack == 'openmmlab' and 'mmcv' in found:
         if not mmcv_has_ops:
@@ -93,6 +97,13 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
             f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}',
             f'{PIP} install "setuptools>=64,<82"',
         )
+
+
+def version_warnings(found: dict[str, str]) -> Iterator[str]:
+    """What is newer than what the tests ran with, and may work as well."""
+    if 'torch' in found and numbers(found['torch']) > NEWEST_TORCH:
+        newest = '.'.join(map(str, NEWEST_TORCH))
+        yield f'torch {found["torch"]} is newer than {newest}, the newest that was tested; python -m pytest tries it'
 
 
 def import_problems(stack: str) -> Iterator[tuple[str, str]]:
@@ -109,12 +120,17 @@ def import_problems(stack: str) -> Iterator[tuple[str, str]]:
 
 
 def devices() -> str:
-    """The devices that torch can use, in words."""
+    """The devices that torch can use, and the type in which they train, in words."""
     try:
         import torch
 
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return ', '.join(names) or f'no CUDA device, {torch.get_num_threads()} CPU threads'
+        place = ', '.join(names) or f'no CUDA device, {torch.get_num_threads()} CPU threads'
+        try:
+            from beit_mm.engine.optim import usable_dtype
+        except Exception:  # import_problems says what is wrong
+            return place
+        return f'{place}: trains in {usable_dtype("bfloat16", "cuda" if names else "cpu")}'
     except Exception as error:  # a missing torch and a broken driver alike
         return f'unknown, {type(error).__name__}: {error}'
 
@@ -129,6 +145,8 @@ def main() -> int:
     print(f'devices {devices()}')
     problems = list(version_problems(found, sys.version_info[:2], has_ops))
     problems = problems or list(import_problems(family(found)))
+    for warning in version_warnings(found):
+        print(f'\nWARNING {warning}')
     for problem, command in problems:
         print(f'\nPROBLEM {problem}\n   MEND {command}')
     print(f'\n{len(problems)} problem(s) found')

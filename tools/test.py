@@ -1,8 +1,10 @@
-"""Evaluates a checkpoint on the held-out images of its config.
+r"""Evaluates a checkpoint on the held-out images of its config.
 
     python tools/test.py configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
     python tools/test.py configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
     python tools/test.py configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta --show-dir pictures
+    python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options \
+        model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 
 --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and `predictions`:
 for each image its path, label and name of the most likely class, and scores, [label, probability] of the five best.
@@ -12,12 +14,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _cli import argument_parser, load_config, run
+from _cli import argument_parser, load_config, load_strictly, run
 
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument(
+        'checkpoint', nargs='?', help="path of the checkpoint; none where the config's model.checkpoint names one"
+    )
     parser.add_argument('--out', metavar='FILE', help='also write metrics and predictions to this JSON file')
     parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
     parser.add_argument(
@@ -35,6 +39,10 @@ def main() -> None:
     from beit_mm.engine import Predictions
 
     cfg = load_config(args)
+    if cfg.get('test_dataloader') is None:
+        raise ValueError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
+    if not args.checkpoint and not cfg.model.get('checkpoint'):
+        raise ValueError('no CHECKPOINT given; name it behind the config')
     if args.amp:
         cfg.test_cfg.fp16 = True
     if args.tta:
@@ -43,10 +51,8 @@ def main() -> None:
         draw(cfg, args.show_dir)
     cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
     runner = RUNNERS.build(cfg)
-    try:  # strictly: the numbers of a half-loaded model would mislead
-        runner.load_checkpoint(args.checkpoint, strict=True)
-    except RuntimeError as error:
-        raise ValueError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
+    if args.checkpoint:
+        load_strictly(runner, args.checkpoint)
     predictions = None
     if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
         predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
@@ -93,6 +99,8 @@ def augment(cfg: Any) -> None:
 
 def draw(cfg: Any, folder: str) -> None:
     """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
+    if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
+        raise ValueError('--show-dir draws on RGB images, and these have other bands; leave it out')
     if cfg.default_scope == 'mmseg':
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         backends = [dict(type='LocalVisBackend')]

@@ -22,10 +22,13 @@ from beit_mm.apis.stored_config import RefusedError, check_stored_config
 from beit_mm.checkpoint.fit import check_finite, load_from_file
 from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import class_names, convert_state_dict, detect_format, meta_of
-from beit_mm.datasets.image_folder import list_images
-from beit_mm.datasets.transforms import UPRIGHT, LoadImage, UnreadableImageError, orientation, to_rgb
+from beit_mm.datasets.bands import LoadBands
+from beit_mm.datasets.image_folder import extensions_of
+from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.datasets.reading import UPRIGHT, LoadImage, UnreadableImageError, orientation, to_rgb
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
+from beit_mm.engine.optim import inference_autocast
 from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import LinearProbe
 from beit_mm.registry import MODELS, TRANSFORMS
@@ -65,7 +68,10 @@ class _Inferencer(ABC):
                 load, *prepare = cfg.pipeline
                 self._load = TRANSFORMS.build(load)
                 self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
-                self._prepare = Compose([TRANSFORMS.build(step) for step in prepare or usual_preparation(module)])
+                backend = 'cv2' if isinstance(self._load, LoadBands) else 'pillow'
+                self._prepare = Compose(
+                    [TRANSFORMS.build(step) for step in prepare or usual_preparation(module, backend)]
+                )
             except Exception as error:
                 if config is not None:
                     raise
@@ -145,6 +151,8 @@ class _Inferencer(ABC):
     def _sample(self, source: ImageInput) -> dict:
         if isinstance(source, (str, Path)):
             return self._prepare(self._load(dict(img_path=str(source))))
+        if isinstance(self._load, LoadBands):
+            return self._prepare(self._load(dict(img=np.asarray(source))))
         if isinstance(source, Image.Image):
             source = pixels(source)
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
@@ -170,7 +178,8 @@ class ClassificationInferencer(_Inferencer):
             weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16.
+    Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or
+    float16 where that is not fast.
     """
 
     task, scope = 'classifier', 'mmpretrain'
@@ -183,7 +192,8 @@ class ClassificationInferencer(_Inferencer):
 
         Args:
             images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
-                image, or a list of these.
+                image, or a list of these. Of a model of many bands: .tif or .npy files, and arrays (H, W, C) of the
+                values that such files hold.
             batch_size: images computed at a time.
             top: classes to return for each.
             on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
@@ -202,12 +212,12 @@ class ClassificationInferencer(_Inferencer):
         for name, number in (('batch_size', batch_size), ('top', top)):
             if number < 1:
                 raise ValueError(f'{name} is {number}; expected 1 or more')
-        sources, results = iterate_images(images), []
+        sources, results = iterate_images(images, extensions_of([self._load])), []
         while batch := list(islice(sources, batch_size)):
             read = [self._read(image, on_error) for image in batch]
             found = iter(())
             if inputs := [sample for sample in read if 'error' not in sample]:
-                precision = torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda')
+                precision = inference_autocast(self.device)
                 with torch.no_grad(), precision:
                     found = iter(self.model.test_step(default_collate(inputs)))
             for image, sample in zip(batch, read, strict=True):
@@ -274,7 +284,7 @@ class SegmentationInferencer(_Inferencer):
             As ClassificationInferencer.
         """
         check_on_error(on_error)
-        for image in iterate_images(images):
+        for image in iterate_images(images, extensions_of([self._load])):
             read = self._read(image, on_error)
             if 'error' in read:
                 yield read
@@ -290,12 +300,20 @@ class SegmentationInferencer(_Inferencer):
         else:
             loader = values.get('test_dataloader') or values['val_dataloader']
             model, pipeline = values['model'], loader['dataset']['pipeline']
-        return model, [step for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
+        return model, [_named_by_us(step) for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
 
     def _num_classes(self, model: nn.Module) -> int | None:
         from mmseg.models import EncoderDecoder
 
         return model.decode_head.num_classes if isinstance(model, EncoderDecoder) else None
+
+
+def _named_by_us(step: dict) -> dict:
+    """A step of a pipeline; LoadImage under the name that mmseg's inferencers look for gets its own."""
+    if (step.get('type'), step.get('_scope_')) != ('LoadImageFromFile', 'beit_mm'):
+        return step
+    arguments = {key: value for key, value in step.items() if key not in ('type', '_scope_')}
+    return dict(arguments, type='beit_mm.LoadImage')
 
 
 def check_on_error(on_error: str) -> None:
@@ -304,11 +322,13 @@ def check_on_error(on_error: str) -> None:
         raise ValueError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
 
 
-def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
-    """Files, arrays and images, folders and lists taken apart."""
+def iterate_images(
+    sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
+) -> Iterator[ImageInput]:
+    """Files, arrays and images, folders (their files with one of the extensions) and lists taken apart."""
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
-            yield from iterate_images(source)
+            yield from iterate_images(source, extensions)
     elif isinstance(sources, (np.ndarray, Image.Image)):
         yield sources
     elif not isinstance(sources, (str, Path)):
@@ -317,7 +337,7 @@ def iterate_images(sources: ImageInput | Sequence[ImageInput]) -> Iterator[Image
             'array, a PIL image, or a list of these'
         )
     elif Path(sources).is_dir():
-        names = list_images(str(sources))
+        names = list_images(str(sources), extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
         yield from (str(Path(sources, name)) for name in names)
@@ -339,12 +359,12 @@ def _path(image: ImageInput) -> str | None:
     return str(image) if isinstance(image, (str, Path)) else None
 
 
-def usual_preparation(model: nn.Module) -> list[dict]:
+def usual_preparation(model: nn.Module, backend: str) -> list[dict]:
     """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
     size = preprocessing_of_model(model)['size']
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
     return [
-        dict(type='ResizeEdge', scale=edge, edge='short', backend='pillow', interpolation='bicubic'),
+        dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
         dict(type='CenterCrop', crop_size=tuple(size[::-1])),
         dict(type='PackInputs'),
     ]

@@ -85,6 +85,7 @@ CLASSES = whole(100_000)
 BLOCKS = several(whole(127, -128), 128, alone=True)
 CHANNELS = several(real(-1000, 1000), 16)
 SPREADS = several(real(0.001, 1000), 16)
+VALUES = several(real(-1e9, 1e9), 16, alone=True)  # in a file of bands
 ARCHITECTURE = fields(
     embed_dims=whole(8192), num_layers=whole(128), num_heads=whole(256), feedforward_channels=whole(32_768)
 )
@@ -209,6 +210,7 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     'GELU': {},
     # images
     'beit_mm.LoadImage': {},
+    'beit_mm.LoadBands': dict(bands=several(whole(1000, 0), 16), low=VALUES, high=VALUES),
     'LoadImageFromFile': dict(
         to_float32=FLAG,
         ignore_empty=one_of(False),
@@ -225,9 +227,10 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     'beit_mm.MultiScaleViews': dict(short_side=whole(1024), crop_size=SIZE, ratios=several(real(0.1, 4), 16)),
 }
 MODELS = {'classifier': ('ImageClassifier', 'beit_mm.LinearProbe'), 'segmentor': (*SEGMENTOR, 'beit_mm.MultiScaleTTA')}
+LOADERS = ('beit_mm.LoadImage', 'beit_mm.LoadBands', 'LoadImageFromFile')
 TRANSFORMS = {
-    'classifier': ('beit_mm.LoadImage', 'LoadImageFromFile', 'Resize', 'ResizeEdge', 'CenterCrop', 'PackInputs'),
-    'segmentor': ('beit_mm.LoadImage', 'LoadImageFromFile', 'Resize', 'PackSegInputs', 'beit_mm.MultiScaleViews'),
+    'classifier': (*LOADERS, 'Resize', 'ResizeEdge', 'CenterCrop', 'PackInputs'),
+    'segmentor': (*LOADERS, 'Resize', 'PackSegInputs', 'beit_mm.MultiScaleViews'),
 }
 
 

@@ -12,15 +12,12 @@ from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_c
 from beit_mm.checkpoint.names import (
     FORMAT_VERSION,
     FORMATS,
-    POSITIONS,
-    SHARED_TABLE,
-    TABLE,
+    backbone_arguments,
     check_complete,
     class_names,
     convert_state_dict,
     describe_source,
     first_names,
-    grid_of,
     meta_of,
     task_of,
     weights_of,
@@ -41,7 +38,6 @@ HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide a
     'decode_head.fpn_bottleneck.conv.weight',
 )
 RELEASED_OUT_INDICES = {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}
-HEAD_DIMS = 64  # of every published BEiT
 
 
 class Conversion(NamedTuple):
@@ -149,36 +145,26 @@ def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
 
 def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
     """Content of transformers' config.json, of a state dict and meta of ours."""
-    task, depth = task_of(weights), sum(name.endswith('attn.qkv.weight') for name in weights)
-    dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
-    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
-    heads = tables[0].shape[1] if tables else meta['architecture'].get('num_heads') or dims / HEAD_DIMS
-    if heads != int(heads):
-        raise CheckpointError(
-            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
-        )
-    position = next((name for name in weights if name.endswith(POSITIONS)), None)
-    size = meta['preprocessing'].get('size')
-    if not size and position:
-        size = [side * patch for side in grid_of(position, weights[position])]
-    height, width = size or (224, 224)
+    task, model = task_of(weights), backbone_arguments(weights, meta)
+    dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
+    height, width = model['img_size']
     config = dict(
         model_type='beit',
         architectures=[HF_CLASSES[task]],
         hidden_size=dims,
         num_hidden_layers=depth,
-        num_attention_heads=int(heads),
-        intermediate_size=len(weights['backbone.blocks.0.mlp.fc1.bias']),
+        num_attention_heads=model['arch']['num_heads'],
+        intermediate_size=model['arch']['feedforward_channels'],
         image_size=height if height == width else [height, width],
-        patch_size=patch,
-        num_channels=channels,
+        patch_size=model['patch_size'],
+        num_channels=model['in_channels'],
         layer_norm_eps=1e-6,
-        use_mask_token='backbone.mask_token' in weights,
-        use_absolute_position_embeddings='backbone.pos_embed' in weights,
-        use_shared_relative_position_bias=f'backbone.{SHARED_TABLE}' in weights,
-        use_relative_position_bias=f'backbone.blocks.0.attn.{TABLE}' in weights,
+        use_mask_token=model['masked_input'],
+        use_absolute_position_embeddings=model['abs_pos_embed'],
+        use_shared_relative_position_bias=model['rel_pos_bias'] == 'shared',
+        use_relative_position_bias=model['rel_pos_bias'] == 'per_layer',
         # above zero switches LayerScale on; the value itself is only a start
-        layer_scale_init_value=0.1 if 'backbone.blocks.0.gamma_1' in weights else 0.0,
+        layer_scale_init_value=model['layer_scale_init'] or 0.0,
         # the pretraining model applies the final norm outside of what this switch is about
         use_mean_pooling=task == 'pretraining' or 'backbone.norm.weight' not in weights,
     )

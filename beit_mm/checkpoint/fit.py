@@ -17,6 +17,7 @@ from beit_mm.checkpoint.names import (
     SHARED_TABLE,
     TABLE,
     Weights,
+    backbone_arguments,
     convert_state_dict,
     describe_source,
     expand_shared_table,
@@ -81,6 +82,23 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
         state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
     return state_dict if whole else dict(content, state_dict=state_dict)
+
+
+def read_backbone(checkpoint: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Arguments of the BEiTBackbone that a file's weights belong to, and its state dict as mmengine reads it.
+
+    Raises:
+        CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
+    """
+    content = load_from_file(checkpoint)
+    state_dict = content.get('state_dict', content)
+    try:
+        source = state_dict._metadata[''][SOURCE_KEY]
+        return backbone_arguments(convert_state_dict(state_dict).state_dict, source), state_dict
+    except CheckpointError as error:
+        raise CheckpointError(f'{checkpoint} {error}.') from None
+    except ValueError as error:
+        raise CheckpointError(f'{checkpoint}: {error}, and the file does not say to which rectangle.') from None
 
 
 # --- into a backbone ------------------------------------------------------------------------------

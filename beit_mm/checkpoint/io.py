@@ -242,8 +242,9 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     try:
         if zipped:
             check_zip(path)
-        with _allowed():
-            content = torch.load(path, map_location='cpu', weights_only=True, mmap=mapped)
+        with _allowed(), path.open('rb') as file:
+            # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
+            content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
         check_content(content, path.stat().st_size)
         content = _plain(content)
         if isinstance(content, dict):

@@ -25,33 +25,48 @@ INDEX = 'relative_position_index'  # which row belongs to which pair: computed, 
 POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
 SHARED_TABLE = f'rel_pos_bias.{TABLE}'
 
-# microsoft/unilm `beit/`: pretraining and fine-tuning; timm's BEiT has its names too
-UNILM: Table = (('head.lm_head.', 'lm_head.'), ('head.fc.', 'head.'), ('backbone.', ''))
+# microsoft/unilm `beit/` and `beit2/`: pretraining and fine-tuning; timm's BEiT has its names too
+UNILM: Table = (
+    ('patch_aggregation.', 'cls_pt_layers.'),
+    ('head.lm_head.', 'lm_head.'),
+    ('head.fc.', 'head.'),
+    ('backbone.', ''),
+)
 # microsoft/unilm `beit/semantic_segmentation`: the pyramid is part of the backbone
 UNILM_SEGMENTATION: Table = (
     ('neck.upsample_4x.', 'backbone.fpn1.'),
     ('neck.upsample_2x.', 'backbone.fpn2.'),
     *((name, name) for name in ('backbone.', 'decode_head.', 'auxiliary_head.')),
 )
-TIMM: Table = (('backbone.mask_token', None), *UNILM[1:])  # no pretraining head
+TIMM: Table = (('backbone.mask_token', None), *UNILM[2:])  # no pretraining head
 # timm's plain ViT names LayerScale otherwise
 TIMM_VIT: Table = (*((f'backbone.blocks.*.gamma_{i}', f'blocks.*.ls{i}.gamma') for i in (1, 2)), *UNILM)
 # mmpretrain 1.x, and the blocks of mmsegmentation 1.x
+MMPRETRAIN_BLOCK: Table = (
+    ('norm1.', 'ln1.'),
+    ('norm2.', 'ln2.'),
+    ('mlp.fc1.', 'ffn.layers.0.0.'),
+    ('mlp.fc2.', 'ffn.layers.1.'),
+    ('', ''),
+)
 MMPRETRAIN: Table = (
     ('backbone.patch_embed.proj.', 'backbone.patch_embed.projection.'),
-    ('backbone.blocks.*.norm1.', 'backbone.layers.*.ln1.'),
-    ('backbone.blocks.*.norm2.', 'backbone.layers.*.ln2.'),
-    ('backbone.blocks.*.mlp.fc1.', 'backbone.layers.*.ffn.layers.0.0.'),
-    ('backbone.blocks.*.mlp.fc2.', 'backbone.layers.*.ffn.layers.1.'),
-    ('backbone.blocks.*.', 'backbone.layers.*.'),
+    *((f'backbone.blocks.*.{ours}', f'backbone.layers.*.{theirs}') for ours, theirs in MMPRETRAIN_BLOCK),
     ('backbone.norm.', 'backbone.ln1.'),
     ('backbone.fc_norm.', 'backbone.ln2.'),
     ('head.lm_head.', 'head.cls_head.'),
     *((name, name) for name in ('backbone.', 'head.', 'neck.', 'decode_head.', 'auxiliary_head.')),
 )
+# mmpretrain's BEiT v2 in pretraining, where the final norm is the neck's
+MMPRETRAIN_V2: Table = (
+    *((f'patch_aggregation.*.{ours}', f'neck.patch_aggregation.*.{theirs}') for ours, theirs in MMPRETRAIN_BLOCK),
+    ('backbone.norm.', 'neck.norm.'),
+    *MMPRETRAIN,
+)
 # mmsegmentation's backbone ends with the last block
 MMSEG: Table = (
     *((name, None) for name in ('backbone.mask_token', 'backbone.norm.', 'backbone.fc_norm.', 'head.')),
+    ('patch_aggregation.', None),
     *MMPRETRAIN,
 )
 # transformers, as `save_pretrained` writes them; a model's own state_dict() has other names since version 5
@@ -93,14 +108,17 @@ OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gam
     f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
 )
 MAX_NUMBER = 1e6  # of pixels, means, blocks
+HEAD_DIMS = 64  # channels of an attention head in every published BEiT
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
-WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema')  # keys of the state dict
+# Keys of the state dict; a whole checkpoint of DINO's has a student too, whose average the teacher is.
+WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
 # The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do.
 RELEASED = re.compile(
-    r'beit_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>toade20k)?(?:-\w+)?\.\w+$'
+    r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>ade20k)?(?:-\w+)?\.\w+$'
 )
+ADE20K_SIZE_V2 = 512  # of BEiT v2's files, whose names keep the size of the pretraining
 
 
 class Converted(NamedTuple):
@@ -148,7 +166,10 @@ def convert_state_dict(
         _split_qkv(ours)
     tables = dict(unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
     special = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
-    converted, without_place = _rename(ours, special.get((target, task_of(ours)), tables[target]))
+    table = special.get((target, task_of(ours)), tables[target])
+    if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in ours):
+        table = MMPRETRAIN_V2
+    converted, without_place = _rename(ours, table)
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
             table_grid = grid_of(name, converted[name], grid)
@@ -159,8 +180,8 @@ def convert_state_dict(
 def detect_format(names: Iterable[str]) -> str | None:
     """The format of a state dict by the names of its tensors, one of FORMATS; None for no BEiT.
 
-    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT or DeiT of timm or mmpretrain, with one bias for
-    q, k and v, counts as a BEiT without its extras.
+    A BEiT of timm counts as 'unilm', whose names it has. A plain ViT of timm, DeiT, DINO or mmpretrain, with one bias
+    for q, k and v, counts as a BEiT without its extras.
     """
     names = set(names)
     if {f'{root}embeddings.patch_embeddings.projection.weight' for root in ('', 'beit.')} & names:
@@ -184,6 +205,51 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
     if 'head.fc.weight' in weights:
         return 'classification'
     return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
+
+
+def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the BEiTBackbone that a state dict of ours belongs to, as far as the tensors show them.
+
+    Args:
+        weights: under our names.
+        source: what `describe_source` says of the file.
+
+    Raises:
+        CheckpointError: a part is missing, or nothing says how many heads there are.
+        ValueError: positions of an unknown rectangle of patches.
+    """
+    check_complete(weights)
+    dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
+    depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    heads = tables[0].shape[1] if tables else source['architecture'].get('num_heads') or dims / HEAD_DIMS
+    if heads != int(heads):
+        raise CheckpointError(
+            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
+        )
+    size = source['preprocessing'].get('size') or []
+    grid = tuple(-(-side // patch) for side in size) or None
+    position = next((name for name in weights if name.endswith(POSITIONS)), None)
+    if position and (known := grid_of(position, weights[position], grid)) != grid:
+        size = [side * patch for side in known]
+    shared, own = (f'backbone.{name}' in weights for name in (SHARED_TABLE, f'blocks.0.attn.{TABLE}'))
+    norms = dict(norm='raw', fc_norm='avg_featmap')
+    return dict(
+        arch=dict(
+            embed_dims=dims,
+            num_layers=depth,
+            num_heads=int(heads),
+            feedforward_channels=len(weights['backbone.blocks.0.mlp.fc1.bias']),
+        ),
+        img_size=tuple(size) or (224, 224),
+        patch_size=patch,
+        in_channels=channels,
+        abs_pos_embed='backbone.pos_embed' in weights,
+        rel_pos_bias='shared' if shared else 'per_layer' if own else None,
+        layer_scale_init=0.1 if 'backbone.blocks.0.gamma_1' in weights else None,
+        masked_input='backbone.mask_token' in weights,
+        out_type=next((kind for norm, kind in norms.items() if f'backbone.{norm}.weight' in weights), 'featmap'),
+    )
 
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
@@ -220,7 +286,7 @@ def expand_shared_table(weights: Weights) -> None:
     """Gives every block a copy of the table that they shared, in place, on top of its own: a model adds both."""
     for shared in [name for name in weights if name.endswith(SHARED_TABLE)]:
         table = weights.pop(shared)
-        for name in [name for name in weights if name.endswith('.attn.qkv.weight')]:
+        for name in [name for name in weights if re.search(r'\bblocks\.\d+\.attn\.qkv\.weight$', name)]:
             own = name.replace('qkv.weight', TABLE)
             weights[own] = weights[own] + table if own in weights else table.clone()
 
@@ -240,6 +306,8 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
         beit_mm=(('', ''),), unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN
     )
     table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else tables[source]
+    if source == 'mmpretrain' and 'neck.norm.weight' in weights:
+        table = MMPRETRAIN_V2
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
     parts = {*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS}
@@ -368,8 +436,8 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
     preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
-    if not preprocessing and isinstance(args, dict):  # of unilm's trainers
-        normalisation = IMAGENET if args.get('imagenet_default_mean_and_std') else HALF
+    if not preprocessing and isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:  # of unilm's trainers
+        normalisation = IMAGENET if args['imagenet_default_mean_and_std'] else HALF
         preprocessing = dict(normalisation, size=[args.get('input_size')] * 2)
     elif not preprocessing and (processor or config):  # of transformers and timm, which have pixels in [0, 1]
         timm = config.get('pretrained_cfg')
@@ -382,7 +450,8 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     elif not preprocessing and (match := RELEASED.search(path.name)):
         normalisation = IMAGENET if match['data'] == 'pt1k' or match['ade'] else HALF
-        preprocessing = dict(normalisation, size=[int(match['size'])] * 2)
+        size = ADE20K_SIZE_V2 if match['v2'] and match['ade'] else int(match['size'])
+        preprocessing = dict(normalisation, size=[size] * 2)
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))

@@ -1,15 +1,17 @@
 """Images, their transforms, masks and samplers."""
 
+from .bands import LoadBands
 from .image_folder import ImageFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
+from .multi_crop import MultiCrop
+from .reading import LoadImage, UnreadableImageError
 from .samplers import RepeatedAugmentationSampler, SeededSampler
 from .transforms import (
-    LoadImage,
     PackViews,
     RandAugment,
     RandomErasing,
+    RandomResizedCrop,
     TwoViewCenterCrop,
     TwoViewColorJitter,
     TwoViewRandomResizedCrop,
-    UnreadableImageError,
 )

@@ -1,6 +1,8 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
 
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
+from .beit_v2 import BEiTV2Pretrainer, OneViewDataPreprocessor
+from .dino import DINOHead, DINOPretrainer, MultiCropDataPreprocessor
 from .probe import ClassificationDataPreprocessor, LinearProbe
-from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer
+from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer, VQKDTokenizer
 from .vit import BEiTBackbone

@@ -9,7 +9,7 @@ from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import UnlabeledImages, read_lines
 from beit_mm.datasets.listing import list_images
-from beit_mm.datasets.transforms import SIDEWAYS, open_image, orientation, unreadable
+from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too

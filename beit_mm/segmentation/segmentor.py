@@ -64,7 +64,7 @@ class SlidingSegmentor(EncoderDecoder):
             crop_size, stride: of the windows in pixels (height, width); a window that is larger than the image is the
                 whole image.
             precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed
-                in float32 in any case. A CPU without fast bfloat16 uses float32 instead, as in training.
+                in float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
             windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
 
     Raises:

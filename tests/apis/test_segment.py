@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import run_tool
 from mmengine.config import Config
-from narrow_segmentors import CROP, STRIDE, WIDTH, narrow_segmentor
+from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
 from beit_mm.apis.inferencers import SegmentationInferencer
@@ -18,32 +18,10 @@ from beit_mm.engine.checkpoints import plain_values
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}
 LOAD = dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')
-NORM = dict(type='BN')
-MODEL = dict(
-    type='beit_mm.SlidingSegmentor',
-    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3),
-    backbone=dict(
-        type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
-        img_size=CROP,
-        out_type='featmap',
-        out_indices=[0, 1, 2, 3],
-        abs_pos_embed=False,
-        rel_pos_bias='per_layer',
-        layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='gone.pth'),
-    ),
-    neck=dict(type='Feature2Pyramid', embed_dim=WIDTH, norm_cfg=NORM),
-    decode_head=dict(
-        type='beit_mm.EfficientUPerHead',
-        num_classes=len(CLASSES),
-        norm_cfg=NORM,
-        in_channels=[WIDTH] * 4,
-        in_index=[0, 1, 2, 3],
-        channels=WIDTH,
-        loss_decode=dict(type='CrossEntropyLoss'),
-    ),
-    test_cfg=dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'),
+MODEL = dict(  # with what only training needs
+    SEGMENTOR,
+    backbone=dict(SEGMENTOR['backbone'], init_cfg=dict(type='Pretrained', checkpoint='gone.pth')),
+    decode_head=dict(SEGMENTOR['decode_head'], loss_decode=dict(type='CrossEntropyLoss')),
 )
 
 

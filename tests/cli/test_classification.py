@@ -248,7 +248,7 @@ def test_the_usual_pipeline_is_the_one_of_the_configs(name, edge, size):
     backbone = Config.fromfile(ROOT / f'configs/{name}.py').model.backbone
     backbone = BEiTBackbone('tiny', img_size=backbone.get('img_size', 224))
     pipeline = Config.fromfile(ROOT / f'configs/{name}.py').test_dataloader.dataset.pipeline
-    made = usual_preparation(torch.nn.ModuleDict(dict(backbone=backbone)))
+    made = usual_preparation(torch.nn.ModuleDict(dict(backbone=backbone)), 'pillow')
     assert (made[0]['scale'], made[1]['crop_size']) == (edge, (size, size))
     assert [dict(made[0]), dict(made[1], crop_size=size), made[2]] == [dict(step) for step in pipeline[1:]]
 

@@ -1,6 +1,7 @@
 """tools/doctor.py finds what is wrong, names the command, and runs where nothing is installed."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_healthy(doctor, found, family):
 
 
 @pytest.mark.parametrize(
+    'pair, warnings', [('2.6.0 0.21.0', 0), ('2.14.1 0.29.0', 0), ('2.15.0 0.29.2', 0), ('2.16.0 0.31.0', 1)]
+)
+def test_a_newer_torch_than_tested_is_a_warning(doctor, pair, warnings):
+    torch, torchvision = pair.split()
+    found = ONEDL | dict(torch=torch, torchvision=torchvision)
+    assert list(doctor.version_problems(found, (3, 12), True)) == []
+    assert len(list(doctor.version_warnings(found))) == warnings
+
+
+@pytest.mark.parametrize(
     'found, problem, command',
     [
         (ONEDL | versions('mmcv=2.1.0'), 'mmcv beside onedl-*', 'uninstall -y mmcv &&'),
@@ -51,6 +62,7 @@ def test_healthy(doctor, found, family):
         (without(OPENMMLAB, 'mmpretrain'), 'missing: mmpretrain', '.[openmmlab]'),
         (without(ONEDL, 'beit_mm'), 'beit_mm is not installed', '--no-deps -e .'),
         (ONEDL | versions('torch=2.10.0'), 'not belong to torch 2.10.0', '"torchvision==0.25.*"'),
+        (ONEDL | versions('torch=2.15.0'), 'not belong to torch 2.15.0', '"torchvision==0.29.*"'),
         (OPENMMLAB | versions('mmcv=2.2.0'), 'refused by mmseg', 'mmcv==2.1.0'),
         (OPENMMLAB | versions('setuptools=82.0.1'), 'found 82.0.1', '"setuptools>=64,<82"'),
         (OPENMMLAB | versions('setuptools=60.2.0'), 'found 60.2.0', '"setuptools>=64,<82"'),
@@ -102,4 +114,4 @@ def test_this_python(capsys):
     out = capsys.readouterr().out
     assert out.count('PROBLEM') == out.count('MEND')
     assert end.value.code == (1 if 'PROBLEM' in out else 0), out
-    assert 'torch 2.' in out and 'devices ' in out
+    assert 'torch 2.' in out and re.search('devices .*: trains in (bfloat16|float16|float32)\n', out)

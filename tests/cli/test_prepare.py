@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import run_tool
+from helpers import refused, run_tool, tree
 from PIL import Image
 from scipy.io import savemat
 from torchvision.datasets import CIFAR100
@@ -40,18 +40,6 @@ def classes_tar(mode: str = 'w', folder: str = '') -> bytes:
         },
         mode,
     )
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
-
-
-def refused(message: str, tool: str, *arguments: object) -> None:
-    """The script ends with one line that holds the message."""
-    with pytest.raises(SystemExit) as end:
-        run_tool(f'datasets/{tool}.py', *arguments)
-    assert str(end.value.code).startswith('error: ') and '\n' not in end.value.code
-    assert message in end.value.code
 
 
 def imagenet(folder: Path, synsets: list[str] = SYNSETS) -> Path:

@@ -1,5 +1,7 @@
 """Weights of timm, transformers, mmpretrain and mmseg compute the same in our models, and ours in theirs."""
 
+import argparse
+
 import peers
 import pytest
 import timm
@@ -9,6 +11,7 @@ from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, o
 
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.registry import MODELS
 
 # Everything that the peers' classes can be built as
 CASES = [
@@ -196,6 +199,37 @@ def test_a_plain_vit_of_timm(variant):
     with torch.no_grad():
         assert_same_outputs([model.backbone(images)[0]], [peer.forward_features(images)[:, 0]])
         assert_same_outputs(outputs(model, 'classification', images), [peer(images)])
+
+
+@pytest.mark.parametrize('wrapper', ['bare', 'DeiT', 'DINO'])
+def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
+    """As DeiT and DINO publish them: every block's output is that of timm's Transformer, which both share."""
+    peer = peers.randomise(
+        timm.models.VisionTransformer(
+            img_size=peers.SIZE, patch_size=peers.PATCH, embed_dim=peers.DIMS, depth=3, num_heads=peers.HEADS
+        )
+    )
+    weights = {name: tensor for name, tensor in peer.state_dict().items() if not name.startswith('head.')}
+    head = {'head.mlp.0.weight': torch.randn(8, peers.DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
+    teacher = {f'backbone.{name}': tensor for name, tensor in weights.items()} | head
+    student = {f'module.{name}': torch.zeros_like(tensor) for name, tensor in teacher.items()}
+    args = argparse.Namespace(arch='vit_base', lr=5e-4)  # says nothing of mean and std
+    contents = dict(
+        bare=weights,
+        DeiT=dict(model=peer.state_dict()),
+        DINO=dict(student=student, teacher=teacher, epoch=400, args=args, dino_loss=dict(center=torch.zeros(1, 9))),
+    )
+    torch.save(contents[wrapper], tmp_path / 'vit.pth')
+    config = peers.backbone_config('segmentation', 'vit', out_indices=[0, 1, 2])
+    config['arch']['num_layers'] = 3
+    backbone = MODELS.build(dict(config, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))))
+    backbone.init_weights()
+    assert not backbone.load_report.missing_keys and not backbone.load_report.preprocessing
+    images, _ = images_and_mask()
+    with torch.no_grad():
+        expected = peer.forward_intermediates(images, intermediates_only=True)
+        for mine, other in zip(backbone.eval()(images), expected, strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
 def test_pooled_features_of_transformers(tmp_path):
