@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def pytest_configure() -> None:
-    """yapf writes a file at its first import on a machine: before there are several processes that would read half of it."""
+    """yapf writes a file at its first import on a machine, of which processes that import it together read half."""
     importlib.import_module('yapf.yapflib.yapf_api')
 
 

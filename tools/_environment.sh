@@ -1,21 +1,24 @@
 # Sourced by run_tests.sh and run_demo.sh: the Python environment of a stack, made when there is none.
 #   prepare_environment STACK [test]
-# STACK is onedl (.venv) or openmmlab (.venv-openmmlab); `test` adds requirements/dev*.txt. Afterwards `python`
-# is the environment's. A stamp in it makes every later call instant until setup.py or requirements/ change.
+# STACK is onedl (.venv) or openmmlab (.venv-openmmlab), or onedl with the oldest torch and Python that are supported,
+# or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt. Afterwards
+# `python` is the environment's. A stamp in it makes every later call instant until setup.py or requirements/ change.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { echo "== $*"; }
 
+# find_python [CANDIDATE...]: the first of them that can make environments.
 find_python() {
   local candidate
-  for candidate in python3.12 python3.11 python3.10 python3; do
+  (($#)) || set -- python3.12 python3.11 python3.10 python3
+  for candidate; do
     if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
       echo "$candidate"
       return
     fi
   done
-  echo "No Python >= 3.10 with venv found (Debian, Ubuntu: apt install python3-venv)." >&2
+  echo "No Python >= 3.10 with venv found among $* (Debian, Ubuntu: apt install python3-venv)." >&2
   return 1
 }
 
@@ -37,11 +40,13 @@ assert version("mmcv") == "2.1.0" and any(file.name.startswith("_ext") for file 
 }
 
 prepare_environment() {
-  local stack=$1 purpose=${2:-run} folder
+  local stack=$1 purpose=${2:-run} folder=.venv-$1 family=onedl pythons=()
   case $stack in
     onedl) folder=.venv ;;
-    openmmlab) folder=.venv-openmmlab ;;
-    *) echo "Unknown stack '$stack': use onedl or openmmlab." >&2; return 2 ;;
+    openmmlab) family=openmmlab ;;
+    oldest) pythons=(python3.10) ;;
+    newest) pythons=(python3.13) ;;
+    *) echo "Unknown stack '$stack': use onedl, openmmlab, oldest or newest." >&2; return 2 ;;
   esac
   cd "$root"
   local stamp=$folder/.beit_mm-$purpose fingerprint
@@ -54,15 +59,19 @@ prepare_environment() {
 
   if ! "$folder/bin/python" -m pip --version >/dev/null 2>&1; then
     local base
-    base=$(find_python)
+    base=$(find_python "${pythons[@]}")
     say "new environment $folder with $("$base" --version)"
     "$base" -m venv --clear "$folder"
   fi
   [[ $stack == openmmlab ]] && install_mmcv_with_ops
   say "requirements/$stack.txt (the first time about 2 minutes and 5 GB, mostly torch)"
-  pip_install -r "requirements/$stack.txt"
+  if [[ $stack == oldest || $stack == newest ]]; then
+    pip_install -r "requirements/$stack.txt" -r <(grep -v '^torch' requirements/onedl.txt)
+  else
+    pip_install -r "requirements/$stack.txt"
+  fi
   say "beit_mm, editable"
-  pip_install --no-build-isolation -e ".[$stack]"
+  pip_install --no-build-isolation -e ".[$family]"
   if [[ $purpose == test ]]; then
     say "requirements/dev.txt"
     pip_install -r requirements/dev.txt

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh machine to a green test run: environment, lint, tests, one process a core.
-#   tools/run_tests.sh [--all] [--stack onedl|openmmlab] [pytest arguments]
+#   tools/run_tests.sh [--all] [--stack onedl|openmmlab|oldest|newest] [pytest arguments]
 #   tools/run_tests.sh --all                   also what is marked slow
 #   tools/run_tests.sh tests/models -k bias
 #   tools/run_tests.sh -m slow -n 0            in one process
@@ -15,7 +15,7 @@ while (($#)); do
   case $1 in
     -h | --help) usage; exit ;;
     --all) options=(-m 'slow or not slow'); shift ;;
-    --stack) stack=${2:?--stack needs onedl or openmmlab}; shift 2 ;;
+    --stack) stack=${2:?--stack needs onedl, openmmlab, oldest or newest}; shift 2 ;;
     *) break ;;
   esac
 done

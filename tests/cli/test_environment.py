@@ -96,6 +96,19 @@ def test_openmmlab_builds_mmcv_before_the_rest(machine):
     assert (machine.source / '.venv-openmmlab').is_dir() and not (machine.source / '.venv').exists()
 
 
+def test_the_newest_torch_replaces_that_of_the_stack(machine, tmp_path):
+    (tmp_path / 'programs/python3.11').rename(tmp_path / 'programs/python3.13')
+    result, log = machine('--stack', 'newest')
+    assert result.returncode == 0, result.stderr
+    assert '-r requirements/newest.txt -r /dev/fd/' in log and '-e .[onedl]' in log
+    assert (machine.source / '.venv-newest').is_dir()
+
+
+def test_the_oldest_wants_python_3_10(machine):
+    result, log = machine('--stack', 'oldest')
+    assert result.returncode == 1 and 'python3.10' in result.stderr and log == ''
+
+
 @pytest.mark.parametrize('machine', [1], indirect=True)
 def test_without_libgl_opencv_is_the_headless_one(machine):
     result, log = machine()
@@ -129,7 +142,7 @@ def test_a_moved_repository_installs_again(machine, tmp_path):
 
 def test_unknown_stack(machine):
     result, log = machine('--stack', 'tensorflow')
-    assert result.returncode == 2 and 'onedl or openmmlab' in result.stderr and log == ''
+    assert result.returncode == 2 and 'onedl, openmmlab, oldest or newest' in result.stderr and log == ''
 
 
 def test_no_python(machine, tmp_path):
