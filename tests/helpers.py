@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
+from beit_mm.datasets.masking import masked_positions
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,12 @@ def list_configs(*prefixes: str, demo: bool = False) -> list[str]:
     skipped = {'_base_'} if demo else {'_base_', 'demo'}
     paths = [path.relative_to(ROOT / 'configs') for path in (ROOT / 'configs').rglob('*.py')]
     return sorted(str(p) for p in paths if not skipped & set(p.parts) and p.name.startswith(prefixes or ('',)))
+
+
+def positions_of(mask: torch.Tensor) -> torch.Tensor:
+    """int64 (B, K): the masked patches of masks (B, h, w), padded with -1 to the largest number of a mask."""
+    num_slots = max(int(mask.flatten(1).sum(dim=1).max()), 1)
+    return torch.from_numpy(np.stack([masked_positions(image.numpy(), num_slots) for image in mask]))
 
 
 @functools.cache

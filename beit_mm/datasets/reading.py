@@ -13,9 +13,13 @@ import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg, decode_png
 
 from beit_mm.registry import TRANSFORMS
+
+try:  # torchvision's are deprecated from 0.29 in favour of these, which give the same pixels
+    from torchcodec.decoders import ImageReadMode, decode_jpeg, decode_png
+except (ImportError, OSError, RuntimeError):  # not installed, before 0.16, made for another torch
+    from torchvision.io import ImageReadMode, decode_jpeg, decode_png
 
 Image.preinit()  # registers the plugins of the other formats
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # that JPEG opens MPO too is Pillow's doing
@@ -113,7 +117,7 @@ def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
     # that skips unreadable images.
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
-        # torchvision gives the same pixels as Pillow, without its detour over four bytes a pixel
+        # torch's decoders give the same pixels as Pillow, without its detour over four bytes a pixel
         if is_large_plain_png(image) and (data := content(image)) is not None:
             if not any(note in data for note in PNG_ORIENTATIONS):
                 return decode(decode_png, data)
@@ -297,7 +301,7 @@ def content(image: Image.Image) -> bytearray | None:
 
 
 def decode(decoder: Callable[..., Tensor], data: bytearray) -> np.ndarray:
-    """Pixels (H, W, 3) by one of torchvision's decoders."""
+    """Pixels (H, W, 3) by one of torchcodec's or torchvision's decoders."""
     return decoder(torch.frombuffer(data, dtype=torch.uint8), mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
 
 

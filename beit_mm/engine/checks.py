@@ -21,7 +21,7 @@ from beit_mm.checkpoint.names import class_names, first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
-from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead
+from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
@@ -166,7 +166,9 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
     tokenizer = model.target_generator
     if tokenizer is not None:
-        seen = views.second_size or views.size  # without a second view the tokenizer sees the first
+        seen = views.second_size or views.size
+        if views.second_size is None and isinstance(model.data_preprocessor, TwoViewDataPreprocessor):
+            seen = model.data_preprocessor.tokenizer_size(*seen)
         try:
             tokens: object = tokenizer.grid_size(*seen)
         except ValueError as error:  # no whole number of tokens

@@ -1,7 +1,7 @@
 """Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`."""
 
 from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
-from .beit_v2 import BEiTV2Pretrainer, OneViewDataPreprocessor
+from .beit_v2 import BEiTV2Pretrainer
 from .dino import DINOHead, DINOPretrainer, MultiCropDataPreprocessor
 from .probe import ClassificationDataPreprocessor, LinearProbe
 from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer, VQKDTokenizer

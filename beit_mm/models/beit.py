@@ -7,6 +7,7 @@ TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patche
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
 from torch import Tensor
 
 from beit_mm.checkpoint.names import convert_state_dict, detect_format
+from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
 from beit_mm.models.mixing import as_pretraining_backbone, as_tokenizer
 from beit_mm.models.tokenizers.base import Tokenizer
@@ -207,7 +209,10 @@ class BEiTPretrainer(BaseModel):
             pixels = patchify(inputs['images'], self.head.patch_size)
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
-            raise ValueError('the images have no second view for the tokenizer; set second_size in the pipeline')
+            raise ValueError(
+                'the images have no second view for the tokenizer; set second_size in the pipeline, or '
+                'data_preprocessor.tokenizer_scale'
+            )
         if positions is None:
             return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
         return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
@@ -371,15 +376,19 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     Args:
         mean, std: of the first view, a number for each channel, 0-255; RGB, or the bands of LoadBands.
+        tokenizer_scale: side of the tokenizer's view as a part of the first view's, from which it is made here, on the
+            device, where the pipeline makes none (`second_size=None`): bicubic, antialiased. None: not made.
 
     Raises:
         ValueError: another number of means than of deviations.
 
-    Source: microsoft/unilm `beit/datasets.py`.
+    Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for one view of both networks
+    (`tokenizer_scale=1`).
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+    def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
+        self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
             raise ValueError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
@@ -400,19 +409,36 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         inputs = dict(data['inputs'])
         if 'mask' in inputs and 'positions' not in inputs:  # of a mask that has no largest size
             # On the CPU, where counting the masked patches makes nobody wait.
-            inputs['positions'] = masked_positions(inputs['mask'])
+            masks = inputs['mask'].flatten(1).numpy()
+            num_slots = max(int(masks.sum(axis=1).max()), 1)
+            inputs['positions'] = torch.from_numpy(np.stack([masked_positions(mask, num_slots) for mask in masks]))
         inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
         images = _planar(inputs['images'], jitter)
-        tokenizer_images = inputs.get('tokenizer_images')
+        if 'tokenizer_images' in inputs:
+            tokenizer_images = _planar(inputs['tokenizer_images'], jitter)
+        else:
+            tokenizer_images = self._tokenizer_view(images)
         return dict(
             inputs=dict(
                 images=(images - self.mean) / self.std,
-                tokenizer_images=None if tokenizer_images is None else _planar(tokenizer_images, jitter) / 255,
+                tokenizer_images=None if tokenizer_images is None else tokenizer_images / 255,
                 mask=inputs.get('mask'),
                 positions=inputs.get('positions'),
             )
         )
+
+    def tokenizer_size(self, height: int, width: int) -> tuple[int, int]:
+        """Size in pixels of the view that is made of a first view; its own where the tokenizer sees that."""
+        scale = self.tokenizer_scale or 1
+        return round(scale * height), round(scale * width)
+
+    def _tokenizer_view(self, images: Tensor) -> Tensor | None:
+        """(B, C, H, W) in 0-255 to (B, C, h, w)."""
+        if self.tokenizer_scale in (None, 1):
+            return images if self.tokenizer_scale else None
+        size = self.tokenizer_size(*images.shape[2:])
+        return F.interpolate(images, size=size, mode='bicubic', antialias=True).clamp(0, 255)
 
     def denormalize(self, images: Tensor) -> Tensor:
         """First-view images back to [0, 1], for drawing."""
@@ -423,23 +449,6 @@ def _planar(images: Tensor, jitter: Tensor | None) -> Tensor:
     """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where that is left to the device."""
     images = images.permute(0, 3, 1, 2).float()
     return images if jitter is None else jitter_images(images, jitter)
-
-
-def masked_positions(mask: Tensor) -> Tensor:
-    """Indices of the masked patches of each image, in one rectangular tensor.
-
-    Images of a batch hold different numbers of masked patches (64 to 75 of 196 with the released generator). A boolean
-    gather would make the host wait for the device; on the mask's CPU copy this costs nothing, and the few padded places
-    (0.7 % for 75) are left out of the loss.
-
-    Returns:
-        int64 (B, K), row-major patch indices in rising order, padded with -1; K is the largest count, at least 1.
-    """
-    flat = mask.flatten(1)
-    counts = flat.sum(dim=1, keepdim=True)
-    num_slots = max(int(counts.max()), 1)
-    order = flat.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :num_slots]
-    return order.masked_fill(torch.arange(num_slots, device=mask.device) >= counts, -1)
 
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:

@@ -1,7 +1,7 @@
 """BEiT v2's pretraining: the class token has to sum the image up, because a second loss sees the image through it only.
 
 BEiTV2Pretrainer adds patch aggregation to BEiTPretrainer; its tokenizer is VQKDTokenizer, which sees the backbone's own
-view (OneViewDataPreprocessor). Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C
+view (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C
 channels.
 """
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
+from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.vit import BEiTBackbone, truncated_normal_
 from beit_mm.registry import MODELS
 
@@ -87,21 +87,3 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         if positions is None:
             mixed = mixed[:, 1:]
         return backbone.norm(last[:, 1:]), backbone.norm(mixed)
-
-
-@MODELS.register_module()
-class OneViewDataPreprocessor(TwoViewDataPreprocessor):
-    """Gives the tokenizer the pixels of the first view, where both networks see the same: `second_size=None`.
-
-    Args:
-        mean, std: of the backbone's images, RGB, 0-255.
-
-    Source: microsoft/unilm `beit2/PRETRAINING.md` (both views of 224 pixels, both bicubic).
-    """
-
-    def forward(self, data: dict, training: bool = False) -> dict:
-        """As TwoViewDataPreprocessor's, for batches without `tokenizer_images`."""
-        data = super().forward(data, training)
-        inputs = data['inputs']
-        inputs['tokenizer_images'] = self.denormalize(inputs['images'])
-        return data

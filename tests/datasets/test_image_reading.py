@@ -5,8 +5,11 @@ import io
 import mmcv
 import numpy as np
 import pytest
+import torch
+import torchvision
 from PIL import Image
 
+from beit_mm.datasets import reading
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 
 
@@ -27,6 +30,19 @@ def test_plain_jpeg_has_pillows_pixels(tmp_path, scene):
     pixels = read_image(path)
     assert pixels.dtype == np.uint8 and pixels.shape == (30, 40, 3) and pixels.flags.c_contiguous
     assert np.abs(pixels.astype(int) - np.asarray(Image.open(path))).max() <= 1
+
+
+def test_torchcodec_gives_torchvisions_pixels(scene):
+    torchcodec = pytest.importorskip('torchcodec.decoders', exc_type=(ImportError, OSError, RuntimeError))
+    if not hasattr(torchcodec, 'decode_jpeg'):
+        pytest.skip('before 0.16')
+    assert reading.decode_jpeg is torchcodec.decode_jpeg
+    for options in (dict(format='JPEG', subsampling=0), dict(format='JPEG', progressive=True), dict(format='PNG')):
+        scene.save(file := io.BytesIO(), **options)
+        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        name = f'decode_{options["format"].lower()}'
+        ours, theirs = (getattr(place, name)(data, mode=place.ImageReadMode.RGB) for place in (reading, torchvision.io))
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize('tag', range(1, 9))

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from helpers import positions_of
 
 from beit_mm.models import BEiTBackbone
-from beit_mm.models.beit import masked_positions
 from beit_mm.models.vit import DropPath, take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
@@ -74,7 +74,7 @@ def test_chosen_positions_equal_the_full_computation(bias):
         if 'table' in name:
             torch.nn.init.normal_(parameter)
     mask = torch.rand(3, 8, 8) < torch.tensor([0.2, 0.5, 0.0]).view(3, 1, 1)
-    positions = masked_positions(mask)
+    positions = positions_of(mask)
     images = torch.randn(3, 3, 64, 64, dtype=torch.float64)
     full = model(images, mask)[0]
     expected = take_tokens(full, positions + 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import narrow_pretraining
-from helpers import make_runner, narrow_model
+from helpers import make_runner, narrow_model, positions_of
 from mmengine.config import Config
 from mmengine.runner.checkpoint import load_checkpoint
 
@@ -17,8 +17,7 @@ from beit_mm.checkpoint.names import convert_state_dict, describe_source
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
-from beit_mm.models import BEiTBackbone, OneViewDataPreprocessor
-from beit_mm.models.beit import masked_positions
+from beit_mm.models import BEiTBackbone, TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=4)
@@ -40,7 +39,9 @@ def narrow_v2(backbone: dict | None = None, **changes: object) -> dict:
             narrow_model(),
             type='beit_mm.BEiTV2Pretrainer',
             early_layers=2,
-            data_preprocessor=dict(type='beit_mm.OneViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+            data_preprocessor=dict(
+                type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, tokenizer_scale=1
+            ),
             backbone=dict(
                 dict(
                     type='beit_mm.BEiTBackbone',
@@ -67,7 +68,7 @@ def make_inputs() -> dict:
         mask[row, torch.randperm(16)[:count]] = True
     mask = mask.view(3, 4, 4)
     images = torch.randn(3, 3, 32, 32)
-    return dict(images=images, tokenizer_images=torch.rand(3, 3, 32, 32), mask=mask, positions=masked_positions(mask))
+    return dict(images=images, tokenizer_images=torch.rand(3, 3, 32, 32), mask=mask, positions=positions_of(mask))
 
 
 def all_hidden(model, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +156,7 @@ def test_wrong_numbers_of_layers_are_refused():
 
 
 def test_one_view_serves_both_networks():
-    preprocessor = OneViewDataPreprocessor([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    preprocessor = TwoViewDataPreprocessor([123.675, 116.28, 103.53], [58.395, 57.12, 57.375], tokenizer_scale=1)
     pixels = torch.randint(0, 256, (2, 16, 24, 3), dtype=torch.uint8)
     inputs = preprocessor(dict(inputs=dict(images=pixels)))['inputs']
     torch.testing.assert_close(inputs['tokenizer_images'], pixels.permute(0, 3, 1, 2) / 255, atol=1e-6, rtol=0)

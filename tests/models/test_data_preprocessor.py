@@ -1,6 +1,8 @@
 """From uint8 batches to the pretrainer's inputs."""
 
+import numpy as np
 import torch
+from PIL import Image
 
 from beit_mm.models import TwoViewDataPreprocessor
 
@@ -29,6 +31,32 @@ def test_each_view_is_scaled_for_its_network():
     positions = torch.tensor([[0, 2, -1], [2, -1, -1]])  # as BlockwiseMask gives them
     given = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(batch, positions=positions)))['inputs']
     assert torch.equal(given['positions'], positions)
+
+
+def test_positions_list_each_masked_patch_in_order():
+    mask = torch.rand(5, 3, 7) < torch.tensor([0.1, 0.5, 0.9, 0.0, 1.0]).view(5, 1, 1)
+    images = torch.zeros(5, 6, 14, 3, dtype=torch.uint8)
+    positions = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=images, mask=mask)))['inputs']['positions']
+    assert positions.shape == (5, 21)
+    for row, image in zip(positions, mask, strict=True):
+        expected = image.flatten().nonzero().flatten().tolist()
+        assert row.tolist() == expected + [-1] * (21 - len(expected))
+    nothing = dict(images=images, mask=torch.zeros_like(mask))  # keeps one slot
+    assert TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=nothing))['inputs']['positions'].tolist() == [[-1]] * 5
+
+
+def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8))
+    image = small.resize((72, 48), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.array(image))
+    inputs = TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=0.5)(dict(inputs=dict(images=pixels[None])))['inputs']
+    expected = np.asarray(image.resize((36, 24), Image.Resampling.BICUBIC)) / 255
+    found = inputs['tokenizer_images'][0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(found, expected, atol=1.01 / 255)
+    given = dict(images=pixels[None], tokenizer_images=pixels[None, :8, :12])  # the pipeline's goes first
+    inputs = TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=0.5)(dict(inputs=given))['inputs']
+    assert inputs['tokenizer_images'].shape == (1, 3, 8, 12)
 
 
 def test_what_the_pipeline_leaves_out_is_none():

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers import narrow_dino_model, narrow_model, run_ranks
+from helpers import narrow_dino_model, narrow_model, positions_of, run_ranks
 from mmengine.runner import load_checkpoint
 
 from beit_mm.checkpoint.fit import of_every_task
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.engine.checks import backbone_of, tokenizer_provenance
 from beit_mm.engine.optim import parameter_groups
-from beit_mm.models.beit import masked_positions
 from beit_mm.models.dino import DINOHead, MultiCropDataPreprocessor, dino_loss, entropies
 from beit_mm.registry import MODELS
 
@@ -30,7 +29,7 @@ def make_inputs(batch: int = 3, num_local: int = 2) -> dict:
         images=torch.randn(batch, 3, 32, 32),
         tokenizer_images=torch.rand(batch, 3, 32, 32),
         mask=mask,
-        positions=masked_positions(mask),
+        positions=positions_of(mask),
         second_images=torch.randn(batch, 3, 32, 32),
         local_images=torch.randn(num_local * batch, 3, 16, 16) if num_local else None,
     )

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import narrow_model
+from helpers import narrow_model, positions_of
 
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
 from beit_mm.engine.optim import parameter_groups
-from beit_mm.models.beit import masked_positions
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
 
@@ -27,7 +26,7 @@ def make_inputs(batch: int = 3, mask: torch.Tensor | None = None) -> dict:
         images=torch.randn(batch, 3, 32, 32),
         tokenizer_images=torch.rand(batch, 3, 32, 32),
         mask=mask,
-        positions=masked_positions(mask),
+        positions=positions_of(mask),
     )
 
 
@@ -73,7 +72,7 @@ def test_first_loss_is_the_logarithm_of_the_vocabulary():
         images=torch.randn(2, 3, 224, 224),
         tokenizer_images=torch.rand(2, 3, 112, 112),
         mask=mask,
-        positions=masked_positions(mask),
+        positions=positions_of(mask),
     )
     loss = MODELS.build(cfg)(inputs, mode='loss')['loss'].item()
     assert loss == pytest.approx(math.log(8192), abs=0.15)  # the logits of random weights have a sigma of 0.15

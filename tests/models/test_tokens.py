@@ -2,21 +2,8 @@
 
 import torch
 
-from beit_mm.models.beit import masked_positions, patchify
+from beit_mm.models.beit import patchify
 from beit_mm.models.vit import take_tokens
-
-
-def test_masked_positions_lists_each_image_in_order():
-    mask = torch.rand(5, 3, 7) < torch.tensor([0.1, 0.5, 0.9, 0.0, 1.0]).view(5, 1, 1)
-    positions = masked_positions(mask)
-    assert positions.shape == (5, 21)
-    for row, image in zip(positions, mask, strict=True):
-        expected = image.flatten().nonzero().flatten().tolist()
-        assert row.tolist() == expected + [-1] * (21 - len(expected))
-
-
-def test_masked_positions_of_nothing_keep_one_slot():
-    assert masked_positions(torch.zeros(2, 3, 3, dtype=torch.bool)).tolist() == [[-1], [-1]]
 
 
 def test_take_tokens():

@@ -4,6 +4,7 @@ import mmpretrain.models  # noqa: F401  (registers)
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import positions_of
 from mmpretrain.models import BEiTV2Neck
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
@@ -11,7 +12,6 @@ from peers import randomise
 
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.models import BEiTBackbone, VQKDTokenizer
-from beit_mm.models.beit import masked_positions
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
@@ -97,7 +97,9 @@ def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
         dict(
             type='beit_mm.BEiTV2Pretrainer',
             early_layers=2,
-            data_preprocessor=dict(type='beit_mm.OneViewDataPreprocessor', mean=[0] * 3, std=[255] * 3),
+            data_preprocessor=dict(
+                type='beit_mm.TwoViewDataPreprocessor', mean=[0] * 3, std=[255] * 3, tokenizer_scale=1
+            ),
             backbone=dict(
                 type='beit_mm.BEiTBackbone',
                 arch=BACKBONE,
@@ -131,7 +133,7 @@ def test_losses_and_gradients(both):
         samples.append(DataSample())
         samples[-1].mask = one
     wanted = theirs.loss([images, 2 * pixels - 1], samples)
-    got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=masked_positions(mask)), mode='loss')
+    got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=positions_of(mask)), mode='loss')
     torch.testing.assert_close(got['loss_mim'], wanted['loss_1'])
     torch.testing.assert_close(got['loss_aggregation'], wanted['loss_2'])
     (wanted['loss_1'] + wanted['loss_2']).backward()
