@@ -15,6 +15,7 @@ from beit_mm.models.vit import BEiTBackbone, BiasReader, PositionEmbeddingReader
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
 NUM_CHECKED = 3  # random images
+MAX_BATCH = 2**31 - 1  # torch 2.6 wants to hear of an end
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a few MB of it
 
 
@@ -74,7 +75,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
             model,
             (images,),
             dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim('batch')},),
+            dynamic_shapes=({0: torch.export.Dim('batch', max=MAX_BATCH)},),
             input_names=['images'],
             output_names=['logits'],
             verbose=False,

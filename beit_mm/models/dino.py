@@ -138,7 +138,7 @@ class DINOPretrainer(BEiTPretrainer):
         student = self.dino_head(torch.cat(tokens)).unflatten(0, (-1, len(first)))  # V, B, P
         targets = self._teach(torch.cat([first, second])).unflatten(0, (2, len(first)))  # 2, B, P
         loss = dino_loss(student, targets)
-        return dict(losses, loss_dino=self.dino_weight * loss, **entropies(targets))
+        return {**losses, 'loss_dino': self.dino_weight * loss, **entropies(targets)}
 
     def predict(self, inputs: dict) -> list[dict]:
         """Evaluates masked image modeling on held-out images, as BEiTPretrainer.

@@ -36,6 +36,20 @@ def names(config: Config) -> list[str]:
     return sorted(file.name for file in files if file.name not in left_out)
 
 
+@pytest.fixture(autouse=True)
+def _pathlib_calls_os_unlink(monkeypatch):
+    """Python 3.10's pathlib keeps a reference of its own, which a test that replaces os.unlink would miss."""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    monkeypatch.setattr(Path, 'unlink', unlink)
+
+
 class Killed(BaseException):
     """Stands for a process that is gone: no clean-up that an ordinary error would get."""
 
