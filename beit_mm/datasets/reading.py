@@ -16,10 +16,14 @@ from torch import Tensor
 
 from beit_mm.registry import TRANSFORMS
 
-try:  # torchvision's are deprecated from 0.29 in favour of these, which give the same pixels
+try:  # torchvision's are deprecated from 0.29 in favour of these, which give the same pixels but turn them upright
     from torchcodec.decoders import ImageReadMode, decode_jpeg, decode_png
+
+    UPRIGHT_DECODED = True
 except (ImportError, OSError, RuntimeError):  # not installed, before 0.16, made for another torch
     from torchvision.io import ImageReadMode, decode_jpeg, decode_png
+
+    UPRIGHT_DECODED = False
 
 Image.preinit()  # registers the plugins of the other formats
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # that JPEG opens MPO too is Pillow's doing
@@ -124,7 +128,7 @@ def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         tag = orientation(image)
         if image.format == 'JPEG' and image.mode == 'RGB' and (data := content(image)) is not None:
             pixels = decode(decode_jpeg, data)
-            if tag not in UPRIGHT:
+            if tag not in UPRIGHT or UPRIGHT_DECODED:
                 return pixels
             rows = max(1, STRIP // image.width)
             tops = range(0, image.height, rows)
@@ -302,7 +306,8 @@ def content(image: Image.Image) -> bytearray | None:
 
 def decode(decoder: Callable[..., Tensor], data: bytearray) -> np.ndarray:
     """Pixels (H, W, 3) by one of torchcodec's or torchvision's decoders."""
-    return decoder(torch.frombuffer(data, dtype=torch.uint8), mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
+    pixels = decoder(torch.frombuffer(data, dtype=torch.uint8), mode=ImageReadMode.RGB).permute(1, 2, 0)
+    return np.ascontiguousarray(pixels.numpy())  # turned ones are views
 
 
 def is_large_plain_png(image: Image.Image) -> bool:

@@ -99,7 +99,8 @@ def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, t
     graph = onnx.load(path).graph
     onnx.checker.check_model(path)
     derived = {'GatherND', 'GatherElements', 'Einsum', 'Resize', *(['Gather'] if out_type != 'cls_token' else [])}
-    assert not derived & {node.op_type for node in graph.node}
+    shapes = {node.output[0] for node in graph.node if node.op_type == 'Shape'}  # torch 2.6 gathers the batch's size
+    assert not derived & {node.op_type for node in graph.node if not shapes & set(node.input)}
     held, read = constants(graph), {name for node in graph.node for name in node.input}
     grid, (heads, tokens) = (-(-size[0] // 8), -(-size[1] // 8)), (4, 1 + -(-size[0] // 8) * -(-size[1] // 8))
     tables = [p for name, p in model.named_parameters() if name.endswith('relative_position_bias_table')]
