@@ -58,7 +58,10 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(parse_options(args.cfg_options))
+    options = parse_options(args.cfg_options)
+    for key in options:
+        check_key(cfg, key)
+    cfg.merge_from_dict(options)
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
@@ -94,6 +97,67 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         else:
             action(None, options, [pair])
     return options.values
+
+
+# What the Runner reads beside the arguments of its constructor.
+READ_TOO = {
+    'runner_type',
+    'model_wrapper_cfg',
+    'tta_model',
+    'tta_pipeline',
+    'sync_bn',
+    'compile',
+    'find_unused_parameters',
+}
+# Keys of parts without a `type`, which nobody would complain of.
+LOADER = set(
+    'batch_size num_workers dataset sampler batch_sampler collate_fn persistent_workers pin_memory prefetch_factor '
+    'drop_last timeout multiprocessing_context worker_init_fn shuffle num_batch_per_epoch'.split()
+)
+
+
+def check_key(cfg: Config, key: str) -> None:
+    """Finds keys of `--cfg-options` that would be new entries of the config, which nothing reads.
+
+    Below a part with a `type`, keys are for its class to refuse, unless they nearly are one that is there.
+
+    Raises:
+        ValueError: the key is none; names the nearest.
+    """
+    from difflib import get_close_matches
+    from inspect import signature
+
+    from mmengine.runner import Runner
+
+    place: object = cfg
+    *parents, last = key.split('.')
+    for depth, name in enumerate([*parents, last]):
+        known: set[str] = set()
+        if depth == 0:
+            known = {*signature(Runner).parameters, *READ_TOO, *(['data_root'] if 'data_root' in cfg else [])}
+            if name in cfg and name not in known:
+                raise ValueError(
+                    f'--cfg-options: {key}: nothing reads {name}, from which other entries were made; set those, such '
+                    'as train_dataloader.dataset.pipeline'
+                )
+            known &= {*cfg, *signature(Runner).parameters, *READ_TOO}
+        elif isinstance(place, list | tuple):
+            if not name.isdecimal() or int(name) >= len(place):
+                raise ValueError(f'--cfg-options: {key}: {parents[depth - 1]} has entries 0 to {len(place) - 1}')
+            place = place[int(name)]
+            continue
+        elif not isinstance(place, dict):
+            return
+        elif parents[depth - 1].endswith('_dataloader'):
+            known = LOADER
+        if name in place:
+            place = place[name]
+            continue
+        near = get_close_matches(name, {*place, *known}, n=1, cutoff=0.85 if 'type' in place else 0.7)
+        if name not in known and (near or known):
+            advice = f'; did you mean {".".join([*parents[:depth], near[0]])}?' if near else ''
+            raise ValueError(f'--cfg-options: {key}: {name} is no entry of the config{advice}')
+        return
 
 
 def load_strictly(runner: Runner, checkpoint: str) -> None:

@@ -136,6 +136,13 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         (['data_root=no_such_folder'], "no folder 'no_such_folder"),
         (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
         (['train_dataloader.batch_size'], "'train_dataloader.batch_size' is no KEY=VALUE"),
+        (['train_dataloader.batchsize=4'], 'did you mean train_dataloader.batch_size?'),
+        (['train_dataloader.images=4'], 'images is no entry of the config'),
+        (['optim_wrapper.optimiser.lr=1'], 'did you mean optim_wrapper.optimizer?'),
+        (['default_hooks.checkpont.interval=1'], 'did you mean default_hooks.checkpoint?'),
+        (['lr=1e-3'], 'lr is no entry of the config'),
+        (['train_pipeline.1.size=32'], 'nothing reads train_pipeline'),
+        (['param_scheduler.2.end=9'], 'param_scheduler has entries 0 to 1'),
     ],
 )
 def test_a_mistake_is_one_line(options, words, message):
@@ -215,6 +222,8 @@ def test_the_arguments_of_train(config_of, tmp_path):
     assert (cfg.resume, cfg.load_from, cfg.data_root) == (True, 'x.pth', str(folder))
     assert (cfg.randomness.seed, cfg.model.loss) == (3, 'l1')
     assert config_of('train.py', 'demo/pretrain', '--amp').optim_wrapper.dtype == 'bfloat16'
+    plain, compiled = config_of('train.py', 'demo/pretrain'), config_of('train.py', 'demo/pretrain', '--compile')
+    assert compiled.custom_hooks == [*plain.custom_hooks, dict(type='beit_mm.CompileHook')]
 
 
 def test_the_arguments_of_test(config_of):
