@@ -193,6 +193,8 @@ def message_for_user(error: BaseException) -> str | None:
     Returns:
         The message; None where the error is none of the user's.
     """
+    import re
+
     import beit_mm
 
     own = (str(Path(beit_mm.__file__).parent), str(TOOLS))
@@ -203,4 +205,26 @@ def message_for_user(error: BaseException) -> str | None:
         frame = traceback.extract_tb(link.__traceback__)[-1]
         if frame.filename.startswith(own) and (frame.line or '').startswith('raise'):
             return str(link)
+        if isinstance(link, KeyError) and (missing := re.match(r"[\"']?(\S+) is not in the \S+ registry", str(link))):
+            return unknown_type(missing[1])
     return str(error) if isinstance(error, OSError) else None
+
+
+def unknown_type(name: str) -> str:
+    """What to say of a `type` that no registry has."""
+    from difflib import get_close_matches
+    from importlib.util import find_spec
+
+    from mmengine.registry import Registry
+
+    from beit_mm import registry
+
+    ours = [child for child in vars(registry).values() if isinstance(child, Registry)]
+    full = {f'beit_mm.{own}' for child in ours for own in (child.import_from_location(), *child.module_dict)[1:]}
+    near = get_close_matches(f'beit_mm.{name.rpartition(".")[2]}', full, n=1, cutoff=0.8)
+    message = f'no registry has the type {name!r}'
+    if near:
+        message += f'; did you mean {near[0]!r}?'
+    if find_spec('mmseg') is None:
+        message += ' What belongs to segmentation needs mmsegmentation, which is not installed.'
+    return message
