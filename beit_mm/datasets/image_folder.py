@@ -51,6 +51,8 @@ class UnlabeledImages(BaseDataset):
             raise ValueError(f"on_error is {on_error!r}; choose 'error' or 'skip'")
         self.on_error = on_error
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
+        if '://' in data_root:
+            raise ValueError(f'data_root is the address {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
 
     def load_data_list(self) -> Sequence[dict]:

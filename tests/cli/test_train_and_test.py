@@ -134,6 +134,8 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     [
         (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
         (['data_root=no_such_folder'], "no folder 'no_such_folder"),
+        (['data_root=no such folder'], "no folder 'no such folder"),
+        (['data_root=https://example.org/images'], 'expected a local folder of images'),
         (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
         (['train_dataloader.batch_size'], "'train_dataloader.batch_size' is no KEY=VALUE"),
         (['train_dataloader.batchsize=4'], 'did you mean train_dataloader.batch_size?'),
