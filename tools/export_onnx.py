@@ -1,8 +1,9 @@
-"""Writes a classifier as an ONNX graph for images of one size, and checks it with onnxruntime.
+"""Writes a classifier or segmentor as an ONNX graph for images of one size, and checks it with onnxruntime.
 
     python tools/export_onnx.py CONFIG CHECKPOINT OUT.onnx [--size HEIGHT WIDTH]
 
-The graph takes normalised images, float32 (N, C, H, W), and gives logits; its metadata hold mean, std and size.
+The graph takes normalised images, float32 (N, C, H, W), and gives logits, of a segmentor at each pixel; its metadata
+hold mean, std and size.
 """
 
 import argparse

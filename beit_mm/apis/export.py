@@ -1,4 +1,4 @@
-"""ONNX export of a classifier at one image size, with everything that depends on the size folded in."""
+"""ONNX export of a classifier or segmentor at one image size, with everything that depends on the size folded in."""
 
 import copy
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beit_mm.engine.checks import preprocessing_of_model
@@ -17,6 +18,18 @@ TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
 NUM_CHECKED = 3  # random images
 MAX_BATCH = 2**31 - 1  # torch 2.6 wants to hear of an end
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a few MB of it
+
+
+class WholeImage(nn.Module):
+    """A SlidingSegmentor as the graph has it: images (B, C, H, W) in one window, to logits (B, classes, H, W)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.model.decode_head(self.model.extract_feat(images))  # B, classes, h, w
+        return F.interpolate(logits, images.shape[2:], mode='bilinear', align_corners=self.model.align_corners)
 
 
 class Constant(nn.Module):
@@ -31,16 +44,16 @@ class Constant(nn.Module):
 
 
 def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> float:
-    """Writes a classifier as an ONNX graph of float32 and checks it against the model.
+    """Writes a classifier or segmentor as an ONNX graph of float32 and checks it against the model.
 
-    The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), before
-    the softmax, for any N. The position embedding and the relative position bias of this size are constants in it. Its
-    metadata hold `mean` and `std` (of pixel values 0 to 255, where the model's data preprocessor knows them) and
-    `size` (height, width) as JSON lists, and what `input` and `output` are in words. A graph above 2 GB has
-    its weights in a second file, PATH.data.
+    The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
+    (N, classes, H, W), before the softmax, for any N. A segmentor sees the whole image at once, as one window. The
+    position embedding and the relative position bias of this size are constants in it. Its metadata hold `mean` and
+    `std` (of pixel values 0 to 255, where the model's data preprocessor knows them) and `size` (height, width) as JSON
+    lists, and what `input` and `output` are in words. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
-        model: such as mmpretrain's ImageClassifier, its `backbone` a BEiTBackbone; left as it is.
+        model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
         path: where the file goes; written only when the check passes.
         size: height and width of the images in pixels; need not be the size that the model is built for.
 
@@ -50,7 +63,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
 
     Raises:
         ImportError: the ONNX packages are missing.
-        ValueError: not a classifier on a BEiTBackbone.
+        ValueError: not a classifier or SlidingSegmentor on a BEiTBackbone, or a size that its pyramid cannot halve.
         RuntimeError: the graph's logits are not the model's.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
@@ -58,15 +71,21 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     backbone = dict(model.named_children()).get('backbone')
     if not isinstance(backbone, BEiTBackbone):
         raise ValueError(
-            'ONNX export takes a classifier whose backbone is a BEiTBackbone, not '
+            'ONNX export takes a classifier or segmentor whose backbone is a BEiTBackbone, not '
             f'{type(model).__name__} on {type(backbone).__name__}'
         )
+    divisor = _cells_of_segmentor(model)
+    if divisor and any(side % divisor for side in size):
+        raise ValueError(f'size is {size[0]} x {size[1]}; this segmentor takes sides that are multiples of {divisor}')
+    preprocessing = dict(preprocessing_of_model(model), size=list(size))
     model = copy.deepcopy(model).cpu().float().eval()
+    if divisor:
+        model = WholeImage(model)
     channels = backbone.patch_embed.proj.in_channels
     images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = _fold(model, images)
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
+        if not isinstance(logits, Tensor) or logits.dim() != (4 if divisor else 2):
             raise ValueError(
                 'ONNX export takes a model that gives logits (batch, classes): it needs '
                 "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
@@ -80,11 +99,10 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
             output_names=['logits'],
             verbose=False,
         )
-    preprocessing = dict(preprocessing_of_model(model), size=list(size))
     program.model.metadata_props.update(
         {name: json.dumps(value) for name, value in preprocessing.items()},
         input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
-        output='logits: float32 (batch, classes), before the softmax',
+        output=f'logits: float32 (batch, classes{", height, width" if divisor else ""}), before the softmax',
     )
 
     path = Path(path)
@@ -96,6 +114,15 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         for file in Path(folder).iterdir():
             file.replace(path.parent / file.name)
     return difference
+
+
+def _cells_of_segmentor(model: nn.Module) -> int | None:
+    """What the sides of a SlidingSegmentor's windows are multiples of, in pixels; None of any other model."""
+    if find_spec('mmseg') is None:
+        return None
+    from beit_mm.segmentation.segmentor import SlidingSegmentor
+
+    return model.divisor if isinstance(model, SlidingSegmentor) else None
 
 
 def _fold(model: nn.Module, images: Tensor) -> Tensor:

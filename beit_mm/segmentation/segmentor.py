@@ -111,7 +111,7 @@ class SlidingSegmentor(EncoderDecoder):
         on_cpu = views[0].image.device.type == 'cpu'
         windows_per_batch = cfg.get('windows_per_batch', 1 if on_cpu else WINDOWS_PER_BATCH)
         return slide(
-            self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners, self._divisor()
+            self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners, self.divisor
         )
 
     def logits(self, images: Tensor) -> Tensor:
@@ -121,7 +121,8 @@ class SlidingSegmentor(EncoderDecoder):
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
 
-    def _divisor(self) -> int:
+    @property
+    def divisor(self) -> int:
         """What both sides of a window are padded to a multiple of: the pixels along a side of the coarsest cell.
 
         Patches of 16 under a pyramid whose last level has half their resolution make 32.

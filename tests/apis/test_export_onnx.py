@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import ROOT
 from mmengine.registry import init_default_scope
+from narrow_segmentors import narrow_segmentor
 from torch import nn
 
 from beit_mm.apis import export
@@ -134,6 +135,19 @@ def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
     batch = shapes[0][0]
     assert batch in ('batch', 's0')  # torch 2.6 gives a name of its own
     assert shapes == [[batch, 3, *size], [batch, 7]]
+
+
+@pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'beit_mm.EfficientSETRUPHead'])
+def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(head, tmp_path):
+    pytest.importorskip('mmseg')
+    model = narrow_segmentor('bias', head, crop_size=(64, 96), stride=(64, 96))
+    assert export_onnx(model, tmp_path / 'model.onnx', (64, 96)) < 1e-4
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        expected = model.inference(images)  # 2, classes, 64, 96
+    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), expected, rtol=0, atol=1e-4 * expected.abs().max())
+    with pytest.raises(ValueError, match='72 x 96; this segmentor takes sides that are multiples of'):
+        export_onnx(model, tmp_path / 'other.onnx', (72, 96))
 
 
 class Noise(nn.Module):
