@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import ROOT, narrow_dino_model, narrow_model
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import DefaultScope
 from PIL import Image
 
 
@@ -19,6 +20,14 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _reproducible() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _scope_of_its_own():
+    """The library whose types need no prefix is set by runners and tools, and stays set: for one file, not the next."""
+    before = DefaultScope._instance_dict.copy()
+    yield
+    DefaultScope._instance_dict = before
 
 
 @pytest.fixture(scope='session', autouse=True)

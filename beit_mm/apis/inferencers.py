@@ -1,4 +1,4 @@
-"""Classifies and segments images with a checkpoint and nothing else: it holds its config."""
+"""Classifies and segments images with a checkpoint and nothing else: it holds its config, or its tensors show it."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from beit_mm.apis.stored_config import RefusedError, check_stored_config
 from beit_mm.checkpoint.fit import check_finite, load_from_file
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import class_names, convert_state_dict, detect_format, meta_of
+from beit_mm.checkpoint.names import (
+    backbone_arguments,
+    class_names,
+    convert_state_dict,
+    describe_source,
+    detect_format,
+    meta_of,
+    released_out_indices,
+    weights_of,
+)
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of
 from beit_mm.datasets.listing import EXTENSIONS, list_images
@@ -57,6 +66,8 @@ class _Inferencer(ABC):
             del weights[name]
         self.meta = meta_of(content)
         classes = class_names(self.meta)
+        if config is None and not isinstance(self.meta.get('config_dict'), dict):
+            self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint, content))
         cfg = self._config(checkpoint, config, classes)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:
@@ -105,9 +116,7 @@ class _Inferencer(ABC):
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
         if config is None:
-            name, values = f'The config in {checkpoint}', self.meta.get('config_dict')
-            if not isinstance(values, dict):
-                raise CheckpointError(f'{checkpoint} holds no config; give the one that it was trained with: {advice}')
+            name, values = f'The config in {checkpoint}', self.meta['config_dict']
         else:
             values = config if isinstance(config, Config) else Config.fromfile(str(config))
             name = f'The config {values.filename or ""}'.rstrip()
@@ -130,6 +139,30 @@ class _Inferencer(ABC):
                 f'on the word of a checkpoint; if you trust it, give the config: {advice}'
             ) from None
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
+
+    def _config_of_weights(self, checkpoint: str | Path, content: dict) -> dict[str, Any]:
+        """A config as the tensors of a file show it, of timm's, transformers', the released code's and mmseg's too."""
+        wanted = f'give the config that it was trained with: {type(self).__name__}(checkpoint, config=...)'
+        if self.multi_scale:
+            raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {wanted}')
+        source = describe_source(content, Path(checkpoint))
+        weights = convert_state_dict(weights_of(content)).state_dict
+        backbone = dict(backbone_arguments(weights, source), type='beit_mm.BEiTBackbone')
+        levels = {name: source['preprocessing'].get(name) for name in ('mean', 'std')}
+        if not all(levels.values()):
+            raise CheckpointError(
+                f'{checkpoint} holds no config, and does not say how its images were normalised; {wanted}'
+            )
+        try:
+            return self._of_weights(weights, backbone, levels, source['architecture'].get('out_indices'))
+        except KeyError as error:
+            raise CheckpointError(
+                f'{checkpoint} holds no config, and as a {self.task} lacks {error}; {wanted}'
+            ) from None
+
+    @abstractmethod
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
+        """A config of weights under our names; KeyError for a tensor that is missing."""
 
     @abstractmethod
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
@@ -234,6 +267,16 @@ class ClassificationInferencer(_Inferencer):
             return model, loader['dataset']['pipeline']
         return model, values['train_dataloader']['dataset']['pipeline'][:1]
 
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
+        num_classes, dims = weights['head.fc.weight'].shape
+        model = dict(
+            type='ImageClassifier',
+            backbone=dict(backbone, out_type='avg_featmap' if 'backbone.fc_norm.weight' in weights else 'cls_token'),
+            head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=dims),
+            data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **levels),
+        )
+        return dict(model=model, test_dataloader=dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')])))
+
     def _num_classes(self, model: nn.Module) -> int | None:
         if isinstance(model, LinearProbe):
             return model.num_classes if len(model.layers) == 1 else None
@@ -301,6 +344,32 @@ class SegmentationInferencer(_Inferencer):
             loader = values.get('test_dataloader') or values['val_dataloader']
             model, pipeline = values['model'], loader['dataset']['pipeline']
         return model, [_named_by_us(step) for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
+
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
+        """An UperNet of the released code's shape; other heads do not show their resizings."""
+        num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
+        weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']
+        size, dims, depth = backbone['img_size'], backbone['arch']['embed_dims'], backbone['arch']['num_layers']
+        norm = dict(type='beit_mm.SyncBN')
+        model = dict(
+            type='beit_mm.SlidingSegmentor',
+            backbone=dict(backbone, out_type='featmap', out_indices=out_indices or released_out_indices(depth)),
+            neck=dict(type='Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
+            decode_head=dict(
+                type='beit_mm.EfficientUPerHead',
+                num_classes=num_classes,
+                in_channels=[dims] * 4,
+                in_index=[0, 1, 2, 3],
+                channels=channels,
+                norm_cfg=norm,
+            ),
+            data_preprocessor=dict(type='SegDataPreProcessor', size=size, **levels),
+            test_cfg=dict(mode='slide', crop_size=size, stride=[side * 2 // 3 for side in size]),
+        )
+        load = dict(type='beit_mm.LoadImage')
+        resize = dict(type='Resize', scale=[2048, min(size)], keep_ratio=True)
+        pipeline = [load, resize, dict(type='PackSegInputs')]
+        return dict(model=model, test_dataloader=dict(dataset=dict(pipeline=pipeline)))
 
     def _num_classes(self, model: nn.Module) -> int | None:
         from mmseg.models import EncoderDecoder

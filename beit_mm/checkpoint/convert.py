@@ -19,6 +19,7 @@ from beit_mm.checkpoint.names import (
     describe_source,
     first_names,
     meta_of,
+    released_out_indices,
     task_of,
     weights_of,
 )
@@ -37,7 +38,6 @@ HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide a
     'decode_head.psp_modules.3.1.conv.weight',
     'decode_head.fpn_bottleneck.conv.weight',
 )
-RELEASED_OUT_INDICES = {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}
 
 
 class Conversion(NamedTuple):
@@ -184,7 +184,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             )
         blocks = meta['architecture'].get('out_indices') or []
         if len(blocks) != 4:
-            blocks = RELEASED_OUT_INDICES.get(depth, [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)])
+            blocks = released_out_indices(depth)
         # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
         # which the released UperNet uses: its own files name the blocks then, and give other logits there
         numbers = [block + 2 for block in blocks]

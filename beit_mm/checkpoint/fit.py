@@ -67,7 +67,8 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
         except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
             source['format'] = None
         else:
-            meta = dict(meta_of(content), preprocessing=source['preprocessing'])
+            known = ('preprocessing', 'architecture', 'dataset_meta')
+            meta = dict(meta_of(content), **{name: source[name] for name in known if name in source})
             content = dict(state_dict=weights, meta=meta)
             if dropped:
                 message = f'{path} ({source["format"]}) holds tensors that no model of ours has: {dropped}'

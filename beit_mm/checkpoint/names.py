@@ -232,6 +232,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
         size = [side * patch for side in known]
+    elif tables and not position and (known := grid_of(TABLE, tables[0], grid)) != grid:
+        size = [side * patch for side in known]
     shared, own = (f'backbone.{name}' in weights for name in (SHARED_TABLE, f'blocks.0.attn.{TABLE}'))
     norms = dict(norm='raw', fc_norm='avg_featmap')
     return dict(
@@ -250,6 +252,11 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
         masked_input='backbone.mask_token' in weights,
         out_type=next((kind for norm, kind in norms.items() if f'backbone.{norm}.weight' in weights), 'featmap'),
     )
+
+
+def released_out_indices(depth: int) -> list[int]:
+    """The four blocks whose outputs the released UperNet takes; of other depths, every quarter."""
+    return {12: [3, 5, 7, 11], 24: [7, 11, 15, 23]}.get(depth) or [depth * part // 4 - 1 for part in (1, 2, 3, 4)]
 
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
@@ -423,6 +430,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         preprocessing: of the images that they were trained on: `mean` and `std` of each channel, pixels 0-255, and
             `size` (height, width) in pixels.
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
+        dataset_meta: with the names of the `classes`, where transformers' config.json has them.
 
     Raises:
         CheckpointError: written by a later version of this package, or a neighbour that is no JSON.
@@ -454,6 +462,9 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         preprocessing = dict(normalisation, size=[size] * 2)
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
+    labels = config.get('id2label')
+    classes = [labels.get(str(label)) for label in range(len(labels))] if isinstance(labels, dict) else []
+    says_them = classes and all(isinstance(name, str) for name in classes) and not meta.get('dataset_meta')
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
     described = {name: _numbers(preprocessing.get(name)) for name in ('mean', 'std')}
     described['size'] = size if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else []
@@ -465,6 +476,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         architecture={
             name: value for name, value in architecture.items() if isinstance(value, int) or _numbers(value, int)
         },
+        **(dict(dataset_meta=dict(classes=classes)) if says_them else {}),
     )
 
 

@@ -157,7 +157,7 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
         backbone=dict(config['model']['backbone'], arch=dict(embed_dims=2 * WIDTH, num_layers=4, num_heads=4)),
     )
     for changed, message in (
-        (None, r'holds no config; .*SegmentationInferencer\(checkpoint, config=...\)'),
+        (None, r'holds no config.*SegmentationInferencer\(checkpoint, config=...\)'),
         (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
         (dict(config, tta_pipeline=[LOAD[0], dict(views, type='os.system')]), "asks for 'os.system'"),
         (dict(config, model=wide), 'does not fit|another'),

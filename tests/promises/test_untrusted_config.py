@@ -208,8 +208,8 @@ def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monke
 @pytest.mark.parametrize(
     ('meta', 'said'),
     [
-        (dict(config_dict=None), 'holds no config'),
-        (dict(config_dict='import os'), 'holds no config'),
+        (dict(config_dict='import os', architecture=None), 'does not say how many attention heads'),
+        (dict(config_dict='import os', architecture=dict(num_heads=4)), 'holds no config'),
         (dict(dataset_meta=dict(classes='abc')), 'of type str, expected a list of names'),
         (dict(dataset_meta=dict(classes=[1, 2, 3])), 'expected a list of names'),
         (dict(dataset_meta=dict(classes=['a'])), 'names 1 classes, its model has 3'),
