@@ -1,15 +1,20 @@
 """Weights of timm, transformers, mmpretrain and mmseg compute the same in our models, and ours in theirs."""
 
 import argparse
+import json
 
+import numpy as np
 import peers
 import pytest
 import timm
 import torch
 import transformers
+from narrow_segmentors import CROP, narrow_segmentor
 from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, outputs, peer_outputs, read
 
+from beit_mm.apis.inferencers import CROP_RATIO, ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.registry import MODELS
 
@@ -253,3 +258,54 @@ def test_a_backbone_of_transformers_with_a_pyramid(tmp_path):
     translation = convert_state_dict(saved(peer, tmp_path))
     assert translation.dropped_keys == []
     assert {name.split('.')[0] for name in translation.state_dict} == {'backbone', 'neck'}
+
+
+# --- by inferencers, without a config --------------------------------------------------------------
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(variant, tmp_path):
+    names = [f'animal {label}' for label in range(peers.CLASSES)]
+    peer = peers.hf_peer('classification', variant, id2label=dict(enumerate(names)))
+    peer.eval().save_pretrained(tmp_path / 'hub')
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+    processor = dict(image_mean=mean, image_std=std, size=dict(height=peers.SIZE, width=peers.SIZE))
+    (tmp_path / 'hub/preprocessor_config.json').write_text(json.dumps(processor))
+    edge = round(peers.SIZE / CROP_RATIO)  # what the crop is taken from, so that nothing is resized
+    pixels = np.random.default_rng(0).integers(0, 256, (edge, edge, 3), dtype=np.uint8)
+    (found,) = ClassificationInferencer(tmp_path / 'hub', device='cpu')(pixels)
+    first = round((edge - peers.SIZE) / 2)
+    crop = torch.from_numpy(pixels[first : first + peers.SIZE, first : first + peers.SIZE]).permute(2, 0, 1) / 255
+    images = (crop[None] - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    with torch.no_grad():
+        expected = peer(images).logits.softmax(dim=-1)[0]
+    for label, score in found['scores']:
+        assert abs(score - expected[label].item()) < 1e-4
+    assert found['name'] == names[int(expected.argmax())]
+    convert_checkpoint(tmp_path / 'hub', tmp_path / 'again', to='hf')  # and there they stay
+    labels = json.loads((tmp_path / 'again/config.json').read_text())['id2label']
+    assert list(labels.values()) == names
+
+    (tmp_path / 'hub/preprocessor_config.json').unlink()
+    with pytest.raises(CheckpointError, match='does not say how its images were normalised'):
+        ClassificationInferencer(tmp_path / 'hub', device='cpu')
+
+
+def test_an_upernet_of_mmseg_is_a_segmentor_whatever_it_says(tmp_path):
+    model = narrow_segmentor('bias', 'mmseg.UPerHead')  # head and neck are mmseg's own
+    preprocessing = dict(mean=[127.5] * 3, std=[127.5] * 3, size=[CROP, CROP])
+    meta = dict(preprocessing=preprocessing, architecture=dict(num_heads=4, out_indices=[0, 1, 2, 3]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'bare.pth')
+    segment = SegmentationInferencer(tmp_path / 'bare.pth', device='cpu')
+    pixels = np.random.default_rng(0).integers(0, 256, (CROP, 90, 3), dtype=np.uint8)
+    (found,) = segment(pixels)
+    images = (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() - 127.5) / 127.5
+    with torch.no_grad():
+        expected = model.inference(images).argmax(dim=1)[0]
+    assert (torch.from_numpy(found['labels']) == expected).float().mean() > 0.99  # windows of bfloat16 here
+    with pytest.raises(CheckpointError, match='holds no config with tta_model'):
+        SegmentationInferencer(tmp_path / 'bare.pth', device='cpu', multi_scale=True)
+    plain = {name: tensor for name, tensor in model.state_dict().items() if 'fpn_bottleneck' not in name}
+    torch.save(dict(state_dict=plain, meta=meta), tmp_path / 'other.pth')
+    with pytest.raises(CheckpointError, match="as a segmentor lacks 'decode_head.fpn_bottleneck"):
+        SegmentationInferencer(tmp_path / 'other.pth', device='cpu')
