@@ -148,7 +148,7 @@ class RandomMask(BaseTransform):
     def __init__(self, grid: tuple[int, int], num_masked: int) -> None:
         check_grid(grid, num_masked)
         self.grid = tuple(grid)
-        self.num_masked = num_masked
+        self.num_masked = int(num_masked)
 
     def transform(self, results: dict) -> dict:
         cells = self.grid[0] * self.grid[1]

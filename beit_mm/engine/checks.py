@@ -167,8 +167,15 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     tokenizer = model.target_generator
     if tokenizer is not None:
         seen = views.second_size or views.size
-        if views.second_size is None and isinstance(model.data_preprocessor, TwoViewDataPreprocessor):
-            seen = model.data_preprocessor.tokenizer_size(*seen)
+        if isinstance(model.data_preprocessor, TwoViewDataPreprocessor):
+            if views.second_size is None:
+                seen = model.data_preprocessor.tokenizer_size(*seen)
+            elif model.data_preprocessor.tokenizer_scale is not None:
+                raise ValueError(
+                    f"the pipeline makes the tokenizer's view (second_size={views.second_size}) and the data "
+                    f'preprocessor too (tokenizer_scale={model.data_preprocessor.tokenizer_scale}); set one of them to '
+                    'None'
+                )
         try:
             tokens: object = tokenizer.grid_size(*seen)
         except ValueError as error:  # no whole number of tokens

@@ -380,7 +380,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
             device, where the pipeline makes none (`second_size=None`): bicubic, antialiased. None: not made.
 
     Raises:
-        ValueError: another number of means than of deviations.
+        ValueError: another number of means than of deviations, or no such part of a side.
 
     Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for one view of both networks
     (`tokenizer_scale=1`).
@@ -388,6 +388,8 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
+        if tokenizer_scale is not None and not 0 < tokenizer_scale <= 1:
+            raise ValueError(f'tokenizer_scale is {tokenizer_scale}; expected a part of a side, above 0 and at most 1')
         self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
             raise ValueError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')

@@ -133,6 +133,10 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
     Source: timm `data/loader.py`, which erases on the device too.
     """
 
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._non_blocking = True  # pinned memory is copied while the host goes on; mmpretrain's has no argument for it
+
     def forward(self, data: dict, training: bool = False) -> dict:
         """Prepares one batch; returns dict(inputs=float (B, C, H, W), data_samples)."""
         data = super().forward(data, training=False)  # normalises and makes one-hot labels, but does not mix yet

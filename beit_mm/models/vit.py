@@ -549,6 +549,9 @@ class BEiTBackbone(BaseModule):
             return []
         embeddings = [self.cls_token, self.mask_token, self.pos_embed]
         modules = [self.patch_embed, *self.blocks[: self.frozen_stages]]
+        if self.frozen_stages and self.rel_pos_bias is not None:
+            # torch up to 2.11 reads foreign memory of a GPU for the gradient of a bias between frozen q, k and v
+            modules.append(self.rel_pos_bias)
         return [p for p in embeddings if p is not None] + [p for m in modules for p in m.parameters()]
 
     def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:

@@ -14,7 +14,7 @@ never made.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby, islice
 from typing import NamedTuple
 
@@ -190,10 +190,7 @@ def slide(
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
     """
-    # Windows of one row or column, and views of one size, share a matrix. The cache lives as long as this call.
-    matrix_of = lru_cache(maxsize=None)(
-        partial(window_matrix, align_corners=align_corners, device=views[0].image.device)
-    )
+    options = align_corners, views[0].image.device
     windows = (window for view in views for window in _windows(view, crop_size, stride))
     logits_image: Tensor | None = None
     for batch in _batches(windows, windows_per_batch):
@@ -204,8 +201,8 @@ def slide(
             classes, height, width = logits_window.shape
             if logits_image is None:
                 logits_image = logits.new_zeros(classes, *view.size)  # C, H, W
-            y, row_matrix = matrix_of(rows, row, view.size[0], False, height, bottom)
-            x, column_matrix = matrix_of(columns, column, view.size[1], view.flip, width, right)
+            y, row_matrix = window_matrix(rows, row, view.size[0], False, height, bottom, *options)
+            x, column_matrix = window_matrix(columns, column, view.size[1], view.flip, width, right, *options)
             logits_image[:, y, x] += row_matrix @ logits_window @ column_matrix.T
             if (row + 1, column + 1) == (len(rows), len(columns)):  # the view's last window
                 yield logits_image
@@ -219,6 +216,7 @@ def window_intervals(length: int, crop: int, stride: int) -> tuple[tuple[int, in
     return tuple((max(stop - crop, 0), stop) for stop in stops)
 
 
+@lru_cache(maxsize=128)  # windows of one row or column, and images of one size, share a matrix of up to 0.4 MB
 def window_matrix(
     intervals: tuple[tuple[int, int], ...],
     index: int,

@@ -140,6 +140,8 @@ def test_frozen_stages_stand_still_and_stay_in_evaluation_mode():
         if p.requires_grad
     }
     assert trained == {'blocks.2', 'norm.weight', 'norm.bias'}
+    shared = BEiTBackbone(**SMALL, frozen_stages=1, rel_pos_bias='shared')
+    assert not shared.rel_pos_bias.relative_position_bias_table.requires_grad  # the frozen block reads it
 
 
 @pytest.mark.parametrize('change', ['fused_step', 'data_copy', 'load'])

@@ -162,6 +162,8 @@ def test_one_view_serves_both_networks():
     torch.testing.assert_close(inputs['tokenizer_images'], pixels.permute(0, 3, 1, 2) / 255, atol=1e-6, rtol=0)
     model = MODELS.build(narrow_v2())
     check_views(model, [TwoViewCenterCrop(32, None), RandomMask((4, 4), 2)])
+    with pytest.raises(ValueError, match='set one of them to None'):
+        check_views(model, [TwoViewCenterCrop(32, 32)])
     with pytest.raises(ValueError, match=r'a view of 36 x 36 pixels for the tokenizer .* set second_size to 40 x 40'):
         check_views(model, [TwoViewCenterCrop(36, None)])
 

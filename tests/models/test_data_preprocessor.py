@@ -1,6 +1,7 @@
 """From uint8 batches to the pretrainer's inputs."""
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -57,6 +58,12 @@ def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
     given = dict(images=pixels[None], tokenizer_images=pixels[None, :8, :12])  # the pipeline's goes first
     inputs = TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=0.5)(dict(inputs=given))['inputs']
     assert inputs['tokenizer_images'].shape == (1, 3, 8, 12)
+
+
+@pytest.mark.parametrize('scale', [0, -1, 1.5])
+def test_no_view_is_larger_than_the_first(scale):
+    with pytest.raises(ValueError, match='expected a part of a side'):
+        TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=scale)
 
 
 def test_what_the_pipeline_leaves_out_is_none():

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # What makes the host wait where its argument is on a CUDA device: values, and shapes that depend on values.
 WAITING = {'_local_scalar_dense', 'is_nonzero', 'equal', 'nonzero', 'masked_select', '_unique2', 'unique_dim'}
+WAITING |= {'repeat_interleave', 'bincount', 'unique_consecutive'}
+INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
@@ -24,7 +26,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        boolean_index = name == 'index' and any(i is not None and i.dtype == torch.bool for i in args[1])
+        boolean_index = name in INDEXING and any(i is not None and i.dtype == torch.bool for i in args[1])
         if name in WAITING or boolean_index:
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
@@ -91,6 +93,9 @@ def test_the_check_sees_what_waits():
         lambda: x.sum().item(),
         lambda: bool(x[0] > 1),
         lambda: x[x > 1],
+        lambda: x.clone().index_put_((x > 1,), x[:2]),
+        lambda: x.long().bincount(),
+        lambda: x.repeat_interleave(x.long()),
         lambda: x.nonzero(),
         lambda: x.tolist(),
         lambda: x.cpu(),

@@ -5,13 +5,15 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from mmengine.logging import MMLogger
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar('T')
@@ -30,8 +32,39 @@ def step_parser(description: str, large: bool = True) -> argparse.ArgumentParser
     parser.add_argument('--precision', choices=['bfloat16', 'float16', 'float32'], default='bfloat16')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--threads', type=int, default=2, help='CPU threads')
+    parser.add_argument(
+        '--profile', type=int, default=0, metavar='N', help='print the N operations that take most of our step'
+    )
     parser.add_argument('--json', type=Path, metavar='FILE', help='write all that is printed, and each time, there too')
     return parser
+
+
+@contextmanager
+def stops_at_full_memory(size: int) -> Iterator[None]:
+    """Goes on after a batch that does not fit, so that the smaller ones' figures are kept."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        print(f'\nbatch {size} does not fit: {str(error).splitlines()[0]}')
+    torch.cuda.empty_cache()
+
+
+def profile_step(step: Callable[[], None], number: int) -> None:
+    """Prints the operations, on a GPU the kernels, that take most of a step."""
+    if not number:
+        return
+    on_gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as found:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    key = 'self_device_time_total' if on_gpu else 'self_cpu_time_total'
+    rows = sorted(found.key_averages(), key=lambda row: getattr(row, key), reverse=True)
+    total = sum(getattr(row, key) for row in rows)
+    print(f'\n{"of our step":>12s} {"ms":>9s} {"calls":>6s}  operation')
+    for row in rows[:number]:
+        value = getattr(row, key)
+        print(f'{value / total:12.1%} {value / 1000:9.2f} {row.count:6d}  {row.key[:90]}')
 
 
 class Record(dict):

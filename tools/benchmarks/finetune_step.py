@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 import mmpretrain.models  # noqa: F401  (registers BEiTViT)
 import torch
-from _timing import OURS, compiled, interleave, prepare, report, step_parser
+from _timing import OURS, compiled, interleave, prepare, profile_step, report, step_parser, stops_at_full_memory
 from mmengine.device import get_device
 from mmpretrain.engine import LearningRateDecayOptimWrapperConstructor
 from mmpretrain.registry import MODELS as MMPRETRAIN
@@ -188,9 +188,13 @@ def main() -> None:
     gflop = GFLOP_PER_IMAGE[args.arch]
     limit, record = prepare(args, gflop)
     for size in args.batch:
-        times, memory, _ = interleave(contenders(args.arch, args.precision, size, args.compile), args.rounds)
-        report(f'whole step, batch {size}', times, memory, size, gflop, limit, record)
-    record.write(args.json)
+        with stops_at_full_memory(size):
+            steps = contenders(args.arch, args.precision, size, args.compile)
+            times, memory, _ = interleave(steps, args.rounds)
+            report(f'whole step, batch {size}', times, memory, size, gflop, limit, record)
+            record.write(args.json)
+            profile_step(steps[OURS], args.profile)
+        steps = None
 
 
 if __name__ == '__main__':

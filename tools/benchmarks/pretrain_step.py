@@ -15,7 +15,18 @@ from collections.abc import Callable
 
 import mmpretrain.models  # noqa: F401  (registers BEiT and DALL-E)
 import torch
-from _timing import OURS, compiled, interleave, prepare, report, report_parts, step_parser, time_parts
+from _timing import (
+    OURS,
+    compiled,
+    interleave,
+    prepare,
+    profile_step,
+    report,
+    report_parts,
+    step_parser,
+    stops_at_full_memory,
+    time_parts,
+)
 from mmengine.device import get_device
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
@@ -246,15 +257,16 @@ def main() -> None:
     gflop = GFLOP_PER_IMAGE[args.arch]
     limit, record = prepare(args, gflop)
     for size in args.batch:
-        times, memory, _ = interleave(tokenizer_contenders(args.precision, size), args.rounds)
-        report(f'tokenizer, batch {size}', times, memory, size, None, None, record)
-        steps, parts = contenders(args.arch, args.precision, size, args.compile)
-        times, memory, _ = interleave(steps, args.rounds)
-        report(f'whole step, batch {size}', times, memory, size, gflop, limit, record)
-        report_parts(f'parts of our step, batch {size}', *time_parts(parts, args.rounds), size, limit, record)
-        record.write(args.json)
-        del steps, parts
-        torch.cuda.empty_cache()
+        with stops_at_full_memory(size):
+            times, memory, _ = interleave(tokenizer_contenders(args.precision, size), args.rounds)
+            report(f'tokenizer, batch {size}', times, memory, size, None, None, record)
+            steps, parts = contenders(args.arch, args.precision, size, args.compile)
+            times, memory, _ = interleave(steps, args.rounds)
+            report(f'whole step, batch {size}', times, memory, size, gflop, limit, record)
+            report_parts(f'parts of our step, batch {size}', *time_parts(parts, args.rounds), size, limit, record)
+            record.write(args.json)
+            profile_step(steps[OURS], args.profile)
+        steps = parts = None
 
 
 if __name__ == '__main__':

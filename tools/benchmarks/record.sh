@@ -21,11 +21,11 @@ bench() { # name, script and arguments
 
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
   nvidia-smi > "$folder/device.txt"
-  step=(--batch 64 128 256 --rounds 20 --compile)
+  step=(--batch 64 128 256 --rounds 20 --compile --profile 15)
   inference=(--precision bfloat16)
 else
   lscpu > "$folder/device.txt"
-  step=(--batch 8 --rounds 7 --threads 2)
+  step=(--batch 8 --rounds 7 --threads 2 --profile 10)
   inference=(--precision float32)
 fi
 [[ ${QUICK:-} ]] && step=(--batch 1 --rounds 1 --threads 1 --precision float32) inference=(--rounds 1)
