@@ -10,7 +10,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                         image_folder.py, samplers.py
     models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
     engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py
-    segmentation/       segmentor.py (sliding windows, multi-scale), heads.py, datasets.py; all that needs mmseg
+    segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
     visualization/      pictures that no library draws
     apis/               inferencers.py, export.py: what a notebook calls
 """

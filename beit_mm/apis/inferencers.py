@@ -2,13 +2,14 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from mmcv.transforms import BaseTransform
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.device import get_device
@@ -35,6 +36,7 @@ from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of
 from beit_mm.datasets.listing import EXTENSIONS, list_images
 from beit_mm.datasets.reading import UPRIGHT, LoadImage, UnreadableImageError, orientation, to_rgb
+from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.engine.optim import inference_autocast
@@ -48,7 +50,38 @@ Device: TypeAlias = str | torch.device | None
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
 
 
-class _Inferencer(ABC):
+class ImageReader:
+    """Reads and prepares images: `_load` is the first transform of a test pipeline, `_prepare` the others."""
+
+    _load: BaseTransform
+    _prepare: Callable[[dict], dict]
+    _reads_rgb: bool  # arrays go to `_prepare` as RGB, not as BGR
+
+    def _read(self, source: ImageInput, on_error: str) -> dict:
+        """What the test pipeline makes of an image; dict(path=..., error=...) of one that is skipped."""
+        try:
+            return self._sample(source)
+        except UnreadableImageError as error:
+            if on_error == 'raise':
+                raise
+            return dict(path=_path(source), error=str(error))
+
+    def _sample(self, source: ImageInput) -> dict:
+        if isinstance(source, (str, Path)):
+            return self._prepare(self._load(dict(img_path=str(source))))
+        if isinstance(self._load, LoadBands):
+            return self._prepare(self._load(dict(img=np.asarray(source))))
+        if isinstance(source, Image.Image):
+            source = pixels(source)
+        if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
+            raise ValueError(
+                f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
+            )
+        image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
+        return self._prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
+
+
+class _Inferencer(ImageReader, ABC):
     """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
 
     A checkpoint's own config is data: see `stored_config`. A given one is a program, and may name anything.
@@ -80,9 +113,8 @@ class _Inferencer(ABC):
                 self._load = TRANSFORMS.build(load)
                 self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
                 backend = 'cv2' if isinstance(self._load, LoadBands) else 'pillow'
-                self._prepare = Compose(
-                    [TRANSFORMS.build(step) for step in prepare or usual_preparation(module, backend)]
-                )
+                prepare = prepare or usual_preparation(preprocessing_of_model(module)['size'], backend)
+                self._prepare = Compose([TRANSFORMS.build(step) for step in prepare])
             except Exception as error:
                 if config is not None:
                     raise
@@ -171,29 +203,6 @@ class _Inferencer(ABC):
     @abstractmethod
     def _num_classes(self, model: nn.Module) -> int | None:
         """Number of classes; None for a model of another task."""
-
-    def _read(self, source: ImageInput, on_error: str) -> dict:
-        """What the test pipeline makes of an image; dict(path=..., error=...) of one that is skipped."""
-        try:
-            return self._sample(source)
-        except UnreadableImageError as error:
-            if on_error == 'raise':
-                raise
-            return dict(path=_path(source), error=str(error))
-
-    def _sample(self, source: ImageInput) -> dict:
-        if isinstance(source, (str, Path)):
-            return self._prepare(self._load(dict(img_path=str(source))))
-        if isinstance(self._load, LoadBands):
-            return self._prepare(self._load(dict(img=np.asarray(source))))
-        if isinstance(source, Image.Image):
-            source = pixels(source)
-        if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
-            raise ValueError(
-                f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
-            )
-        image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
-        return self._prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
 
 
 class ClassificationInferencer(_Inferencer):
@@ -303,8 +312,6 @@ class SegmentationInferencer(_Inferencer):
     def __init__(
         self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
     ):
-        from beit_mm.segmentation.datasets import distinct_colours
-
         self.multi_scale = multi_scale
         super().__init__(checkpoint, device, config)
         palette = (self.meta.get('dataset_meta') or {}).get('palette') or distinct_colours(self.num_classes)
@@ -428,9 +435,8 @@ def _path(image: ImageInput) -> str | None:
     return str(image) if isinstance(image, (str, Path)) else None
 
 
-def usual_preparation(model: nn.Module, backend: str) -> list[dict]:
-    """What follows the loading of an image where no config says so: the middle of it, in the model's size."""
-    size = preprocessing_of_model(model)['size']
+def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
+    """What follows the loading of an image where no config says so: the middle of it, in a size (height, width)."""
     edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),

@@ -6,11 +6,13 @@ from .masking import BlockwiseMask, RandomMask
 from .multi_crop import MultiCrop
 from .reading import LoadImage, UnreadableImageError
 from .samplers import RepeatedAugmentationSampler, SeededSampler
+from .segmentation_folder import LoadAnnotation, SegmentationFolder
 from .transforms import (
     PackViews,
     RandAugment,
     RandomErasing,
     RandomResizedCrop,
+    ResizeToPatches,
     TwoViewCenterCrop,
     TwoViewColorJitter,
     TwoViewRandomResizedCrop,

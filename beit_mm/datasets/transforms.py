@@ -126,6 +126,35 @@ class TwoViewCenterCrop(TwoViews):
         return self.add_views(results, box, flip=False)
 
 
+@TRANSFORMS.register_module()
+class ResizeToPatches(BaseTransform):
+    """Resizes `img` (H, W, C) whole: its short side to about `short_side`, both sides to whole patches; bicubic.
+
+    No part is cut off and no patch is padded; the aspect ratio changes by at most half a patch a side.
+
+    Args:
+        short_side: in pixels.
+        patch_size: side of a patch in pixels.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    def __init__(self, short_side: int, patch_size: int) -> None:
+        if min(short_side, patch_size) < 1:
+            raise ValueError(f'short_side is {short_side}, patch_size {patch_size}; expected at least 1 pixel each')
+        self.short_side = short_side
+        self.patch_size = patch_size
+
+    def transform(self, results: dict) -> dict:
+        sides = results['img'].shape[:2]
+        scale = self.short_side / min(sides) / self.patch_size
+        size = tuple(max(1, round(side * scale)) * self.patch_size for side in sides)
+        results['img'] = resize_bicubic(np.ascontiguousarray(results['img']), size)
+        results['img_shape'] = size
+        return results
+
+
 def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
     """A random box: uniform area, log aspect and position; after 10 misfits a centred one."""
     log_ratio = math.log(ratio[0]), math.log(ratio[1])

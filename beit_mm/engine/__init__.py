@@ -3,7 +3,7 @@
 from .bad_steps import BadStepHook, ReplayHook
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .hooks import CompileHook, DINOHook, KNNHook, RuntimeInfoHook, StepSeedHook, ThroughputHook
+from .hooks import CompileHook, DenseKNNHook, DINOHook, KNNHook, RuntimeInfoHook, StepSeedHook, ThroughputHook
 from .interruption import InterruptionHook
 from .loops import EpochLoop, IterLoop
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric

@@ -6,13 +6,13 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from mmengine.dist import all_gather, get_rank, get_world_size
+from mmengine.dataset import BaseDataset
+from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import print_log
@@ -22,10 +22,22 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.engine.checks import unwrap
-from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS, AutocastOptimWrapper, inference_autocast
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.engine.checks import backbone_of, unwrap
+from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS, AutocastOptimWrapper
+from beit_mm.engine.probing import (
+    image_features,
+    knn_predict,
+    knn_shares,
+    mean_iou,
+    patch_dataset,
+    patch_features,
+    pixel_confusion,
+    sample_patches,
+)
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.dino import DINOPretrainer
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
@@ -34,7 +46,6 @@ DETERMINISTIC = (
     'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
     'in a fixed order. Where a GPU has no such kernel, as for segmentation losses, torch names the operation and stops.'
 )
-CHUNK = 1024  # images compared with all training images at a time
 
 
 @HOOKS.register_module()
@@ -215,31 +226,6 @@ def compiled_in_training(model: nn.Module, plain: Callable, options: dict) -> Ca
     return call
 
 
-def knn_predict(
-    features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
-) -> Tensor:
-    """Classes, int64 (N,), by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
-
-    Args:
-        features: (N, C) to be classified.
-        bank: (M, C) of images with labels.
-        labels: int64 (M,) of the bank.
-        num_classes: number of classes.
-        k: neighbours that vote; at most M do.
-        temperature: the lower, the more the nearest count.
-
-    Source: facebookresearch/dino `eval_knn.py`.
-    """
-    bank = F.normalize(bank, dim=1)
-    predicted = []
-    for chunk in F.normalize(features, dim=1).split(CHUNK):
-        cosine, nearest = (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
-        votes = cosine.new_zeros(len(chunk), num_classes)
-        votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
-        predicted.append(votes.argmax(dim=1))
-    return torch.cat(predicted)
-
-
 @HOOKS.register_module()
 class KNNHook(Hook):
     """Logs `knn_accuracy` (percent) after each validation: labelled images classified by their nearest neighbours.
@@ -253,7 +239,8 @@ class KNNHook(Hook):
         k: neighbours that vote.
 
     Raises:
-        ValueError: the two datasets have different classes, or samples lack `sample_idx`.
+        ValueError: the two datasets have different classes, samples lack `sample_idx`, or the model has no
+            BEiTBackbone.
     """
 
     def __init__(self, train_dataloader: dict, val_dataloader: dict, k: int = 20):
@@ -263,19 +250,19 @@ class KNNHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Builds the loaders, so that a wrong path shows before the first step."""
+        probed_backbone(self, unwrap(runner))
         self.loaders = [runner.build_dataloader(config, seed=0) for config in self.configs]
-        train, val = (loader.dataset.metainfo['classes'] for loader in self.loaders)
-        if train != val:
-            raise ValueError(
-                f'KNNHook: its train_dataloader has {len(train)} classes, its val_dataloader {len(val)}, or their '
-                'names differ; give both datasets the same classes=...'
-            )
+        check_classes(self, *(loader.dataset for loader in self.loaders))
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         """Classifies the images; runs before the log is written."""
         if not self.loaders:  # a validation outside training
             return
-        (bank, labels), (features, truth) = (extract(unwrap(runner), loader) for loader in self.loaders)
+        model = unwrap(runner)
+        backbone, pixels = probed_backbone(self, model), model.data_preprocessor
+        (bank, labels), (features, truth) = (
+            image_features(backbone, pixels.mean, pixels.std, loader) for loader in self.loaders
+        )
         num_classes = len(self.loaders[0].dataset.metainfo['classes'])
         predicted = knn_predict(features, bank, labels, num_classes, self.k)
         accuracy = 100 * (predicted == truth).float().mean().item()
@@ -284,30 +271,99 @@ class KNNHook(Hook):
             metrics['knn_accuracy'] = accuracy  # CheckpointHook's save_best can follow it
 
 
-@torch.no_grad()
-def extract(model: nn.Module, loader: DataLoader) -> tuple[Tensor, Tensor]:
-    """Features (N, C) and classes (N,) of a dataset, in its order, on the model's device."""
-    blocks = model.backbone.blocks
-    preprocessor = model.data_preprocessor
-    device = preprocessor.mean.device
-    pooled, rows = [], []
-    handle = blocks[2 * len(blocks) // 3 - 1].register_forward_hook(
-        lambda module, inputs, tokens: pooled.append(tokens[:, 1:].mean(dim=1))
-    )
-    try:
-        for batch in loader:
-            if 'sample_idx' not in batch['data_samples'][0]:
-                raise ValueError("KNNHook needs 'sample_idx' among the meta_keys of PackInputs, where it is by default")
-            images = (batch['inputs'].to(device).float() - preprocessor.mean) / preprocessor.std
-            with inference_autocast(device):
-                model.backbone(images)
-            rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
-    finally:
-        handle.remove()
-    features = torch.cat(all_gather(torch.cat(pooled).float()))
-    index, labels = torch.cat(all_gather(torch.tensor(rows, device=device))).unbind(1)
-    _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images to give each process as many
-    return features[once], labels[once]
+@HOOKS.register_module()
+class DenseKNNHook(Hook):
+    """Logs `dense_knn_miou` (percent) after each validation: pixels classified by the nearest patches of other images.
+
+    The features are those of KNNHook, of each patch; see docs/features.md. The labels have no part in training. mmseg
+    is not needed.
+
+    Args:
+        train, val: configs of SegmentationFolders without type and pipeline, as
+            `dict(data_root='data/camvid', classes='classes.txt', reduce_zero_label=True,
+            data_prefix=dict(img_path='images/training', seg_map_path='annotations/training'))`.
+        short_side: of the images, which are shown whole, in pixels; None: the backbone's image size.
+        k: neighbours that vote.
+        max_images: of each of the two that are looked at, evenly spread.
+        max_patches: of the training images that may be neighbours, drawn at random, the same at each validation.
+
+    Raises:
+        ValueError: a number below 1; when training starts, the two datasets have different classes, or the model has
+            no BEiTBackbone for RGB images.
+    """
+
+    def __init__(
+        self,
+        train: dict,
+        val: dict,
+        short_side: int | None = None,
+        k: int = 30,
+        max_images: int = 200,
+        max_patches: int = 20_000,
+    ):
+        for name, number in dict(k=k, max_images=max_images, max_patches=max_patches).items():
+            if number < 1:
+                raise ValueError(f'DenseKNNHook: {name} is {number}; expected 1 or more')
+        self.configs = train, val
+        self.datasets: list[SegmentationFolder] = []
+        self.short_side = short_side
+        self.k = k
+        self.max_images = max_images
+        self.max_patches = max_patches
+
+    def before_train(self, runner: Runner) -> None:
+        """Lists the images, so that a wrong path shows before the first step."""
+        backbone = probed_backbone(self, unwrap(runner))
+        self.datasets = [patch_dataset(backbone, self.short_side, **config) for config in self.configs]
+        check_classes(self, *self.datasets)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
+        """Classifies the pixels; runs before the log is written."""
+        if not self.datasets:  # a validation outside training
+            return
+        model = unwrap(runner)
+        train, val = (self._maps(model, dataset) for dataset in self.datasets)
+        num_classes = len(self.datasets[0].metainfo['classes'])
+        per_image = -(-self.max_patches // min(self.max_images, len(self.datasets[0])))
+        own = [tensor.cpu() for tensor in sample_patches(train, num_classes, per_image)[:2]]
+        device = model.data_preprocessor.mean.device
+        # all processes together; objects, as each has a number of patches of its own
+        bank, targets = (torch.cat(parts).to(device) for parts in zip(*all_gather_object(own), strict=True))
+        counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
+        for patches, labels in val:
+            scores = knn_shares(patches.flatten(0, 1), bank, targets, self.k)  # h*w, K
+            counts += pixel_confusion(scores.view(*patches.shape[:2], -1), labels)
+        miou = 100 * mean_iou(sum(all_gather_object(counts)))
+        runner.message_hub.update_scalar('val/dense_knn_miou', miou)
+        if metrics is not None:
+            metrics['dense_knn_miou'] = miou  # CheckpointHook's save_best can follow it
+
+    def _maps(self, model: nn.Module, dataset: SegmentationFolder) -> Iterator[tuple[Tensor, Tensor]]:
+        """What `patch_features` yields, of this process's part of the images."""
+        number = min(self.max_images, len(dataset))
+        rows = [row * len(dataset) // number for row in range(get_rank(), number, get_world_size())]
+        pixels = model.data_preprocessor
+        return patch_features(probed_backbone(self, model), pixels.mean, pixels.std, map(dataset.__getitem__, rows))
+
+
+def probed_backbone(hook: Hook, model: nn.Module) -> BEiTBackbone:
+    """The backbone whose features a hook looks at; raises ValueError where the model has none of ours."""
+    backbone = backbone_of(model)
+    if backbone is None:
+        raise ValueError(
+            f'{type(hook).__name__} looks at the blocks of a BEiTBackbone; the {type(model).__name__} has none'
+        )
+    return backbone
+
+
+def check_classes(hook: Hook, train: BaseDataset, val: BaseDataset) -> None:
+    """Raises ValueError where a hook's two datasets have different classes."""
+    classes, others = train.metainfo['classes'], val.metainfo['classes']
+    if classes != others:
+        raise ValueError(
+            f'{type(hook).__name__}: its training images have {len(classes)} classes, its validation images '
+            f'{len(others)}, or their names differ; give both datasets the same classes=...'
+        )
 
 
 @HOOKS.register_module()

@@ -7,8 +7,8 @@ import pytest
 from mmseg.datasets.transforms import LoadAnnotations
 from PIL import Image
 
+from beit_mm.datasets.segmentation_folder import distinct_colours, read_labels
 from beit_mm.registry import DATASETS, TRANSFORMS
-from beit_mm.segmentation.datasets import distinct_colours, read_labels
 
 CLASSES = ['sky', 'road', 'tree']
 PIPELINE = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]

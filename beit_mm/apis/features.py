@@ -1,0 +1,346 @@
+"""Features of images from the checkpoint of any BEiT, and files of them."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import Compose
+from mmengine.device import get_device
+from mmengine.registry import DefaultScope
+from mmengine.utils import ProgressBar
+from torch import Tensor
+
+from beit_mm.apis.inferencers import Device, ImageInput, ImageReader, check_on_error, iterate_images, usual_preparation
+from beit_mm.checkpoint.fit import read_backbone
+from beit_mm.checkpoint.io import atomic_file, read_checkpoint, save_torch
+from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.datasets.image_folder import extensions_of
+from beit_mm.engine.optim import inference_autocast
+from beit_mm.engine.probing import hidden_states, usual_layer
+from beit_mm.models.vit import BEiTBackbone, _block_indices
+from beit_mm.registry import TRANSFORMS
+
+KINDS = ('mean', 'class_token', 'patches')
+
+
+class FeatureExtractor(ImageReader):
+    """The hidden states of a BEiT for whole, unmasked images, from any of its checkpoints alone.
+
+    By default the mean of the patches after two thirds of the blocks. BEiT's class token was never trained to sum an
+    image up (BEiT v2's was), and its last blocks turn from what an image shows to the tokens that they predict. Hidden
+    states are those between the blocks: the final norm, which only some checkpoints have, is not applied. Images are
+    normalised as the checkpoint says, by ImageNet's mean and std where it does not.
+
+    Args:
+        checkpoint: path or URL of a BEiT in any format, of any task.
+        device: such as 'cuda:1' or 'cpu'; None for what there is.
+        size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
+        whole: all of an image in its own shape, both sides whole patches. Otherwise the middle of it, as classifiers
+            see it.
+        mean, std: of each channel, pixels 0-255, instead of the checkpoint's.
+        bands: settings of LoadBands, for a model of other images than RGB.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as BEiTBackbone.from_checkpoint.
+        ValueError: a size below a patch, or another number of means than of channels.
+
+    Attributes:
+        backbone: the BEiTBackbone.
+        mean, std: float (C, 1, 1), of pixels 0-255.
+        pipeline: configs of the transforms that prepare an image.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: Device = None,
+        size: int | None = None,
+        whole: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        bands: dict | None = None,
+    ):
+        self.checkpoint = str(checkpoint)
+        self.device = torch.device(device or get_device())
+        self.backbone = BEiTBackbone.from_checkpoint(self.checkpoint).to(self.device)
+        patch, channels = self.backbone.patch_size, self.backbone.patch_embed.proj.in_channels
+        if size is not None and size < patch:
+            raise ValueError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
+        known = {**IMAGENET, **self.backbone.load_report.preprocessing}
+        self.mean, self.std = (
+            torch.tensor(values, dtype=torch.float32, device=self.device).view(-1, 1, 1)
+            for values in (mean or known['mean'], std or known['std'])
+        )
+        if {len(self.mean), len(self.std)} - {1, channels}:
+            raise ValueError(
+                f'{self.checkpoint} takes images of {channels} channels; mean has {len(self.mean)}, std '
+                f'{len(self.std)}: give mean=... and std=...'
+            )
+        own = tuple(side * patch for side in self.backbone.grid)
+        if whole:
+            resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(own), patch_size=patch)
+            prepare = [resize, dict(type='PackInputs')]
+        else:
+            prepare = usual_preparation((size, size) if size else own, 'pillow' if channels == 3 else 'cv2')
+        load = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
+        self.pipeline = [load, *prepare]
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            self._load, *steps = [TRANSFORMS.build(step) for step in self.pipeline]
+        self._prepare = Compose(steps)
+        self._reads_rgb = True
+
+    def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
+        """The same with the backbone as it is before any training."""
+        twin = copy.copy(self)
+        options, _ = read_backbone(self.checkpoint)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            twin.backbone = BEiTBackbone(**options).to(self.device).eval()
+        return twin
+
+    def layer(self, layer: int | None) -> int:
+        """A block's number from 0, of one that may be counted from the end; None is the usual one."""
+        depth = self.backbone.num_layers
+        return usual_layer(depth) if layer is None else _block_indices(layer, depth)[0]
+
+    def __call__(
+        self,
+        images: ImageInput | Sequence[ImageInput],
+        kinds: Sequence[str] = KINDS,
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = 32,
+        on_error: str = 'raise',
+    ) -> Iterator[dict[str, Any]]:
+        """Features of images, a batch at a time as they are asked for.
+
+        Args:
+            images: as of ClassificationInferencer.
+            kinds: which to return.
+            layers: block, 0-based, negative from the end; None for the usual one. Of several each result has a first
+                axis.
+            batch_size: images computed at a time, where they have one shape.
+            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
+                error=what is wrong) in its place.
+
+        Yields:
+            For each image dict(path=its file, None for an array or image; class_token=(C,); mean=(C,) of the patches;
+            patches=(h, w, C)), float32.
+
+        Raises:
+            FileNotFoundError, UnreadableImageError, TypeError: as ClassificationInferencer.
+            ValueError: another kind, layer, policy or batch size.
+        """
+        check_on_error(on_error)
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise ValueError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
+        if batch_size < 1:
+            raise ValueError(f'batch_size is {batch_size}; expected 1 or more')
+        several = isinstance(layers, Sequence)
+        blocks = [self.layer(layer) for layer in (layers if several else [layers])]
+        return self._results(images, kinds, blocks, several, batch_size, on_error)
+
+    def _results(
+        self, images: Any, kinds: Sequence[str], blocks: list[int], several: bool, batch_size: int, on_error: str
+    ) -> Iterator[dict[str, Any]]:
+        sources = iterate_images(images, extensions_of([self._load]))
+        while batch := list(islice(sources, batch_size)):
+            read = [self._read(image, on_error) for image in batch]
+            found = iter(self._features([sample['inputs'] for sample in read if 'error' not in sample], kinds, blocks))
+            for image, sample in zip(batch, read, strict=True):
+                if 'error' in sample:
+                    yield sample
+                    continue
+                features = {kind: values if several else values[0] for kind, values in next(found).items()}
+                yield dict(path=str(image) if isinstance(image, (str, Path)) else None, **features)
+
+    @torch.no_grad()
+    def _features(self, images: list[Tensor], kinds: Sequence[str], blocks: list[int]) -> Iterator[dict[str, Any]]:
+        """Arrays with a first axis of blocks, of images uint8 (C, H, W)."""
+        one_shape = len({image.shape for image in images}) == 1
+        for batch in [torch.stack(images)] if one_shape else [image[None] for image in images]:
+            normalised = (batch.to(self.device).float() - self.mean) / self.std  # B, C, H, W
+            with inference_autocast(self.device):
+                states, grid = hidden_states(self.backbone, normalised, blocks)
+            x = torch.stack(states, dim=1).float()  # B, layers, N, C
+            pooled = dict(
+                class_token=lambda x=x: x[:, :, 0],
+                mean=lambda x=x: x[:, :, 1:].mean(dim=2),
+                patches=lambda x=x, grid=grid: x[:, :, 1:].unflatten(2, grid),
+            )
+            arrays = {kind: pooled[kind]().cpu().numpy() for kind in kinds}
+            yield from ({kind: values[i] for kind, values in arrays.items()} for i in range(len(batch)))
+
+
+def embed(
+    checkpoint: str | Path,
+    images: ImageInput | Sequence[ImageInput],
+    out: str | Path | None = None,
+    kind: str = 'mean',
+    layer: int | None = None,
+    batch_size: int = 32,
+    device: Device = None,
+    progress: bool = True,
+    on_error: str = 'raise',
+    **options: Any,
+) -> dict[str, Any]:
+    """Features of images, in one array or one file.
+
+    Args:
+        checkpoint, device, options: of FeatureExtractor.
+        images, layer, batch_size, on_error: of its call.
+        out: file to write too; see `save_features`.
+        kind: 'mean' of the patches, 'class_token', or 'patches'.
+        progress: show a bar, on the standard error output.
+
+    Returns:
+        dict(features=float32 (N, C), of 'patches' a list of (h, w, C); paths=list of the files, '' for arrays;
+        skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they are of).
+
+    Raises:
+        As FeatureExtractor and its call; ValueError: another ending of `out`; ImportError: what writes it is missing;
+        FileNotFoundError: none of the images could be read.
+    """
+    if out is not None:
+        writer_of(out)  # before the work, not after it
+    extractor = FeatureExtractor(checkpoint, device, **options)
+    sources = list(iterate_images(images, extensions_of([extractor._load])))
+    features, paths, skipped = [], [], []
+    bar = ProgressBar(len(sources), file=sys.stderr) if progress else None
+    for sample in extractor(sources, [kind], layer, batch_size, on_error):
+        if 'error' in sample:
+            skipped.append(sample)
+        else:
+            features.append(sample[kind])
+            paths.append(sample['path'] or '')
+        if bar is not None:
+            bar.update()
+    if bar is not None:
+        print(file=sys.stderr)
+    if not features:
+        raise FileNotFoundError(f'no features: none of {len(sources)} images could be read')
+    found = dict(
+        features=features if kind == 'patches' else np.stack(features),
+        paths=paths,
+        skipped=skipped,
+        checkpoint=str(checkpoint),
+        kind=kind,
+        layer=extractor.layer(layer),
+    )
+    if out is not None:
+        save_features(found, out)
+    return found
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def save_features(found: dict[str, Any], out: str | Path) -> None:
+    """Writes what `embed` returns, without `skipped`; nothing is left half written.
+
+    Args:
+        out: its ending says how. .npz: numpy arrays `features` and `paths`; of patches `features` has those of all
+            images after one another (sum of h * w, C) and `grids` their (h, w). .pt: a dict for
+            torch.load(weights_only=True). .parquet: a row for each image with `path`, `features` and `grid`; needs
+            pyarrow.
+
+    Raises:
+        ValueError: another ending; ImportError: pyarrow is missing.
+    """
+    write = writer_of(out)
+    with atomic_file(out) as file:
+        write(found, file)
+
+
+def load_features(path: str | Path) -> dict[str, Any]:
+    """What `save_features` has written: features, paths, checkpoint, kind and layer. Nothing in it is executed.
+
+    Raises:
+        FileNotFoundError: no such file; ValueError: another ending; ImportError: pyarrow is missing.
+    """
+    path = Path(path)
+    writer_of(path)
+    if not path.is_file():
+        raise FileNotFoundError(f'no file {str(path)!r}; expected features that embed has written')
+    if path.suffix == '.pt':
+        content = dict(read_checkpoint(path))
+        arrays = content['features']
+        content['features'] = [array.numpy() for array in arrays] if isinstance(arrays, list) else arrays.numpy()
+        return content
+    if path.suffix == '.npz':
+        with np.load(path) as content:
+            flat, grids = content['features'], content['grids'] if 'grids' in content else None
+            found = {name: content[name].item() for name in ('checkpoint', 'kind', 'layer')}
+            paths = content['paths'].tolist()
+    else:
+        from pyarrow import parquet
+
+        table = parquet.read_table(path)
+        about = {name.decode(): text.decode() for name, text in table.schema.metadata.items()}
+        found = dict(checkpoint=about['checkpoint'], kind=about['kind'], layer=int(about['layer']))
+        paths, rows = table['path'].to_pylist(), table['features'].to_pylist()
+        grids = np.array(table['grid'].to_pylist()) if found['kind'] == 'patches' else None
+        flat = np.array(rows, np.float32) if grids is None else _flat(rows, grids)
+    return dict(features=flat if grids is None else _split(flat, grids), paths=paths, **found)
+
+
+def writer_of(out: str | Path) -> Callable[[dict, Any], None]:
+    """What writes a file of this ending; raises ValueError for another one, ImportError where a package is missing."""
+    writers = {'.npz': _write_npz, '.pt': _write_pt, '.parquet': _write_parquet}
+    if (suffix := Path(out).suffix) not in writers:
+        raise ValueError(f'{str(out)!r}: features are written to files ending in {", ".join(writers)}')
+    if suffix == '.parquet':
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                f'{str(out)!r}: .parquet files need pyarrow: pip install pyarrow, or write .npz'
+            ) from None
+    return writers[suffix]
+
+
+def _write_npz(found: dict, file: Any) -> None:
+    about = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
+    features, extra = found['features'], {}
+    if found['kind'] == 'patches':
+        extra = dict(grids=np.array([maps.shape[:2] for maps in features]))
+        features = np.concatenate([maps.reshape(-1, maps.shape[2]) for maps in features])
+    np.savez(file, features=features, paths=np.array(found['paths'], dtype=np.str_), **about, **extra)
+
+
+def _write_pt(found: dict, file: Any) -> None:
+    features = found['features']
+    several = isinstance(features, list)
+    tensors = [torch.from_numpy(maps) for maps in features] if several else torch.from_numpy(features)
+    about = {name: found[name] for name in ('paths', 'checkpoint', 'kind', 'layer')}
+    save_torch(dict(features=tensors, **about), file)
+
+
+def _write_parquet(found: dict, file: Any) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = dict(
+        path=[path.encode(errors='surrogateescape').decode(errors='replace') for path in found['paths']],
+        features=[maps.ravel() for maps in found['features']],
+    )
+    if found['kind'] == 'patches':
+        columns['grid'] = [list(maps.shape[:2]) for maps in found['features']]
+    about = {name: str(found[name]) for name in ('checkpoint', 'kind', 'layer')}
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(about), file)
+
+
+def _split(flat: np.ndarray, grids: np.ndarray) -> list[np.ndarray]:
+    """Patches (sum of h * w, C) into a list of (h, w, C)."""
+    ends = np.cumsum(grids.prod(axis=1))[:-1]
+    return [maps.reshape(*grid, -1) for maps, grid in zip(np.split(flat, ends), grids, strict=True)]
+
+
+def _flat(rows: list, grids: np.ndarray) -> np.ndarray:
+    """Lists of h * w * C numbers into patches (sum of h * w, C)."""
+    parts = [np.array(row, np.float32).reshape(grid.prod(), -1) for row, grid in zip(rows, grids, strict=True)]
+    return np.concatenate(parts)
