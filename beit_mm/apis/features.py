@@ -108,6 +108,10 @@ class FeatureExtractor(ImageReader):
         depth = self.backbone.num_layers
         return usual_layer(depth) if layer is None else _block_indices(layer, depth)[0]
 
+    def prepared(self, image: ImageInput) -> Tensor:
+        """The pixels that the backbone sees of an image, before normalisation: uint8 or float (C, H, W), 0-255."""
+        return self._sample(image)['inputs']
+
     def __call__(
         self,
         images: ImageInput | Sequence[ImageInput],
@@ -195,7 +199,7 @@ def embed(
         images, layer, batch_size, on_error: of its call.
         out: file to write too; see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
-        progress: show a bar, on the standard error output.
+        progress: show a bar, where the standard error output is a terminal.
 
     Returns:
         dict(features=float32 (N, C), of 'patches' a list of (h, w, C); paths=list of the files, '' for arrays;
@@ -210,7 +214,7 @@ def embed(
     extractor = FeatureExtractor(checkpoint, device, **options)
     sources = list(iterate_images(images, extensions_of([extractor._load])))
     features, paths, skipped = [], [], []
-    bar = ProgressBar(len(sources), file=sys.stderr) if progress else None
+    bar = ProgressBar(len(sources), file=sys.stderr) if progress and sys.stderr.isatty() else None
     for sample in extractor(sources, [kind], layer, batch_size, on_error):
         if 'error' in sample:
             skipped.append(sample)
