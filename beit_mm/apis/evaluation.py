@@ -170,7 +170,7 @@ def evaluate_patches(
         return patch_features(extractor.backbone, extractor.mean, extractor.std, samples, layer)
 
     number = len(classes)
-    bank, targets, images = sample_patches(maps(datasets[0]), number, -(-max_patches // len(datasets[0])), seed)
+    bank, targets, images = sample_patches(maps(datasets[0]), number, len(datasets[0]), max_patches, seed)
     standardise = Standardise(bank)
     bank = standardise(bank)
     found: dict[str, Any] = dict(classes=list(classes), images=[*map(len, datasets)], patches=len(bank))

@@ -26,6 +26,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.checks import backbone_of, unwrap
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS, AutocastOptimWrapper
 from beit_mm.engine.probing import (
+    Standardise,
     image_features,
     knn_predict,
     knn_shares,
@@ -316,6 +317,8 @@ class DenseKNNHook(Hook):
         backbone = probed_backbone(self, unwrap(runner))
         self.datasets = [patch_dataset(backbone, self.short_side, **config) for config in self.configs]
         check_classes(self, *self.datasets)
+        if (number := len(self._rows(self.datasets[0]))) < get_world_size():
+            raise ValueError(f'DenseKNNHook: {number} training images for {get_world_size()} processes; each needs one')
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         """Classifies the pixels; runs before the log is written."""
@@ -324,24 +327,30 @@ class DenseKNNHook(Hook):
         model = unwrap(runner)
         train, val = (self._maps(model, dataset) for dataset in self.datasets)
         num_classes = len(self.datasets[0].metainfo['classes'])
-        per_image = -(-self.max_patches // min(self.max_images, len(self.datasets[0])))
-        own = [tensor.cpu() for tensor in sample_patches(train, num_classes, per_image)[:2]]
+        shares = [-(-number // get_world_size()) for number in (len(self._rows(self.datasets[0])), self.max_patches)]
+        own = [tensor.cpu() for tensor in sample_patches(train, num_classes, *shares)[:2]]
         device = model.data_preprocessor.mean.device
         # all processes together; objects, as each has a number of patches of its own
         bank, targets = (torch.cat(parts).to(device) for parts in zip(*all_gather_object(own), strict=True))
+        standardise = Standardise(bank)
+        bank = standardise(bank)
         counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
         for patches, labels in val:
-            scores = knn_shares(patches.flatten(0, 1), bank, targets, self.k)  # h*w, K
+            scores = knn_shares(standardise(patches.flatten(0, 1)), bank, targets, self.k)  # h*w, K
             counts += pixel_confusion(scores.view(*patches.shape[:2], -1), labels)
         miou = 100 * mean_iou(sum(all_gather_object(counts)))
         runner.message_hub.update_scalar('val/dense_knn_miou', miou)
         if metrics is not None:
             metrics['dense_knn_miou'] = miou  # CheckpointHook's save_best can follow it
 
+    def _rows(self, dataset: SegmentationFolder) -> list[int]:
+        """The images that are looked at."""
+        number = min(self.max_images, len(dataset))
+        return [row * len(dataset) // number for row in range(number)]
+
     def _maps(self, model: nn.Module, dataset: SegmentationFolder) -> Iterator[tuple[Tensor, Tensor]]:
         """What `patch_features` yields, of this process's part of the images."""
-        number = min(self.max_images, len(dataset))
-        rows = [row * len(dataset) // number for row in range(get_rank(), number, get_world_size())]
+        rows = self._rows(dataset)[get_rank() :: get_world_size()]
         pixels = model.data_preprocessor
         return patch_features(probed_backbone(self, model), pixels.mean, pixels.std, map(dataset.__getitem__, rows))
 

@@ -21,7 +21,7 @@ from beit_mm.positions import Grid
 
 CHUNK = 1024  # rows compared with the whole bank at a time
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time
-PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # of `fit_linear`, which are tried
+PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
 HELD_OUT = 0.1  # part of the images with labels by which the penalty is chosen
 MAX_PATCHES = 50_000  # of the training images, in the bank
 
@@ -130,7 +130,8 @@ def patch_dataset(backbone: BEiTBackbone, short_side: int | None, **options: Any
     side = min(backbone.grid) * backbone.patch_size if short_side is None else short_side
     resize = dict(type='beit_mm.ResizeToPatches', short_side=side, patch_size=backbone.patch_size)
     steps = [dict(type='beit_mm.LoadImage'), resize, dict(type='beit_mm.LoadAnnotation')]
-    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True))
+    # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
+    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
     if not dataset.data_prefix.get('seg_map_path'):
         raise ValueError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
     return dataset
@@ -159,17 +160,18 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 
 
 def sample_patches(
-    maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, per_image: int, seed: int = 0
+    maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Patches with labels, at random at most so many of each image: the bank.
+    """Patches with labels, drawn at random, as many of each image: the bank.
 
     Patches of which less than half has a class are left out.
 
     Args:
         maps: of `patch_features`.
         num_classes: K.
-        per_image: largest number of patches of one image.
-        seed: of the choice.
+        num_images: how many there are.
+        max_patches: of all images together.
+        seed: of the drawing.
 
     Returns:
         Features (M, C); the classes' shares of their pixels (M, K), each row adding up to 1; the number of the image
@@ -179,18 +181,20 @@ def sample_patches(
         ValueError: no patch has a class.
     """
     generator = torch.Generator().manual_seed(seed)
+    per_image = -(-max_patches // num_images)  # rounded up
     features, targets, images = [], [], []
     for number, (patches, labels) in zip(count(), maps):
         shares = class_shares(labels, patches.shape[:2], num_classes).flatten(0, 1)  # h*w, K
         usable = (shares.sum(dim=1) >= 0.5).nonzero().squeeze(1)
         chosen = usable[torch.randperm(len(usable), generator=generator)[:per_image]]
-        kept = shares[chosen]
         features.append(patches.flatten(0, 1)[chosen.to(patches.device)])
-        targets.append((kept / kept.sum(dim=1, keepdim=True)).to(patches.device))
+        targets.append(F.normalize(shares[chosen], p=1, dim=1).to(patches.device))
         images.append(torch.full((len(chosen),), number, device=patches.device))
     if not sum(map(len, images)):
         raise ValueError('no patch of the training images has a class; are 0 unlabelled and classes from 1 on meant?')
-    return torch.cat(features), torch.cat(targets), torch.cat(images)
+    kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
+    bank, answers, numbers = (torch.cat(parts)[kept.to(parts[0].device)] for parts in (features, targets, images))
+    return bank, answers, numbers
 
 
 # --- nearest neighbours ---------------------------------------------------------------------------
@@ -321,13 +325,14 @@ def choose_penalty(
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
     held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
     figures: dict[float, float] = {}
+    layers: dict[float, nn.Linear] = {}
     layer = None
     for penalty in penalties:
-        layer = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
+        layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
         figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
     best = max(figures, key=figures.__getitem__)
-    return fit_linear(features, targets, num_classes, best), best, figures
+    return fit_linear(features, targets, num_classes, best, start=layers[best]), best, figures
 
 
 # --- figures --------------------------------------------------------------------------------------

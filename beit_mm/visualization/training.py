@@ -286,7 +286,7 @@ def optimizer_of(cfg: Config) -> tuple[Any, list[str]]:
 def layer_name(parameter: str) -> str:
     """The layer of a parameter, by its name."""
     if match := re.search(r'\bblocks\.(\d+)\.', parameter):
-        return f'block {int(match[1]):2}'
+        return f'block {match[1]}'
     return 'embeddings' if re.search(r'\b(cls_token|mask_token|pos_embed|patch_embed)', parameter) else 'head, norms'
 
 
@@ -310,6 +310,8 @@ def draw_schedules(found: Schedules) -> Figure:
             axes.plot(found.steps, curve, label=name, color=colour, linewidth=1.2)
         axes.set(title=title, xlabel=f'step of {found.total:,}')
         axes.grid(alpha=0.3)
+        if all(np.ptp(curve) == 0 for curve in curves.values()):  # else a constant fills the panel with rounding
+            axes.set_ylim(0, 1.5 * max(curve[0] for curve in curves.values()) or 1)
         if len(curves) > 1:
             axes.legend(fontsize=7, frameon=False)
     return figure

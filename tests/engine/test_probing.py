@@ -1,0 +1,210 @@
+"""Frozen features: figures against plain loops and other libraries, and the dense k-NN in a pretraining run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import make_runner
+from label_maps import CLASSES, make_label_maps, options
+from mmseg.evaluation import IoUMetric
+from mmseg.models.utils import resize
+from scipy.optimize import minimize
+
+from beit_mm.apis.evaluation import evaluate_patches
+from beit_mm.apis.features import FeatureExtractor
+from beit_mm.engine.hooks import DenseKNNHook
+from beit_mm.engine.probing import (
+    Standardise,
+    accuracy,
+    choose_penalty,
+    class_shares,
+    confusion,
+    fit_linear,
+    knn_shares,
+    mean_iou,
+    pixel_confusion,
+    sample_patches,
+    usual_layer,
+)
+
+
+def test_the_usual_layer_ends_two_thirds():
+    assert [usual_layer(depth) for depth in (1, 2, 3, 6, 12, 24)] == [0, 0, 1, 3, 7, 15]
+
+
+@pytest.mark.parametrize(('size', 'grid'), [((12, 8), (3, 2)), ((13, 9), (3, 4)), ((3, 2), (5, 4))])
+def test_shares_of_classes_are_those_of_counting_pixels(size, grid):
+    labels = torch.randint(0, 5, size).to(torch.uint8)  # 3 and 4 are no classes
+    expected = np.zeros((*grid, 3))
+    pixels = np.zeros(grid)
+    for y in range(size[0]):
+        for x in range(size[1]):
+            cell = int((y + 0.5) / size[0] * grid[0]), int((x + 0.5) / size[1] * grid[1])
+            pixels[cell] += 1
+            if labels[y, x] < 3:
+                expected[(*cell, labels[y, x])] += 1
+    expected /= np.maximum(pixels, 1)[..., None]
+    np.testing.assert_allclose(class_shares(labels, grid, 3), expected, atol=1e-6)
+
+
+def maps(number: int = 5, ignored: float = 0.2) -> list:
+    """Random features (4, 6, 8), each with its place in the last two channels, and labels of 3 classes."""
+    found = []
+    for image in range(number):
+        features = torch.randn(4, 6, 8)
+        features[..., 6] = image
+        features[..., 7] = torch.arange(24.0).view(4, 6)
+        labels = torch.randint(0, 3, (16, 24)).to(torch.uint8)
+        labels[torch.rand(16, 24) < ignored] = 255
+        found.append((features, labels))
+    return found
+
+
+def test_patches_of_the_bank_have_the_shares_of_their_own_pixels():
+    images = maps(ignored=0.5)
+    bank, targets, numbers = sample_patches(iter(images), 3, len(images), 40, seed=1)
+    assert len(bank) == 40 and torch.equal(bank[:, 6].long(), numbers)
+    assert numbers.bincount().max() <= 8  # 40 of 5 images
+    assert len({(int(row[6]), int(row[7])) for row in bank}) == 40  # none twice
+    for row, target in zip(bank, targets, strict=True):
+        top, left = divmod(int(row[7]), 6)
+        pixels = images[int(row[6])][1][4 * top : 4 * top + 4, 4 * left : 4 * left + 4].flatten()
+        known = pixels[pixels < 3].long()
+        assert len(known) >= 8  # at least half
+        torch.testing.assert_close(target, known.bincount(minlength=3) / len(known))
+    again = sample_patches(iter(images), 3, len(images), 40, seed=1)[0]
+    other = sample_patches(iter(images), 3, len(images), 40, seed=2)[0]
+    assert torch.equal(bank, again) and not torch.equal(bank, other)
+
+
+@pytest.mark.parametrize('limit', [3, 7, 1000])
+def test_the_largest_number_of_patches_is_kept(limit):
+    assert len(sample_patches(maps(), 3, 5, limit)[0]) <= limit
+
+
+def test_without_any_label_the_user_hears_of_it():
+    with pytest.raises(ValueError, match='no patch of the training images has a class'):
+        sample_patches(maps(ignored=1.1), 3, 5, 10)
+
+
+def test_scores_are_the_mean_of_the_neighbours_answers():
+    features, bank = np.random.default_rng(0).normal(size=(2, 30, 6)).astype(np.float32)
+    targets = np.random.default_rng(1).dirichlet(np.ones(4), size=30).astype(np.float32)
+    found = knn_shares(*map(torch.from_numpy, (features, bank, targets)), k=7)
+    for row, x in zip(found, features, strict=True):
+        cosines = [x @ y / np.sqrt(x @ x) / np.sqrt(y @ y) for y in bank]
+        nearest = sorted(range(30), key=lambda i: -cosines[i])[:7]
+        np.testing.assert_allclose(row, np.mean([targets[i] for i in nearest], axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize('soft', [False, True])
+def test_a_linear_layer_is_the_minimum_that_scipy_finds(soft):
+    features = torch.randn(40, 3)
+    targets = torch.rand(40, 4).softmax(dim=1) if soft else torch.randint(0, 4, (40,))
+    shares = targets if soft else F.one_hot(targets, 4).float()
+
+    def objective(flat: np.ndarray) -> float:
+        weight, bias = flat[:12].reshape(4, 3), flat[12:]
+        logits = features.numpy() @ weight.T + bias
+        log_sum = np.log(np.exp(logits).sum(axis=1))
+        return float((log_sum - (shares.numpy() * logits).sum(axis=1)).mean() + 0.05 / 2 * (weight**2).sum())
+
+    best = minimize(objective, np.zeros(16), method='BFGS', tol=1e-10)
+    layer = fit_linear(features, targets, 4, penalty=0.05)
+    np.testing.assert_allclose(layer.weight.numpy().ravel(), best.x[:12], atol=2e-3)
+    found = np.concatenate([layer.weight.numpy().ravel(), layer.bias.numpy()])
+    assert objective(found) == pytest.approx(best.fun, abs=1e-6)
+
+
+def test_the_penalty_is_the_best_on_images_that_were_held_out():
+    labels = torch.randint(0, 2, (60,)).repeat_interleave(4)
+    features = torch.randn(60, 50).repeat_interleave(4, 0)  # tell an image apart, but nothing of its class
+    images = torch.arange(60).repeat_interleave(4)
+    layer, penalty, figures = choose_penalty(features, labels, 2, images, by_class=False)
+    assert figures[penalty] == max(figures.values()) < 90  # copies of one image on both sides would give 100
+    torch.testing.assert_close(layer.weight, fit_linear(features, labels, 2, penalty).weight, atol=1e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match='1 image with labels; expected at least 2'):
+        choose_penalty(features, labels, 2, torch.zeros_like(images), by_class=True)
+
+
+def test_standardised_channels_have_mean_0_and_variance_1_and_constants_stay_finite():
+    bank = torch.cat([torch.randn(50, 3) * 7 + 2, torch.full((50, 1), 3.0)], dim=1)
+    out = Standardise(bank)(bank)
+    np.testing.assert_allclose(out.mean(dim=0), 0, atol=1e-5)
+    np.testing.assert_allclose(out[:, :3].numpy().std(axis=0), 1, atol=1e-5)
+    assert torch.equal(out[:, 3], torch.zeros(50))
+
+
+def test_miou_is_mmsegs():
+    predicted, labels = torch.randint(0, 4, (3, 20, 20)), torch.randint(0, 6, (3, 20, 20))
+    labels[labels == 4] = 255
+    labels[labels == 5] = 0
+    labels[labels == 3] = 2
+    predicted[predicted == 3] = 1  # class 3 is nowhere
+    counts = sum(confusion(p, t, 4) for p, t in zip(predicted, labels, strict=True))
+    areas = [IoUMetric.intersect_and_union(p, t, 4, 255) for p, t in zip(predicted, labels, strict=True)]
+    totals = [sum(parts) for parts in zip(*areas, strict=True)]
+    metrics = IoUMetric.total_area_to_metrics(*totals)
+    assert mean_iou(counts) == pytest.approx(np.nanmean(metrics['IoU']), abs=1e-6)
+    assert accuracy(counts) == pytest.approx(float(metrics['aAcc']), abs=1e-6)
+
+
+def test_shares_count_as_so_many_parts_of_a_patch():
+    predicted, shares = torch.tensor([0, 2, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0, 1], [0.25, 0, 0.75]])
+    expected = [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 1.75]]
+    assert confusion(predicted, shares, 3).tolist() == expected
+
+
+def test_scores_are_brought_to_the_annotations_size_as_mmseg_does():
+    scores, labels = torch.randn(3, 5, 4), torch.randint(0, 4, (31, 47)).to(torch.uint8)
+    enlarged = resize(scores.permute(2, 0, 1)[None], (31, 47), mode='bilinear', align_corners=False)
+    expected = np.zeros((4, 4))
+    for right, answer in zip(labels.flatten().tolist(), enlarged[0].argmax(dim=0).flatten().tolist(), strict=True):
+        expected[right, answer] += 1
+    assert np.array_equal(pixel_confusion(scores, labels), expected)
+
+
+def dense_hook(root: Path, **changes: object) -> dict:
+    return dict(
+        dict(type='beit_mm.DenseKNNHook', train=options(root, 'training'), val=options(root, 'validation'), k=3),
+        **changes,
+    )
+
+
+def test_a_pretraining_logs_dense_knn_after_each_validation(pretrain_config, tmp_path):
+    root = make_label_maps(tmp_path / 'labelled')
+    pretrain_config.custom_hooks.append(dense_hook(root))
+    pretrain_config.custom_hooks.append(dict(type='beit_mm.CheckpointMetaHook'))
+    pretrain_config.default_hooks.checkpoint = dict(
+        type='beit_mm.CheckpointHook', interval=1, save_best='dense_knn_miou', rule='greater'
+    )
+    pretrain_config.train_cfg.max_epochs = 1
+    runner = make_runner(pretrain_config)
+    runner.train()
+    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+    found = [row['dense_knn_miou'] for row in rows if 'dense_knn_miou' in row]
+    assert len(found) == 1 and found[-1] > 60  # colours show in any features; one class everywhere has 17 at most
+    assert list(Path(pretrain_config.work_dir).glob('best_dense_knn_miou*'))
+    # the same figure as from the checkpoint
+    extractor = FeatureExtractor(Path(pretrain_config.work_dir, 'epoch_1.pth'), 'cpu')
+    figures = evaluate_patches(extractor, options(root, 'training'), options(root, 'validation'), k=3)
+    assert figures['miou'] == pytest.approx(found[-1], abs=1e-4)
+
+
+def test_mistakes_show_before_the_first_step(pretrain_config, tmp_path):
+    root = make_label_maps(tmp_path / 'labelled')
+    wrong = [
+        (dict(val=dict(options(root, 'validation'), classes=CLASSES[::-1])), 'or their names differ'),
+        (dict(val=dict(options(root, 'validation'), data_prefix='images/validation')), 'have no annotations'),
+        (dict(train=dict(options(root, 'training'), data_root=f'{root}x')), 'no such file'),
+    ]
+    for changes, message in wrong:
+        pretrain_config.custom_hooks = [dense_hook(root, **changes)]
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            make_runner(pretrain_config).train()
+    for name in ('k', 'max_images', 'max_patches'):
+        with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
+            DenseKNNHook({}, {}, **{name: 0})
