@@ -7,12 +7,13 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     checkpoint/         io.py reads and writes files, names.py knows the formats, fit.py makes weights fit,
                         convert.py converts and publishes
     datasets/           masking.py (Algorithm 1), reading.py, bands.py, transforms.py, multi_crop.py, resize.py,
-                        image_folder.py, samplers.py
+                        image_folder.py, segmentation_folder.py, samplers.py
     models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
-    engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py
+    engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py,
+                        probing.py (k-NN and linear evaluation of frozen features)
     segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
-    visualization/      pictures that no library draws
-    apis/               inferencers.py, export.py: what a notebook calls
+    visualization/      pictures that no library draws: of features, attention, samples, masks, schedules
+    apis/               inferencers.py, features.py, evaluation.py, export.py: what a notebook calls
 """
 
 import importlib
@@ -23,8 +24,10 @@ _MODULES = dict(
     BEiTBackbone='models.vit',
     BEiTPretrainer='models.beit',
     ClassificationInferencer='apis.inferencers',
+    FeatureExtractor='apis.features',
     SegmentationInferencer='apis.inferencers',
     convert_checkpoint='checkpoint.convert',
+    embed='apis.features',
     export_onnx='apis.export',
 )
 __all__ = [*_MODULES]

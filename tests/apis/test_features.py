@@ -1,0 +1,191 @@
+"""Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import peers
+import pytest
+import torch
+from helpers import run_tool
+from PIL import Image
+
+from beit_mm import FeatureExtractor, embed
+from beit_mm.apis.features import load_features, save_features
+
+SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory) -> str:
+    """A BEiT of two blocks with random weights, under timm's names."""
+    path = tmp_path_factory.mktemp('weights') / 'timm.pth'
+    torch.save(peers.timm_peer('features', 'per_layer').state_dict() | dict(), path)
+    return str(path)
+
+
+def saved(library: str, variant: str, folder: Path) -> tuple[torch.nn.Module, str]:
+    wide = dict(embed_dim=64, num_heads=1) if (library, variant) == ('timm', 'vit') else {}  # says no number of heads
+    peer = peers.PEERS[library]('features', variant, **wide)
+    if library == 'hf':
+        peer.save_pretrained(folder)
+        return peer, str(folder / 'model.safetensors')
+    torch.save(peer.state_dict(), folder / 'timm.pth')
+    return peer, str(folder / 'timm.pth')
+
+
+def states_of(peer: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
+    """The outputs of the blocks, (B, N, C) each, as the peer itself gives them."""
+    with torch.no_grad():
+        if hasattr(peer, 'forward_intermediates'):
+            found = peer.forward_intermediates(
+                images, output_fmt='NLC', norm=False, intermediates_only=True, return_prefix_tokens=True
+            )
+            return [torch.cat([prefix, patches], dim=1) for patches, prefix in found]
+        return list(peer(images, output_hidden_states=True).hidden_states[1:])
+
+
+@pytest.mark.parametrize('variant', ['vit', 'shared', 'per_layer'])
+@pytest.mark.parametrize('library', ['timm', 'hf'])
+def test_features_are_the_peers_hidden_states(library, variant, images, tmp_path):
+    peer, path = saved(library, variant, tmp_path)
+    heads = dict(mean=[100, 110, 120], std=[50, 60, 70])
+    extractor = FeatureExtractor(path, 'cpu', **heads)
+    files = sorted(map(str, images.glob('*.jpg')))[:3]
+    found = list(extractor(files, layers=[0, -1], batch_size=2))
+    pixels = []
+    for file in files:  # 64 x 48 pixels: short side to 48 / 0.875, the middle of it
+        image = Image.open(file).resize((73, 55), Image.Resampling.BICUBIC)
+        pixels.append(np.asarray(image.crop((12, 4, 12 + SIZE, 4 + SIZE)), np.float32))
+    mine = np.stack([extractor.prepared(file).permute(1, 2, 0).numpy() for file in files])
+    assert np.abs(mine - np.stack(pixels)).max() <= 1
+    normalised = (torch.from_numpy(mine) - torch.tensor(heads['mean'])) / torch.tensor(heads['std'])
+    states = [states_of(peer, normalised.permute(0, 3, 1, 2))[layer] for layer in (0, -1)]
+    for number, sample in enumerate(found):
+        assert sample['path'] == files[number]
+        for index, state in enumerate(states):
+            tokens = state[number].numpy()
+            np.testing.assert_allclose(sample['class_token'][index], tokens[0], atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(sample['mean'][index], tokens[1:].mean(axis=0), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(sample['patches'][index].reshape(36, -1), tokens[1:], atol=1e-4, rtol=1e-4)
+
+
+def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpoint, images):
+    file = min(images.glob('*.jpg'))
+    array = np.asarray(Image.open(file))
+    extractor = FeatureExtractor(checkpoint, 'cpu')
+    rows = [*extractor([str(file), file, array, Image.open(file)]), *extractor([images, file], batch_size=5)]
+    assert [row['path'] for row in rows[:4]] == [str(file)] * 2 + [None] * 2
+    for row in (*rows[1:5], rows[-1]):
+        assert row['mean'].shape == (32,) and row['patches'].shape == (6, 6, 32)
+        np.testing.assert_allclose(row['mean'], rows[0]['mean'], atol=1e-5)
+    assert not np.allclose(rows[5]['mean'], rows[0]['mean'], atol=1e-2)
+
+
+def test_whole_images_keep_their_shape_in_whole_patches(checkpoint, images):
+    square = Image.new('RGB', (30, 31), 'red')
+    extractor = FeatureExtractor(checkpoint, 'cpu', size=30, whole=True)
+    shapes = [row['patches'].shape for row in extractor([images / '00.jpg', square, images / '01.jpg'])]
+    assert shapes == [(4, 5, 32), (4, 4, 32), (4, 5, 32)]  # 30 / 8 is 3.75, 30 * 64 / 48 / 8 is 5
+
+
+def test_random_weights_are_of_the_same_architecture_and_repeat(checkpoint, images):
+    extractor = FeatureExtractor(checkpoint, 'cpu')
+    state = torch.random.get_rng_state()
+    rows = [
+        next(model(images / '00.jpg'))['mean'] for model in (extractor, *map(extractor.with_random_weights, (0, 0, 1)))
+    ]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(rows[1], rows[2])
+    assert not np.allclose(rows[1], rows[3]) and not np.allclose(rows[0], rows[1])
+
+
+def test_the_checkpoint_says_how_images_are_normalised(checkpoint, tmp_path):
+    weights = torch.load(checkpoint, weights_only=True)
+    torch.save(weights, tmp_path / 'beit_base_patch16_224_pt22k.pth')  # the name of a released file: half and half
+    half, imagenet = (
+        FeatureExtractor(path, 'cpu') for path in (tmp_path / 'beit_base_patch16_224_pt22k.pth', checkpoint)
+    )
+    assert half.mean.flatten().tolist() == half.std.flatten().tolist() == [127.5] * 3
+    assert imagenet.mean.flatten().tolist() == pytest.approx([123.675, 116.28, 103.53])
+
+
+@pytest.mark.parametrize('kind', ['mean', 'class_token', 'patches'])
+@pytest.mark.parametrize('ending', ['.npz', '.pt', '.parquet'])
+def test_files_are_read_back(ending, kind, checkpoint, images, tmp_path):
+    if ending == '.parquet':
+        pytest.importorskip('pyarrow')
+    out = tmp_path / f'deep/features{ending}'
+    found = embed(checkpoint, images, out, kind, layer=0, device='cpu', size=40, whole=True, progress=False)
+    rows = list(FeatureExtractor(checkpoint, 'cpu', size=40, whole=True)(images, [kind], layers=0))
+    read = load_features(out)
+    for features in (found['features'], read['features']):
+        assert isinstance(features, list if kind == 'patches' else np.ndarray) and len(features) == 12
+        for mine, row in zip(features, rows, strict=True):
+            assert mine.shape == row[kind].shape and mine.dtype == np.float32
+            np.testing.assert_allclose(mine, row[kind], atol=1e-6)
+    assert read['paths'] == found['paths'] == sorted(map(str, images.glob('*.jpg')))
+    assert (read['checkpoint'], read['kind'], read['layer']) == (checkpoint, kind, 0)
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_patches_of_images_of_several_shapes_are_read_back(tmp_path):
+    maps = [np.random.default_rng(0).normal(size=(*grid, 3)).astype(np.float32) for grid in ((2, 3), (4, 1), (2, 2))]
+    found = dict(features=maps, paths=['a', 'b\udcff', 'ü'], checkpoint='x.pth', kind='patches', layer=3)
+    for ending in ('.npz', '.pt'):
+        save_features(found, tmp_path / f'f{ending}')
+        read = load_features(tmp_path / f'f{ending}')
+        assert all(map(np.array_equal, read['features'], maps)) and read['paths'] == found['paths']
+    assert torch.load(tmp_path / 'f.pt', weights_only=True)['features'][1].shape == (4, 1, 3)
+
+
+def test_unreadable_images_are_listed_or_end_the_call(checkpoint, images, tmp_path):
+    for name in ('00.jpg', '01.jpg'):
+        (tmp_path / name).write_bytes((images / name).read_bytes())
+    (tmp_path / '005.jpg').write_bytes(b'no image')
+    with pytest.raises(OSError, match='005.jpg: cannot be read'):
+        embed(checkpoint, tmp_path, device='cpu')
+    found = embed(checkpoint, tmp_path, device='cpu', on_error='skip', batch_size=2)
+    assert [Path(path).name for path in found['paths']] == ['00.jpg', '01.jpg'] and found['features'].shape == (2, 32)
+    assert [Path(sample['path']).name for sample in found['skipped']] == ['005.jpg']
+    with pytest.raises(FileNotFoundError, match='none of 1 images could be read'):
+        embed(checkpoint, tmp_path / '005.jpg', device='cpu', on_error='skip')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(kind='median'), "kind is 'median'; choose one of"),
+        (dict(layer=2), 'block 2 does not exist in a model of 2 blocks'),
+        (dict(batch_size=0), 'batch_size is 0'),
+        (dict(on_error='ignore'), "on_error is 'ignore'"),
+        (dict(size=7), 'size is 7 pixels; a patch of .* has 8'),
+        (dict(mean=[1, 2]), 'takes images of 3 channels; mean has 2'),
+        (dict(out='features.csv'), 'features are written to files ending in .npz, .pt, .parquet'),
+        (dict(images='nowhere'), "no file or folder 'nowhere'"),
+    ],
+)
+def test_a_mistake_is_one_line(options, message, checkpoint, images):
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        embed(checkpoint, device='cpu', **dict(dict(images=images), **options))
+    assert str(error.value).isprintable()
+
+
+def test_without_pyarrow_one_line_says_what_to_install(checkpoint, images, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(ImportError, match='pip install pyarrow'):
+        embed('nothing is read before.pth', images, 'features.parquet')
+
+
+def test_the_pictures_of_features_are_drawn_and_mistakes_are_one_line(checkpoint, images, tmp_path, monkeypatch):
+    tool, out = 'visualization/features.py', tmp_path / 'out'
+    run_tool(tool, checkpoint, images / '00.jpg', images / '01.jpg', '--among', images, '--out', out, '--device', 'cpu')
+    assert Image.open(out / 'pca.png').size == (4 + 2 * 164, 4 + 2 * (160 + 16 + 4))
+    assert Image.open(out / 'neighbours.png').size == (4 + 6 * 164, 4 + 2 * (160 + 16 + 4))
+    for name, package in (('sklearn', 'scikit-learn'), ('umap', 'umap-learn')):
+        monkeypatch.setitem(sys.modules, name, None)
+        method = dict(sklearn='tsne')[name] if name == 'sklearn' else name
+        with pytest.raises(SystemExit, match=f'error: --scatter {method} needs {package}: pip install {package}'):
+            run_tool(tool, checkpoint, images / '00.jpg', '--among', images, '--scatter', method)
+    with pytest.raises(SystemExit, match="error: no file or folder 'nowhere'"):
+        run_tool(tool, checkpoint, 'nowhere', '--out', out, '--device', 'cpu')
