@@ -144,9 +144,8 @@ class FeatureExtractor(ImageReader):
             raise ValueError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
         if batch_size < 1:
             raise ValueError(f'batch_size is {batch_size}; expected 1 or more')
-        several = isinstance(layers, Sequence)
-        blocks = [self.layer(layer) for layer in (layers if several else [layers])]
-        return self._results(images, kinds, blocks, several, batch_size, on_error)
+        blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
+        return self._results(images, kinds, blocks, isinstance(layers, Sequence), batch_size, on_error)
 
     def _results(
         self, images: Any, kinds: Sequence[str], blocks: list[int], several: bool, batch_size: int, on_error: str

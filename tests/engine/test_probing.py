@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import make_runner
+from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
 from mmseg.evaluation import IoUMetric
 from mmseg.models.utils import resize
@@ -29,6 +30,7 @@ from beit_mm.engine.probing import (
     sample_patches,
     usual_layer,
 )
+from beit_mm.registry import MODELS
 
 
 def test_the_usual_layer_ends_two_thirds():
@@ -208,3 +210,22 @@ def test_mistakes_show_before_the_first_step(pretrain_config, tmp_path):
     for name in ('k', 'max_images', 'max_patches'):
         with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
             DenseKNNHook({}, {}, **{name: 0})
+
+
+def figure_of(root: Path, **changes: object) -> float:
+    """What the hook logs for a model with random weights."""
+    torch.manual_seed(0)
+    model, logged = MODELS.build(narrow_model()).eval(), {}
+    hub = SimpleNamespace(update_scalar=logged.__setitem__)
+    runner = SimpleNamespace(model=model, message_hub=hub)
+    hook = DenseKNNHook(options(root, 'training'), options(root, 'validation'), **changes)
+    hook.before_train(runner)
+    hook.after_val_epoch(runner)
+    return logged['val/dense_knn_miou']
+
+
+def test_two_processes_log_the_figure_of_one(tmp_path):
+    root = make_label_maps(tmp_path / 'labelled')
+    alone = figure_of(root, max_images=3)
+    assert run_ranks(lambda rank: figure_of(root, max_images=3), tmp_path) == [pytest.approx(alone)] * 2
+    assert figure_of(root, max_images=4) != alone
