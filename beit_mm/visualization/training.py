@@ -218,8 +218,7 @@ def run_schedules(cfg: Config, num_images: int | None = None, points: int = POIN
     schedulers = []
     for config in cfg.get('param_scheduler') or []:
         config = dict(config)
-        ends = loop.get('max_epochs', -(-total // length)) if config.get('by_epoch', True) else total
-        config.setdefault('end', ends)
+        config.setdefault('end', loop.get('max_epochs', 1) if config.get('by_epoch', True) else total)
         schedulers.append(PARAM_SCHEDULERS.build(config, default_args=dict(optimizer=wrapper, epoch_length=length)))
     noted = np.unique(np.linspace(0, total - 1, min(points, total)).round().astype(int))
     wanted, rates, decays = set(noted.tolist()), [], []
@@ -228,7 +227,8 @@ def run_schedules(cfg: Config, num_images: int | None = None, points: int = POIN
             rates.append([group['lr'] for group in groups])
             decays.append(max(group['weight_decay'] for group in groups))
         for scheduler in schedulers:
-            if not scheduler.by_epoch or (step + 1) % length == 0:
+            # a loop that counts steps has one epoch, at whose end nothing is left to schedule
+            if not scheduler.by_epoch or ('max_epochs' in loop and (step + 1) % length == 0):
                 scheduler.step()
     lr = {name: np.array(column) for name, column in zip(names, zip(*rates, strict=True), strict=True)}
     found = Schedules(noted, total, lr, np.array(decays))

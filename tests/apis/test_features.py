@@ -70,6 +70,35 @@ def test_features_are_the_peers_hidden_states(library, variant, images, tmp_path
             np.testing.assert_allclose(sample['patches'][index].reshape(36, -1), tokens[1:], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize('task', ['pretraining', 'classification', 'segmentation'])
+def test_a_file_of_any_task_will_do(task, images, tmp_path):
+    peer = peers.hf_peer(task, 'per_layer')
+    peer.save_pretrained(tmp_path)
+    extractor = FeatureExtractor(tmp_path / 'model.safetensors', 'cpu')
+    pixels = extractor.prepared(images / '00.jpg').float()[None]
+    states = states_of(peer.beit, (pixels - extractor.mean) / extractor.std)
+    for layer, state in enumerate(states):
+        sample = next(extractor(images / '00.jpg', ['class_token', 'mean'], layers=layer))
+        np.testing.assert_allclose(sample['class_token'], state[0, 0], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(sample['mean'], state[0, 1:].mean(dim=0), atol=1e-4, rtol=1e-4)
+        assert 'patches' not in sample
+
+
+def test_images_of_many_bands_are_taken_by_their_models(checkpoint, tmp_path):
+    backbone = peers.ours('features', 'vit', in_channels=5)['backbone']
+    meta = dict(architecture=dict(num_heads=2), preprocessing=dict(mean=[100.0] * 5, std=[50.0] * 5, size=[48, 48]))
+    torch.save(dict(state_dict=backbone.state_dict(), meta=meta), tmp_path / 'bands.pth')
+    image = np.random.default_rng(0).integers(0, 256, (48, 56, 5), dtype=np.uint8)
+    np.save(tmp_path / 'image.npy', image)
+    extractor = FeatureExtractor(tmp_path / 'bands.pth', 'cpu', whole=True)
+    with torch.no_grad():
+        x = (torch.from_numpy(image).permute(2, 0, 1)[None] - 100.0) / 50
+        x, grid, bias = backbone.embed(x, None)
+        expected = backbone.blocks[0](x, grid, bias)[0, 1:].unflatten(0, (6, 7))
+    for source in (image, tmp_path / 'image.npy', tmp_path):
+        np.testing.assert_allclose(next(extractor(source))['patches'], expected, atol=1e-4, rtol=1e-4)
+
+
 def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpoint, images):
     file = min(images.glob('*.jpg'))
     array = np.asarray(Image.open(file))

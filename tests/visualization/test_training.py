@@ -145,6 +145,18 @@ def test_rates_are_those_of_the_formulas():
     assert not len(found.momentum)
 
 
+def test_schedules_of_epochs_step_at_their_ends():
+    cfg = schedule_config(**{'train_cfg.max_epochs': 4})
+    cfg.param_scheduler = [dict(type='MultiStepLR', milestones=[1, 3], gamma=0.1)]
+    cfg.optim_wrapper.paramwise_cfg = None
+    (curve,) = run_schedules(cfg, num_images=5 * 1024).lr.values()
+    lr = cfg.optim_wrapper.optimizer.lr
+    np.testing.assert_allclose(curve, [lr] * 5 + [lr / 10] * 10 + [lr / 100] * 5)
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=20)  # which has no such ends
+    (curve,) = run_schedules(Config(cfg), num_images=5 * 1024).lr.values()
+    np.testing.assert_allclose(curve, [lr] * 20)
+
+
 def test_a_run_is_noted_at_some_steps_only_and_ends_at_its_last():
     found = run_schedules(schedule_config(**{'train_cfg.max_epochs': 5}), num_images=2000 * 1024, points=50)
     assert found.total == 10_000 and len(found.steps) == 50
