@@ -153,7 +153,7 @@ def test_schedules_of_epochs_step_at_their_ends():
     lr = cfg.optim_wrapper.optimizer.lr
     np.testing.assert_allclose(curve, [lr] * 5 + [lr / 10] * 10 + [lr / 100] * 5)
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=20)  # which has no such ends
-    (curve,) = run_schedules(Config(cfg), num_images=5 * 1024).lr.values()
+    (curve,) = run_schedules(cfg, num_images=5 * 1024).lr.values()
     np.testing.assert_allclose(curve, [lr] * 20)
 
 
