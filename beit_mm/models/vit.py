@@ -547,12 +547,10 @@ class BEiTBackbone(BaseModule):
     def _frozen_parameters(self) -> list[nn.Parameter]:
         if self.frozen_stages < 0:
             return []
-        embeddings = [self.cls_token, self.mask_token, self.pos_embed]
-        modules = [self.patch_embed, *self.blocks[: self.frozen_stages]]
-        if self.frozen_stages and self.rel_pos_bias is not None:
-            # torch up to 2.11 reads foreign memory of a GPU for the gradient of a bias between frozen q, k and v
-            modules.append(self.rel_pos_bias)
-        return [p for p in embeddings if p is not None] + [p for m in modules for p in m.parameters()]
+        parts = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
+        if self.frozen_stages and self.rel_pos_bias is not None:  # with a bias alone trained, torch 2.11 fails on GPUs
+            parts += self.rel_pos_bias.parameters()
+        return [p for p in [*parts, *self.blocks[: self.frozen_stages].parameters()] if p is not None]
 
     def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
         if mask is not None and self.mask_token is None:
