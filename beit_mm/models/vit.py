@@ -276,8 +276,7 @@ class BEiTBackbone(BaseModule):
     Args:
         arch: 'tiny', 'small', 'base', 'large', or a dict of `embed_dims`, `num_layers`, `num_heads` and optionally
             `feedforward_channels` (default 4 * embed_dims).
-        img_size: image side in pixels, or (height, width), for which the position parameters are made. Other sizes
-            work at run time: the position parameters are resampled.
+        img_size: image side in pixels, or (height, width); at other sizes the position parameters are resampled.
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
         out_indices: blocks whose output is returned, in this order; 0-based, negative from the end.
