@@ -26,9 +26,15 @@ _MODULES = dict(
     ClassificationInferencer='apis.inferencers',
     FeatureExtractor='apis.features',
     SegmentationInferencer='apis.inferencers',
+    attention='apis.verbs',
+    classify='apis.verbs',
     convert_checkpoint='checkpoint.convert',
     embed='apis.features',
     export_onnx='apis.export',
+    finetune='apis.training',
+    pretrain='apis.training',
+    reconstruct='apis.verbs',
+    segment='apis.verbs',
 )
 __all__ = [*_MODULES]
 

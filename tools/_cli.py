@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,57 +173,13 @@ def load_strictly(runner: Runner, checkpoint: str) -> None:
 
 def run(main: Callable[[], None]) -> None:
     """Calls the main function of a tool; a user's mistake ends it with one line, a fault of ours with a traceback."""
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit('stopped')
-    except Exception as error:
-        if (message := message_for_user(error)) is None:
-            raise
-        sys.exit(f'error: {message}')
+    from beit_mm.terminal import run
+
+    run(main, str(TOOLS))
 
 
 def message_for_user(error: BaseException) -> str | None:
-    """The message that was written for the user: of the first error in the chain that code of ours raised.
+    """The message that code of ours, tools included, wrote for the user; None where it is none of the user's."""
+    from beit_mm.terminal import message_for_user
 
-    mmengine raises errors of what it builds again, with the class before the message. Of other code only errors of the
-    operating system count, such as a file that is missing.
-
-    Returns:
-        The message; None where the error is none of the user's.
-    """
-    import re
-
-    import beit_mm
-
-    own = (str(Path(beit_mm.__file__).parent), str(TOOLS))
-    chain = [error]
-    while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
-        chain.append(following)
-    for link in chain:
-        frame = traceback.extract_tb(link.__traceback__)[-1]
-        if frame.filename.startswith(own) and (frame.line or '').startswith('raise'):
-            return str(link)
-        if isinstance(link, KeyError) and (missing := re.match(r"[\"']?(\S+) is not in the \S+ registry", str(link))):
-            return unknown_type(missing[1])
-    return str(error) if isinstance(error, OSError) else None
-
-
-def unknown_type(name: str) -> str:
-    """What to say of a `type` that no registry has."""
-    from difflib import get_close_matches
-    from importlib.util import find_spec
-
-    from mmengine.registry import Registry
-
-    from beit_mm import registry
-
-    ours = [child for child in vars(registry).values() if isinstance(child, Registry)]
-    full = {f'beit_mm.{own}' for child in ours for own in (child.import_from_location(), *child.module_dict)[1:]}
-    near = get_close_matches(f'beit_mm.{name.rpartition(".")[2]}', full, n=1, cutoff=0.8)
-    message = f'no registry has the type {name!r}'
-    if near:
-        message += f'; did you mean {near[0]!r}?'
-    if find_spec('mmseg') is None:
-        message += ' What belongs to segmentation needs mmsegmentation, which is not installed.'
-    return message
+    return message_for_user(error, str(TOOLS))

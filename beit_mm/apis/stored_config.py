@@ -202,6 +202,18 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
         bgr_to_rgb=FLAG,
         rgb_to_bgr=FLAG,
     ),
+    # visual tokens; files are found by the caller
+    'beit_mm.DiscreteVAE': dict(
+        arch=one_of('conv', 'dalle'),
+        hidden=whole(2048),
+        vocab_size=whole(65_536),
+        embed_dims=whole(8192),
+        num_levels=whole(6),
+        in_channels=whole(64),
+        bottleneck_blocks=whole(16, 0),
+        loss=one_of('mse', 'laplace'),
+    ),
+    'beit_mm.DALLETokenizer': dict(precision=one_of('fp16', 'bf16', 'fp32')),
     # layers
     **dict.fromkeys(('BN', 'SyncBN', 'beit_mm.SyncBN'), dict(eps=real(0, 1), momentum=real(0, 1), requires_grad=FLAG)),
     'LN': dict(eps=real(0, 1), requires_grad=FLAG),

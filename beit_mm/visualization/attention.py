@@ -5,14 +5,20 @@ Shapes: P points, h x w the patch grid.
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from mmengine.device import get_device
 from PIL import Image, ImageDraw
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 
+from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.datasets.reading import read_image
+from beit_mm.datasets.resize import resize_bicubic
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 
@@ -23,6 +29,92 @@ TITLE_HEIGHT = 14  # pixels above each tile
 OPACITY = 0.65  # of the colours over the image
 CONTOUR = (0.0, 1.0, 1.0)
 MARK = (1.0, 0.0, 0.0)
+
+
+class ImageAttention(NamedTuple):
+    """What points of an image attend to.
+
+    Attributes:
+        image: float (3, H, W) in [0, 1], as the model saw it before normalising.
+        points: (x, y) of each, in pixels of the image as a viewer shows it.
+        patches: (row, column) of each.
+        maps: (P, heads, h, w), of `attention_of_patches`.
+        layer: block, 0-based.
+        mean, std: by which the image was normalised, pixels 0-255.
+    """
+
+    image: Tensor
+    points: list[tuple[float, float]]
+    patches: list[tuple[int, int]]
+    maps: Tensor
+    layer: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+def attention_of_image(
+    checkpoint: str | Path,
+    image: str | Path,
+    points: Sequence[str] = ('0.5,0.5',),
+    layer: int = -1,
+    softmax: bool = True,
+    short_side: int | None = None,
+    long_side: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    device: str | None = None,
+) -> ImageAttention:
+    """What points of an image file attend to, with a checkpoint and nothing else.
+
+    Args:
+        checkpoint: path or URL of any BEiT, or of a plain ViT.
+        image: path.
+        points: see `parse_point`.
+        layer, softmax: see `attention_of_patches`.
+        short_side, long_side: pixels of the resized image; None: the short side is the checkpoint's.
+        mean, std: of pixels 0-255; None: the checkpoint's, or ImageNet's.
+        device: such as 'cpu'; None for what there is.
+
+    Raises:
+        CheckpointError: no BEiT.
+        ValueError: no point, one outside of the image, or a model of other than RGB images.
+        UnreadableImageError: no image.
+    """
+    pixels = read_image(str(image))
+    sides = pixels.shape[:2]
+    places = [parse_point(text, sides) for text in points]
+    backbone = BEiTBackbone.from_checkpoint(str(checkpoint)).to(device or get_device())
+    if (channels := backbone.patch_embed.proj.in_channels) != 3:
+        raise ValueError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
+    patch = backbone.patch_size
+    scale = long_side / max(sides) if long_side else (short_side or min(backbone.grid) * patch) / min(sides)
+    grid = (max(1, round(sides[0] * scale / patch)), max(1, round(sides[1] * scale / patch)))
+    patches = patches_at(places, sides, grid)
+    resized = torch.from_numpy(resize_bicubic(pixels, (grid[0] * patch, grid[1] * patch))).permute(2, 0, 1).float()
+    known = {**IMAGENET, **backbone.load_report.preprocessing}
+    mean, std = mean or known['mean'], std or known['std']
+    normalised = (resized - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    normalised = normalised.to(next(backbone.parameters()).device)
+    maps = attention_of_patches(backbone, normalised, patches, layer, softmax)
+    return ImageAttention(resized / 255, places, patches, maps, layer % backbone.num_layers, mean, std)
+
+
+def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
+    """'210,140' or '0.5,0.25' as (x, y) in pixels of an image of (height, width).
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        x, y = (
+            float(number) * (side if '.' in number else 1)
+            for number, side in zip(text.split(','), size[::-1], strict=True)
+        )
+    except ValueError:
+        raise ValueError(
+            f'--points: {text!r} is no point; expected X,Y in pixels (210,140) or shares (0.5,0.25)'
+        ) from None
+    return x, y
 
 
 def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], grid: Grid) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ MAX_FILES = 61
 
 # From the bottom to the top: a layer may import the layers below it, and itself.
 LAYERS = [
-    {'registry', 'positions'},
+    {'registry', 'positions', 'terminal'},
     {'checkpoint'},
     {'datasets'},
     {'models'},

@@ -48,65 +48,36 @@ def main() -> None:
     if not 0 < args.mass <= 1:
         parser.error(f'--mass {args.mass:g} is no share; expected more than 0, at most 1')
     import numpy as np
-    import torch
-    from mmengine.device import get_device
 
-    from beit_mm.checkpoint.names import IMAGENET
-    from beit_mm.datasets.reading import read_image
-    from beit_mm.datasets.resize import resize_bicubic
-    from beit_mm.models.vit import BEiTBackbone
-    from beit_mm.visualization.attention import attention_of_patches, draw_attention, largest_mass_mask, patches_at
+    from beit_mm.visualization.attention import attention_of_image, draw_attention, largest_mass_mask
 
-    pixels = read_image(args.image)
-    points = [parse_point(text, pixels.shape[:2]) for text in args.points]
-    backbone = BEiTBackbone.from_checkpoint(args.checkpoint).to(args.device or get_device())
-    if (channels := backbone.patch_embed.proj.in_channels) != 3:
-        raise ValueError(f'{args.checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
-
-    patch = backbone.patch_size
-    sides = pixels.shape[:2]
-    if args.long_side:
-        scale = args.long_side / max(sides)
-    else:
-        scale = (args.short_side or min(backbone.grid) * patch) / min(sides)
-    grid = tuple(max(1, round(side * scale / patch)) for side in sides)
-    patches = patches_at(points, sides, grid)
-
-    image = torch.from_numpy(resize_bicubic(pixels, tuple(side * patch for side in grid))).permute(2, 0, 1).float()
-    known = {**IMAGENET, **backbone.load_report.preprocessing}
-    mean, std = args.mean or known['mean'], args.std or known['std']
-    print(f'{args.image}: {grid[0]} x {grid[1]} patches, mean {mean}, std {std}')
-    normalised = (image - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
-    normalised = normalised.to(next(backbone.parameters()).device)
-    maps = attention_of_patches(backbone, normalised, patches, args.layer, softmax=not args.scores)
-
+    found = attention_of_image(
+        args.checkpoint,
+        args.image,
+        args.points,
+        args.layer,
+        softmax=not args.scores,
+        short_side=args.short_side,
+        long_side=args.long_side,
+        mean=args.mean,
+        std=args.std,
+        device=args.device,
+    )
+    rows, columns = found.maps.shape[-2:]
+    print(f'{args.image}: {rows} x {columns} patches, mean {found.mean}, std {found.std}')
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f'{Path(args.image).stem}_layer{args.layer % backbone.num_layers}' + '_scores' * args.scores
-    for (x, y), where, attention in zip(points, patches, maps, strict=True):
+    stem = f'{Path(args.image).stem}_layer{found.layer}' + '_scores' * args.scores
+    for (x, y), where, attention in zip(found.points, found.patches, found.maps, strict=True):
         path = folder / f'{stem}_{x:.0f}_{y:.0f}.png'
-        draw_attention(image / 255, where, attention, None if args.scores else args.mass).save(path)
+        draw_attention(found.image, where, attention, None if args.scores else args.mass).save(path)
         print(path)
     if args.npz:
-        numbers = dict(points=np.array(points), patches=np.array(patches), maps=maps.numpy())
+        numbers = dict(points=np.array(found.points), patches=np.array(found.patches), maps=found.maps.numpy())
         if not args.scores:
-            numbers['masks'] = largest_mass_mask(maps, args.mass).numpy()
+            numbers['masks'] = largest_mass_mask(found.maps, args.mass).numpy()
         np.savez(folder / f'{stem}.npz', **numbers)
         print(folder / f'{stem}.npz')
-
-
-def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
-    """'210,140' or '0.5,0.25' as (x, y) in pixels of an image of (height, width)."""
-    try:
-        x, y = (
-            float(number) * (side if '.' in number else 1)
-            for number, side in zip(text.split(','), size[::-1], strict=True)
-        )
-    except ValueError:
-        raise ValueError(
-            f'--points: {text!r} is no point; expected X,Y in pixels (210,140) or shares (0.5,0.25)'
-        ) from None
-    return x, y
 
 
 if __name__ == '__main__':

@@ -1,0 +1,199 @@
+"""`python -m beit_mm VERB ...`: pretraining, fine-tuning and looking at images, each in one line.
+
+Nothing heavy is imported before the arguments are parsed.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from beit_mm import terminal
+
+MAX_LINES = 20  # of results on the terminal
+
+
+def main() -> None:
+    """Parses the command line and does what it says."""
+    words = sys.argv[1:]
+    if words[:1] == ['train']:  # tools/train.py has its own options
+        train(words[1:])
+        return
+    args = parser().parse_args(words)
+    arguments = {key: value for key, value in vars(args).items() if key not in ('verb', 'call')}
+    args.call(**arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    top = argparse.ArgumentParser(prog='python -m beit_mm', description='BEiT on your own images.')
+    verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
+
+    verb = add(verbs, 'pretrain', pretrain, 'learn from images without labels', 'images/ --out run --minutes 15')
+    add_training(verb, 'folder of images, searched to any depth', required=False)
+    length = verb.add_mutually_exclusive_group()
+    length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')
+    length.add_argument('--steps', type=int, help='of the pretraining, instead')
+
+    verb = add(verbs, 'finetune', finetune, 'train a classifier', 'images/ --init run --out run_ft --minutes 5')
+    add_training(verb, 'folder with one folder a class, or with such folders train and val', required=True)
+    length = verb.add_mutually_exclusive_group()
+    length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')
+    length.add_argument('--epochs', type=float, help='times through the images, instead')
+
+    verb = add(verbs, 'classify', classify, 'name the class of images', 'run_ft new_images/ --out classes.csv')
+    add_inputs(verb)
+    verb.add_argument(
+        '--labelled', metavar='FOLDER', help='with one folder a class: the nearest of these images decide'
+    )
+    verb.add_argument('--out', metavar='FILE', help='.csv or .json')
+
+    verb = add(verbs, 'segment', segment, 'name the class of each pixel', 'segmentor.pth images/ --out maps')
+    add_inputs(verb)
+    verb.add_argument('--out', required=True, metavar='FOLDER', help='for label maps and overlays')
+
+    verb = add(verbs, 'reconstruct', reconstruct, 'draw what is predicted', 'run images/ --out picture.png')
+    add_inputs(verb)
+    verb.add_argument('--out', required=True, metavar='PICTURE')
+
+    verb = add(
+        verbs,
+        'attention',
+        attention,
+        'draw what points attend to',
+        'run image.jpg --points "210,140;0.5,0.2" --out a.png',
+    )
+    verb.add_argument('checkpoint', help='file, or the folder of a run')
+    verb.add_argument('image')
+    verb.add_argument(
+        '--points',
+        default='0.5,0.5',
+        metavar='X,Y[;X,Y]',
+        help='pixels, or shares of width and height (default: 0.5,0.5)',
+    )
+    verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
+    verb.add_argument('--out', required=True, metavar='PICTURE')
+
+    verb = add(verbs, 'embed', embed, 'write the features of images', 'run images/ --out features.npz')
+    add_inputs(verb)
+    verb.add_argument('--out', required=True, metavar='FILE', help='.npz with `features` and `paths`')
+
+    add(
+        verbs, 'train', train, 'train a config; its options are those of tools/train.py', 'pretrain_300e --work-dir run'
+    )
+    verb = add(verbs, 'config', config, 'print a config, to be changed', 'demo/pretrain > mine.py')
+    verb.add_argument('name', help='end of the path of a config')
+    return top
+
+
+def add(
+    verbs: argparse._SubParsersAction, name: str, call: Callable, help: str, example: str
+) -> argparse.ArgumentParser:
+    """A verb, with an example at the end of its help."""
+    verb = verbs.add_parser(name, help=help, description=help, epilog=f'Example: python -m beit_mm {name} {example}')
+    verb.set_defaults(call=call)
+    return verb
+
+
+def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> None:
+    """Arguments of a training on somebody's images."""
+    verb.add_argument('images', help=images)
+    verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command goes on with it')
+    verb.add_argument(
+        '--init', required=required, metavar='CKPT', help='weights to begin with: any BEiT, or the folder of a run'
+    )
+    verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
+
+
+def add_inputs(verb: argparse.ArgumentParser) -> None:
+    """A checkpoint and images."""
+    verb.add_argument('checkpoint', help='file, or the folder of a run')
+    verb.add_argument('images', nargs='+', help='files and folders')
+
+
+def pretrain(**arguments: object) -> None:
+    """See apis.training."""
+    load('apis.training').pretrain(**arguments)
+
+
+def finetune(**arguments: object) -> None:
+    """See apis.training."""
+    load('apis.training').finetune(**arguments)
+
+
+def classify(**arguments: object) -> None:
+    """Prints what apis.verbs.classify finds."""
+    verbs = load('apis.verbs')
+    results = verbs.classify(**arguments)
+    for result in results[:MAX_LINES]:
+        name, probability = verbs.summary_of(result)
+        print(f'{result["path"]}  {name}  {probability}'.rstrip())
+    if len(results) > MAX_LINES:
+        print(f'... and {len(results) - MAX_LINES} more{"" if arguments["out"] else "; --out FILE writes all"}')
+    if arguments['out']:
+        print(arguments['out'])
+
+
+def segment(**arguments: object) -> None:
+    """Prints what apis.verbs.segment wrote."""
+    results = load('apis.verbs').segment(**arguments)
+    for result in results:
+        if 'error' in result:
+            print(f'unreadable: {result["error"]}')
+    print(
+        f'{sum("error" not in result for result in results)} images: {arguments["out"]}/labels, {arguments["out"]}/overlays'
+    )
+
+
+def reconstruct(**arguments: object) -> None:
+    """See apis.verbs."""
+    print(load('apis.verbs').reconstruct(**arguments))
+
+
+def attention(**arguments: object) -> None:
+    """See apis.verbs."""
+    print(load('apis.verbs').attention(**arguments))
+
+
+def embed(**arguments: object) -> None:
+    """See apis.features."""
+    found = load('apis.features').embed(**arguments)
+    print(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
+
+
+def config(name: str) -> None:
+    """Prints a config with all that it inherits."""
+    plans = load('apis.plans')
+    from mmengine.config import Config
+
+    print(Config.fromfile(str(plans.find_config(name))).pretty_text)
+
+
+def train(words: list[str]) -> None:
+    """Runs tools/train.py, with the config found by its name."""
+    package = Path(__file__).resolve().parent
+    tool = next(
+        (path for path in (package.parent / 'tools/train.py', package / '.mim/tools/train.py') if path.is_file()), None
+    )
+    if tool is None:
+        raise FileNotFoundError(
+            'tools/train.py is neither in a checkout nor in the installed package; install beit_mm again'
+        )
+    if words and not words[0].startswith('-'):
+        words[0] = str(load('apis.plans').find_config(words[0]))
+    sys.argv = [str(tool), *words]
+    sys.path.insert(0, str(tool.parent))
+    runpy.run_path(str(tool), run_name='__main__')
+
+
+def load(name: str):
+    """A module of the package, imported without what the libraries print."""
+    import importlib
+
+    with terminal.quiet():
+        return importlib.import_module(f'beit_mm.{name}')
+
+
+if __name__ == '__main__':
+    terminal.run(main)

@@ -1,0 +1,429 @@
+"""What a training on somebody's images looks like: which are held out, which model, batch and length, as configs.
+
+A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
+"""
+
+import math
+import os
+import pprint
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from mmengine.config import Config
+
+from beit_mm.checkpoint.fit import SOURCE_KEY, read_backbone
+from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.models.vit import sizes_of
+
+PACKAGE = Path(__file__).resolve().parents[1]
+HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
+MIN_IMAGES = 100  # fewer say nothing about what images look like
+MIN_STEPS = 20
+NUM_VALIDATED = 256  # held-out images of which the loss is computed
+MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
+TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
+TOKENIZER_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
+MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
+GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer; in proportion to the model's width
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Images of a folder: paths relative to it, and the class of each, its first folder ('' without classes)."""
+
+    root: Path
+    paths: list[str]
+    names: list[str]
+
+
+@dataclass
+class Images:
+    """Images to learn from and held-out ones, and the names of the classes (none: the folders name no classes)."""
+
+    train: Part
+    held_out: Part
+    classes: list[str]
+
+    def __str__(self) -> str:
+        text = f'{len(self.train.paths):,} images to learn from, {len(self.held_out.paths):,} held out'
+        return f'{text}, {len(self.classes)} classes' if self.classes else f'{text}, no class folders'
+
+
+def find_images(folder: str | Path) -> Images:
+    """The images of a folder, some of them held out.
+
+    Where the folder is called `train`, or holds a folder `train`, a folder `val` beside that one holds the held-out
+    images; otherwise a tenth is held out, of each class where the images lie in class folders. The choice depends on
+    the paths only.
+
+    Raises:
+        FileNotFoundError: no such folder, or no images in it.
+        ValueError: too few images to learn from.
+    """
+    root = Path(folder).expanduser().resolve()
+    if not root.is_dir():
+        what = 'is a file' if root.exists() else 'does not exist'
+        raise FileNotFoundError(f'{str(folder)!r} {what}; expected a folder of images')
+    root = root / 'train' if (root / 'train').is_dir() else root
+    val = root.parent / 'val'
+    train = list_part(root)
+    if not train.paths:
+        raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
+    held_out = list_part(val) if root.name == 'train' and val.is_dir() else None
+    if held_out is None or not held_out.paths:
+        train, held_out = split(train)
+    if len(train.paths) < MIN_IMAGES:
+        raise ValueError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
+    classes = sorted(set(train.names))
+    labelled = '' not in classes and len(classes) > 1 and set(held_out.names) <= set(classes)
+    return Images(train, held_out, classes if labelled else [])
+
+
+def list_part(folder: Path) -> Part:
+    """All images below a folder."""
+    paths = list(list_images(str(folder)))
+    return Part(folder, paths, [path.split('/')[0] if '/' in path else '' for path in paths])
+
+
+def split(images: Part) -> tuple[Part, Part]:
+    """A part to learn from and a held-out one: a tenth of each class, and of images without class folders."""
+    by_class: dict[str, list[str]] = {}
+    for path, name in zip(images.paths, images.names, strict=True):
+        by_class.setdefault(name, []).append(path)
+    held_out = set()
+    for name, paths in by_class.items():
+        number = math.ceil(HELD_OUT * len(paths)) if len(paths) > 1 else 0
+        held_out |= set(random.Random(name).sample(paths, number))
+    parts = []
+    for wanted in (False, True):
+        paths = [path for path in images.paths if (path in held_out) == wanted]
+        parts.append(Part(images.root, paths, [path.split('/')[0] if '/' in path else '' for path in paths]))
+    return parts[0], parts[1]
+
+
+def spread(part: Part, number: int) -> Part:
+    """At most `number` images of a part, spread evenly over it."""
+    step = max(1.0, len(part.paths) / number)
+    chosen = [int(place * step) for place in range(min(number, len(part.paths)))]
+    return Part(part.root, [part.paths[place] for place in chosen], [part.names[place] for place in chosen])
+
+
+def write_lists(images: Images, folder: Path) -> None:
+    """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = dict(train=images.train, held_out=images.held_out, validated=spread(images.held_out, NUM_VALIDATED))
+    labels = {name: f' {label}' for label, name in enumerate(images.classes)}
+    for name, part in parts.items():
+        lines = [path + labels.get(of_class, '') for path, of_class in zip(part.paths, part.names, strict=True)]
+        write_lines(folder / f'{name}.txt', lines)
+    if images.classes:
+        write_lines(folder / 'classes.txt', images.classes)
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Lines of text, or of file names in any bytes."""
+    path.write_bytes(os.fsencode('\n'.join(lines) + '\n'))
+
+
+def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
+    """Settings of the dataset of one of the lists."""
+    root = images.train.root if name == 'train' else images.held_out.root
+    return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
+
+
+# --- configs --------------------------------------------------------------------------------------
+
+
+def config_folders() -> list[Path]:
+    """Where configs lie: in the checkout, and in the installed package."""
+    return [folder for folder in (PACKAGE.parent / 'configs', PACKAGE / '.mim/configs') if folder.is_dir()]
+
+
+def find_config(name: str) -> Path:
+    """The file of a config: a path, or the end of one below configs/, with or without `.py`.
+
+    Raises:
+        FileNotFoundError: there is none such.
+        ValueError: there are several.
+    """
+    if (path := Path(name)).is_file():
+        return path
+    ending = f'/{name.removesuffix(".py")}.py'
+    for folder in config_folders():
+        found = sorted(path for path in folder.rglob('*.py') if f'/{path.relative_to(folder)}'.endswith(ending))
+        if len(found) > 1:
+            names = ', '.join(str(path.relative_to(folder).with_suffix('')) for path in found)
+            raise ValueError(f'{name!r} names {len(found)} configs; expected one of {names}')
+        if found:
+            return found[0]
+    places = ' or '.join(map(str, config_folders())) or 'an installed package'
+    raise FileNotFoundError(f'no config {name!r}; looked for a file of this name, and in {places}')
+
+
+def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:
+    """Writes a config on top of one of configs/."""
+    assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
+    text = f'"""{title}\n\nCommand: python tools/train.py {path}\n"""\n'
+    path.write_text('\n\n'.join([text + f'_base_ = {str(find_config(base))!r}', *assigned]) + '\n')
+
+
+def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
+    """A pipeline whose images have another size (height, width), and whose steps have other values of some keys.
+
+    A value is changed where a step has the key; `scale` of ResizeEdge keeps its ratio to the crop.
+    """
+    steps = [dict(step) for step in pipeline]
+    crop = next((step['crop_size'] for step in steps if 'crop_size' in step), None)
+    for step in steps:
+        if step['type'] == 'ResizeEdge':
+            step['scale'] = round(step['scale'] * min(size) / min(height_and_width(crop)))
+        elif step['type'] == 'RandomResizedCrop':
+            step['scale'] = tuple(size[::-1])
+        step.update({key: value for key, value in (others | dict(size=size)).items() if key in step})
+        if 'crop_size' in step:
+            step['crop_size'] = tuple(size[::-1])
+    return steps
+
+
+def height_and_width(size: int | Sequence[int]) -> Sequence[int]:
+    """A side as a height and a width."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, Any]:
+    """Settings of a training of so many steps, with one validation at its end."""
+    warmup = max(1, min(warmup, steps // 5))
+    return dict(
+        param_scheduler=[
+            dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
+            dict(type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup, **cosine),
+        ],
+        train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
+        default_hooks=dict(
+            logger=dict(interval=min(50, max(1, steps // 20)), log_metric_by_epoch=False),
+            checkpoint=dict(by_epoch=False, interval=max(50, min(500, steps // 4)), max_keep_ckpts=2),
+        ),
+        log_processor=dict(by_epoch=False),
+        auto_scale_lr=dict(base_batch_size=batch),
+    )
+
+
+def loaders(images: Images, lists: Path, batch: int, workers: int, pipelines: Sequence[list], **data: Any) -> dict:
+    """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
+    settings = {}
+    for split_name, name, pipeline in zip(('train', 'val'), ('train', 'validated'), pipelines, strict=True):
+        dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, **data)
+        settings[f'{split_name}_dataloader'] = dict(
+            batch_size=batch, num_workers=workers, persistent_workers=workers > 0, dataset=dataset
+        )
+    return dict(settings, test_dataloader=settings['val_dataloader'])
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What was chosen for a training, and why.
+
+    Attributes:
+        base: config of configs/ that it builds on.
+        backbone: arguments of the BEiTBackbone.
+        size: of the images, (height, width) in pixels.
+        preprocessing: mean and std, pixels 0-255.
+        batch: images of a step.
+        workers: processes that read images.
+        init: checkpoint to begin with; None for random weights.
+        dalle: arguments of the DALLETokenizer; None: a tokenizer is trained.
+        reasons: lines for the user.
+    """
+
+    base: str
+    backbone: dict[str, Any]
+    size: tuple[int, int]
+    preprocessing: dict[str, Any]
+    batch: int
+    workers: int
+    init: str | None
+    dalle: dict[str, Any] | None
+    reasons: list[str]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches of an image, (rows, columns)."""
+        height, width = (side // self.backbone['patch_size'] for side in self.size)
+        return height, width
+
+
+def backbone_of_file(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of the backbone in a checkpoint, and the mean, std and size of its images.
+
+    Raises:
+        CheckpointError: no BEiT of RGB images.
+    """
+    arguments, state_dict = read_backbone(checkpoint)
+    if arguments['in_channels'] != 3:
+        raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
+    known = state_dict._metadata[''][SOURCE_KEY]['preprocessing']
+    arguments['img_size'] = tuple(height_and_width(arguments['img_size']))
+    return arguments, {**IMAGENET, **known}
+
+
+def plan_training(
+    images: Images, kind: str, init: str | None = None, workers: int | None = None, device: str | None = None
+) -> Plan:
+    """Model, batch and workers, from the number of images, the device and its memory.
+
+    Args:
+        images: to learn from.
+        kind: 'pretrain' or 'finetune'.
+        init: checkpoint to begin with.
+        workers: processes that read images; None: as the cores allow.
+        device: 'cpu' or 'cuda'; None: what there is.
+
+    Raises:
+        CheckpointError: `init` is no BEiT.
+    """
+    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
+    number = len(images.train.paths)
+    dalle = find_dalle() if device == 'cuda' and kind == 'pretrain' else None
+    base = 'beit/pretrain_300e.py' if device == 'cuda' else 'demo/caltech101_pretrain.py'
+    preprocessing: dict[str, Any] = dict(IMAGENET)
+    if init:
+        backbone, preprocessing = backbone_of_file(init)
+        backbone.update(drop_path_rate=0.0 if device == 'cpu' and kind == 'pretrain' else 0.1)
+        why = f'as in {init}'
+    else:
+        backbone = Config.fromfile(str(find_config(base))).model.backbone.to_dict()
+        backbone.setdefault('img_size', 224)
+        backbone.setdefault('patch_size', 16)
+        why = 'small enough for a CPU'
+        if device == 'cuda':
+            backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
+            why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
+    sizes = sizes_of(backbone['arch'])
+    height, width = height_and_width(backbone['img_size'])
+    if device == 'cuda':
+        free = torch.cuda.mem_get_info()[0] / 2**30
+        room = free / GIB_PER_IMAGE * 768 / sizes['embed_dims'] * 196 / (height * width / backbone['patch_size'] ** 2)
+        batch, limit = min(room, 512), f'{free:.0f} GiB of GPU memory'
+    else:
+        batch, limit = 64 if sizes['embed_dims'] <= 192 else 16, 'a CPU'
+    batch = 2 ** int(math.log2(max(4, min(batch, number / 8))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    if workers is None:
+        workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
+    reasons = [
+        f'images     {images}',
+        f'model      {sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels in patches of '
+        f'{backbone["patch_size"]}: {why}',
+        f'batch      {batch} images, {workers} workers: {limit}, {cores} cores',
+    ]
+    if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
+        reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
+    return Plan(base, backbone, (height, width), preprocessing, batch, workers, init, dalle, reasons)
+
+
+def find_dalle() -> dict[str, Any] | None:
+    """Arguments of the DALLETokenizer whose weights lie in $BEIT_MM_WEIGHTS or torch hub's cache; None without."""
+    folders = [Path(torch.hub.get_dir(), 'checkpoints')]
+    if named := os.environ.get('BEIT_MM_WEIGHTS'):
+        folders.insert(0, Path(named))
+    for encoder in (folder / name for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
+        if encoder.is_file():
+            decoder = encoder.with_name('decoder.pkl')
+            found = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))
+            return dict(found, decoder_checkpoint=str(decoder.resolve())) if decoder.is_file() else found
+    return None
+
+
+def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
+    """Settings of an own tokenizer's training, on top of TOKENIZER."""
+    base = Config.fromfile(str(find_config(TOKENIZER)))
+    side = max(base.train_pipeline[1].size, 4 * max(plan.grid))
+    pipelines = [resized(base.train_pipeline, (side, side)), resized(base.val_pipeline, (64, 64))]
+    batch = min(16, plan.batch)
+    return dict(
+        work_dir=str(work_dir),
+        model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),
+        **loaders(images, lists, batch, plan.workers, pipelines),
+        **schedule(steps, 50, batch, eta_min=6e-5),
+    )
+
+
+def pretraining_settings(
+    images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path, tokenizer: Path | None
+) -> dict[str, Any]:
+    """Settings of a pretraining; `tokenizer` is the checkpoint of an own one (None with DALL-E's, or random)."""
+    base = Config.fromfile(str(find_config(plan.base)))
+    rows, columns = plan.grid
+    if plan.dalle:
+        stride, target, vocab_size = 8, plan.dalle, 8192
+    else:
+        model = Config.fromfile(str(find_config(TOKENIZER))).model
+        target = {key: model[key] for key in TOKENIZER_KEYS} | dict(checkpoint=tokenizer and str(tokenizer))
+        stride, vocab_size = 2**model.num_levels, model.vocab_size
+    masks = dict(grid=plan.grid, num_masked=round(75 / 196 * rows * columns))
+    masks['min_block'] = min(16, max(1, rows * columns // 9))
+    views = dict(second_size=(stride * rows, stride * columns), **masks)
+    pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views) for name in ('train', 'val')]
+    backbone = dict(plan.backbone, _delete_=True, type='beit_mm.BEiTBackbone', masked_input=True, out_type='raw')
+    if plan.init:
+        backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(Path(plan.init).resolve()))
+    width = sizes_of(backbone['arch'])['embed_dims']
+    wide = base.auto_scale_lr.base_batch_size
+    return dict(
+        work_dir=str(work_dir),
+        model=dict(
+            backbone=backbone,
+            head=dict(embed_dims=width, vocab_size=vocab_size),
+            target_generator=dict(target, _delete_=True),
+            data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
+        ),
+        **loaders(images, lists, plan.batch, plan.workers, pipelines),
+        optim_wrapper=dict(optimizer=dict(lr=scaled(base.optim_wrapper.optimizer.lr, plan.batch / wide, width))),
+        **schedule(steps, steps // 20, plan.batch, eta_min=1e-5),
+    )
+
+
+def scaled(rate: float, ratio: float, width: int) -> float:
+    """A recipe's learning rate for another batch: with the ratio's root, as Adam's steps want it; lower for wide models.
+
+    The recipe for narrow models has a rate that wider ones than 192 do not bear.
+    """
+    return float(f'{rate * math.sqrt(ratio) * min(1.0, 384 / max(width, 192) if rate > 1.6e-3 else 1.0):.2g}')
+
+
+def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
+    """Settings of a fine-tuning on class folders, on top of `plan.base`."""
+    base = Config.fromfile(str(find_config(plan.base)))
+    options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
+    backbone = dict(options, _delete_=True, type='beit_mm.BEiTBackbone', out_type='avg_featmap', drop_path_rate=0.1)
+    backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
+    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(Path(plan.init).resolve())) if plan.init else None
+    width = sizes_of(backbone['arch'])['embed_dims']
+    small = width <= 192
+    pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
+    classes = dict(classes=str(lists / 'classes.txt'))
+    return dict(
+        work_dir=str(work_dir),
+        model=dict(
+            backbone=backbone,
+            head=dict(in_channels=width),
+            data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
+        ),
+        **loaders(images, lists, plan.batch, plan.workers, pipelines, **classes),
+        optim_wrapper=dict(
+            optimizer=dict(lr=scaled(4e-3, plan.batch / (64 if small else 1024), 192)),
+            paramwise_cfg=dict(layer_decay_rate=(0.8 if small else 0.65) if plan.init else 1.0),
+        ),
+        **schedule(steps, steps // 6, plan.batch, eta_min_ratio=5e-4),
+    )

@@ -1,0 +1,467 @@
+"""Pretraining and fine-tuning on a folder of images, from a plan to a report.
+
+A run is a folder: the configs it was trained by, lists of its images, logs, the trained weights, pictures, report.md, and
+plan.json, by which the same call goes on with it.
+"""
+
+import copy
+import json
+import os
+import secrets
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.dataset import default_collate
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from beit_mm.apis.plans import (
+    MIN_STEPS,
+    TOKENIZER,
+    Images,
+    Plan,
+    dataset_of,
+    find_images,
+    finetuning_settings,
+    plan_training,
+    pretraining_settings,
+    tokenizer_settings,
+    write_config,
+    write_lists,
+)
+from beit_mm.apis.verbs import checkpoint_of, load_pretrainer, reconstruct
+from beit_mm.checkpoint.io import atomic_file
+from beit_mm.datasets.image_folder import ImageFolder
+from beit_mm.engine.hooks import extract, knn_predict
+from beit_mm.engine.progress import ProgressHook, TerminalRunner, clock
+from beit_mm.engine.workers import end_workers
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.terminal import quiet
+
+RECORD, REPORT = 'plan.json', 'report.md'
+MINUTES = 15.0
+REST = 0.1  # of the time, for pictures and the report
+TOKENIZER_SHARE = 1 / 3  # of the time for training
+MEASURED_STEPS, FIRST_STEPS = 24, 4  # steps that are timed, and those before, which are slow
+MAX_BANK, MAX_QUERIES = 4000, 1000  # images with labels for k-NN, and held-out ones
+NUM_PICTURES = 8
+METRICS = ('mim_loss', 'token_entropy', 'mim_acc', 'accuracy/top1', 'tokenizer/recon_mae_01', 'tokenizer/codes_used')
+
+
+def pretrain(
+    images: str | Path,
+    out: str | Path,
+    minutes: float | None = None,
+    steps: int | None = None,
+    init: str | Path | None = None,
+    workers: int | None = None,
+) -> Path:
+    """Pretrains a BEiT on a folder of images; labels are not looked at. The same call goes on with an unfinished run.
+
+    Args:
+        images: folder, searched to any depth. Where it holds `train` and `val`, or is called `train` with `val` beside
+            it, `val` is held out, else a tenth.
+        out: folder of the run.
+        minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
+        steps: of the pretraining, instead.
+        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is taken over.
+        workers: processes that read images.
+
+    Returns:
+        The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
+
+    Raises:
+        FileNotFoundError: no folder, or no images in it.
+        ValueError: too few images, a folder of other images, a number that is none, or `init` is no BEiT.
+    """
+    check_numbers(minutes=minutes, steps=steps, workers=workers)
+    with quiet():
+        return Run('pretrain', images, out, init, workers).finish(minutes, steps)
+
+
+def finetune(
+    images: str | Path,
+    out: str | Path,
+    init: str | Path | None = None,
+    minutes: float | None = None,
+    epochs: float | None = None,
+    workers: int | None = None,
+) -> Path:
+    """Fine-tunes a pretrained BEiT into a classifier of a folder with one folder a class.
+
+    Args:
+        images, out, workers: as of `pretrain`.
+        init: checkpoint of any BEiT, or the folder of a run.
+        minutes: of wall clock for all of it, by default 15.
+        epochs: times through the images, instead.
+
+    Returns:
+        The classifier, `<out>/finetuned.pth`, for `classify`.
+
+    Raises:
+        As `pretrain`; ValueError: no class folders.
+    """
+    check_numbers(minutes=minutes, epochs=epochs, workers=workers)
+    with quiet():
+        return Run('finetune', images, out, init, workers).finish(minutes, epochs=epochs)
+
+
+def check_numbers(workers: int | None, **lengths: float | None) -> None:
+    """Raises ValueError for a length that is none, and for two of them."""
+    given = {name: value for name, value in lengths.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f'{" and ".join(given)} are both given; expected one of them')
+    for name, value in given.items():
+        if not 0 < value < float('inf'):
+            raise ValueError(f'{name} is {value:g}; expected more than 0')
+    if workers is not None and workers < 0:
+        raise ValueError(f'workers is {workers}; expected 0 or more')
+
+
+class Run:
+    """A run in its folder.
+
+    Args:
+        verb: 'pretrain' or 'finetune'.
+        images, out, init, workers: as of `pretrain`.
+    """
+
+    def __init__(
+        self, verb: str, images: str | Path, out: str | Path, init: str | Path | None, workers: int | None
+    ) -> None:
+        self.began = time.monotonic()
+        self.verb, self.workers = verb, workers
+        self.folder = Path(out).expanduser().resolve()
+        self.lists = self.folder / 'lists'
+        self.record = dict(
+            verb=verb,
+            images=str(Path(images).expanduser().resolve()),
+            init=init and str(checkpoint_of(init).resolve()),
+            seconds=0.0,
+            stages={},
+        )
+        self.open()
+
+    # --- the folder -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Takes up what was planned before, and refuses folders of other things."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f'{self.folder} is a file; expected a folder for the run')
+        if Path(self.record['images']) in (self.folder, *self.folder.parents):
+            raise ValueError(
+                f'{self.folder} lies in the folder of the images, where its pictures would count as such; choose '
+                'another --out'
+            )
+        path = self.folder / RECORD
+        if not path.is_file():
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                raise ValueError(f'{self.folder} holds other files; expected a new or empty folder for the run')
+            return
+        try:
+            known = json.loads(path.read_text())
+            differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f'{path} is damaged; choose another --out, or delete the folder') from None
+        if differing:
+            key = differing[0]
+            raise ValueError(
+                f'{self.folder} is a run with other {key} ({known[key]}, not {self.record[key]}); choose another --out'
+            )
+        self.record = known
+
+    def save(self) -> None:
+        """Writes the record."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self.folder / RECORD) as file:
+            file.write(json.dumps(self.record, indent=2).encode())
+
+    def last_checkpoint(self, stage: str) -> Path:
+        """The checkpoint at the end of a stage, which is there when that is finished."""
+        return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
+
+    @property
+    def weights(self) -> Path:
+        """What the run is for."""
+        return self.folder / ('pretrained.pth' if self.verb == 'pretrain' else 'finetuned.pth')
+
+    # --- all of it --------------------------------------------------------------------------------
+
+    def finish(self, minutes: float | None = None, steps: int | None = None, epochs: float | None = None) -> Path:
+        """Does what is left to do."""
+        if (self.folder / REPORT).is_file() and self.weights.is_file():
+            print(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
+            return self.weights
+        images = find_images(self.record['images'])
+        if self.verb == 'finetune' and not images.classes:
+            raise ValueError(
+                f'{self.record["images"]} has no class folders: expected <class>/<image>, at least two classes, and in '
+                'val no others than in train'
+            )
+        try:
+            if self.record['stages']:
+                print(f'Going on with {self.folder}, as planned before.', flush=True)
+            else:
+                self.plan(images, minutes, steps, epochs)
+            for stage in self.record['stages']:
+                self.train(stage)
+            self.weights.unlink(missing_ok=True)
+            os.link(self.last_checkpoint(self.verb), self.weights)
+            self.report(images)
+        except (KeyboardInterrupt, SystemExit) as end:
+            print(f'Stopped; what was learned so far is kept. Go on with: {this_command()}', flush=True)
+            raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
+        return self.weights
+
+    def plan(self, images: Images, minutes: float | None, steps: int | None, epochs: float | None) -> None:
+        """Chooses, measures and writes the configs."""
+        plan = plan_training(images, self.verb, self.record['init'], self.workers)
+        self.save()
+        write_lists(images, self.lists)
+        print('\n'.join(plan.reasons), flush=True)
+        stages: dict[str, Callable[[int], None]] = {self.verb: lambda number: self.write(images, plan, number)}
+        if self.verb == 'pretrain' and not plan.dalle:
+            stages = dict(tokenizer=lambda number: self.write_tokenizer(images, plan, number), **stages)
+        if epochs:
+            steps = max(MIN_STEPS, round(epochs * (len(images.train.paths) // plan.batch)))
+        if steps:
+            numbers = {name: max(MIN_STEPS, min(steps, 2000)) if name == 'tokenizer' else steps for name in stages}
+            length = f'{steps:,} steps, as asked for'
+        else:
+            minutes = minutes or MINUTES
+            numbers, length = self.fill(60 * minutes, stages, plan)
+        for name, write in stages.items():
+            write(numbers[name])
+            self.record['stages'][name] = dict(steps=numbers[name])
+        print(f'length     {length}\nconfigs    {self.config(self.verb)} for tools/train.py', flush=True)
+        self.save()
+
+    def fill(self, seconds: float, stages: dict[str, Callable[[int], None]], plan: Plan) -> tuple[dict[str, int], str]:
+        """Numbers of steps that take some time in all, and a line that says why."""
+        needed, setup = {}, 0.0
+        for name, write in stages.items():
+            write(1000)
+            needed[name], more = seconds_per_step(self.config(name), limit=seconds / 20)
+            setup += more
+        left = seconds * (1 - REST) - (time.monotonic() - self.began) - setup
+        numbers = {}
+        for name in stages:
+            share = TOKENIZER_SHARE * left if name == 'tokenizer' else left
+            most = 4000 if name == 'tokenizer' else share / needed[name]
+            numbers[name] = max(MIN_STEPS, int(min(share / needed[name], most)))
+            left -= numbers[name] * needed[name]
+        measured = ', '.join(f'{numbers[name]:,} steps of {name} at {needed[name]:.2f} s' for name in stages)
+        return numbers, f'{measured}: {clock(seconds)} in all'
+
+    def config(self, stage: str) -> Path:
+        """The config of a stage."""
+        return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
+
+    def write(self, images: Images, plan: Plan, steps: int) -> None:
+        """Writes the config of what the run is for."""
+        folder = self.folder / self.verb
+        if self.verb == 'pretrain':
+            tokenizer = None
+            if not plan.dalle and 'tokenizer' in self.record['stages']:
+                tokenizer = self.last_checkpoint('tokenizer')
+            settings = pretraining_settings(images, plan, self.lists, steps, folder, tokenizer)
+            base = plan.base
+        else:
+            settings = finetuning_settings(images, plan, self.lists, steps, folder)
+            base = plan.base
+        title = f'{self.verb} of {self.record["images"]}, written by python -m beit_mm.'
+        write_config(self.config(self.verb), title, base, settings)
+
+    def write_tokenizer(self, images: Images, plan: Plan, steps: int) -> None:
+        """Writes the config of the tokenizer."""
+        settings = tokenizer_settings(images, plan, self.lists, steps, self.folder / 'tokenizer')
+        title = f'Tokenizer for {self.record["images"]}, written by python -m beit_mm.'
+        write_config(self.config('tokenizer'), title, TOKENIZER, settings)
+
+    def train(self, stage: str) -> None:
+        """Trains a stage to its end, if it is not there yet."""
+        if self.last_checkpoint(stage).is_file():
+            return
+        cfg = Config.fromfile(str(self.config(stage)))
+        cfg.resume = True
+        began = time.monotonic()
+        try:
+            runner = make_runner(cfg, ProgressHook(stage))
+            runner.train()
+        finally:
+            self.record['seconds'] += time.monotonic() - began
+            self.save()
+        scalars = runner.message_hub.log_scalars
+        numbers = {name: float(scalars[f'val/{name}'].current()) for name in METRICS if f'val/{name}' in scalars}
+        numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
+        self.record['stages'][stage].update(numbers)
+        self.save()
+        end_runner(runner)
+
+    # --- the report -------------------------------------------------------------------------------
+
+    def report(self, images: Images) -> None:
+        """Draws the pictures and writes report.md."""
+        began = time.monotonic()
+        numbers = self.record['stages'][self.verb]
+        lines = [f'# {self.verb} of {self.record["images"]}', '', f'{images}.', '']
+        if self.verb == 'pretrain':
+            held_out = [images.held_out.root / path for path in images.held_out.paths]
+            chosen = held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES]
+            reconstruct(self.weights, chosen, self.folder / 'reconstruction.png')
+            if images.classes:
+                numbers |= self.neighbours(images)
+        draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
+        self.record['seconds'] += time.monotonic() - began
+        rows = describe_numbers(numbers)
+        for name, stage in self.record['stages'].items():
+            lines.append(f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}')
+        lines += ['', '| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
+        lines += ['', f'{self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.', '']
+        if self.verb == 'pretrain':
+            lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
+        lines += ['![loss](loss.png)', '']
+        (self.folder / REPORT).write_text('\n'.join(lines))
+        self.save()
+        print('\n'.join(f'{name:<48} {value}' for name, value in rows))
+        print(f'{self.weights}\n{self.folder / REPORT}', flush=True)
+
+    def neighbours(self, images: Images) -> dict[str, float]:
+        """k-NN accuracy, %, of the pretrained backbone and of one with random weights, on held-out images."""
+        model = load_pretrainer(self.weights, tokenizer=False)
+        size = tuple(side * model.backbone.patch_size for side in model.backbone.grid)
+        stored = [
+            list(labelled_batches(images, self.lists, name, size, most))
+            for name, most in (('train', MAX_BANK), ('held_out', MAX_QUERIES))
+        ]
+        model.to('cuda' if torch.cuda.is_available() else 'cpu')
+        random = copy.deepcopy(model)
+        arguments = Config.fromfile(str(self.config(self.verb))).model.backbone.to_dict()
+        arguments = {key: value for key, value in arguments.items() if key not in ('type', 'init_cfg')}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            random.backbone = BEiTBackbone(**arguments).to(model.data_preprocessor.mean.device).eval()
+        found = {}
+        for name, network in (('knn_accuracy', model), ('knn_accuracy_random', random)):
+            (bank, labels), (features, truth) = (extract(network, batches) for batches in stored)
+            predicted = knn_predict(features, bank, labels, len(images.classes))
+            found[name] = 100 * (predicted == truth).float().mean().item()
+        return found
+
+
+def describe_numbers(numbers: dict[str, float]) -> Iterator[tuple[str, str]]:
+    """Rows of the report."""
+    rows = {
+        'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
+        'token_entropy': ('loss of knowing how frequent each token is', '{:.3f}'),
+        'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
+        'accuracy/top1': ('classified right, %', '{:.1f}'),
+        'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
+        'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
+        'images_per_second': ('images a second in training', '{:,.0f}'),
+    }
+    return [(text, form.format(numbers[name])) for name, (text, form) in rows.items() if name in numbers]
+
+
+def labelled_batches(images: Images, lists: Path, name: str, size: tuple[int, int], most: int) -> DataLoader:
+    """Batches of at most `most` images of a list, spread evenly over it, as `extract` takes them."""
+    settings = dataset_of(images, lists, name)
+    pipeline = [
+        dict(type='beit_mm.LoadImage'),
+        dict(type='mmpretrain.ResizeEdge', scale=min(size), edge='short', backend='pillow', interpolation='bicubic'),
+        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
+        dict(type='mmpretrain.PackInputs'),
+    ]
+    number = len((images.train if name == 'train' else images.held_out).paths)
+    indices = [int(place * max(1.0, number / most)) for place in range(min(most, number))]
+    dataset = ImageFolder(**settings, classes=images.classes, pipeline=pipeline, indices=indices, on_error='skip')
+    return DataLoader(dataset, batch_size=64, collate_fn=default_collate)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def make_runner(cfg: Config, *hooks: Hook) -> Runner:
+    """A quiet runner under a name of its own, which mmengine wants for each in a process."""
+    cfg.experiment_name = f'{Path(cfg.filename).stem}_{secrets.token_hex(4)}'
+    runner = TerminalRunner.from_cfg(cfg)
+    for hook in hooks:
+        runner.register_hook(hook)
+    return runner
+
+
+def end_runner(runner: Runner) -> None:
+    """Ends the workers of a run at once."""
+    runner.visualizer.close()
+    end_workers(runner.train_dataloader)
+    if runner.val_loop is not None:
+        end_workers(runner.val_dataloader)
+
+
+class StepClock(Hook):
+    """Measures steps, and ends the run when there are enough of them, or when the time is over."""
+
+    def __init__(self, limit: float):
+        self.limit = limit
+        self.times: list[float] = []
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self.times.append(time.monotonic())
+        enough = len(self.times) > FIRST_STEPS + 1 and self.times[-1] - self.times[0] > self.limit
+        if enough or len(self.times) == MEASURED_STEPS:
+            runner.train_loop.stop_training = True
+
+
+def seconds_per_step(config: Path, limit: float) -> tuple[float, float]:
+    """How long a step of a config takes here, and everything before the first one, in seconds."""
+    began = time.monotonic()
+    cfg = Config.fromfile(str(config))
+    cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    cfg.custom_hooks = [hook for hook in cfg.custom_hooks if 'Interruption' not in hook['type']]
+    cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
+    cfg.visualizer = dict(type='Visualizer')
+    clock_hook = StepClock(limit)
+    with tempfile.TemporaryDirectory() as folder:
+        cfg.work_dir = f'{folder}/measured'
+        runner = make_runner(cfg, clock_hook)
+        try:
+            runner.train()
+        finally:
+            end_workers(runner.train_dataloader)
+    times = clock_hook.times[min(FIRST_STEPS, len(clock_hook.times) - 2) :]
+    return (times[-1] - times[0]) / (len(times) - 1), clock_hook.times[0] - began
+
+
+def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
+    """Draws the loss of a run, over its steps."""
+    rows = [
+        json.loads(line)
+        for path in sorted(work_dir.glob('*/vis_data/scalars.json'))
+        for line in path.read_text().splitlines()
+    ]
+    points = {row['step']: row['loss'] for row in rows if 'loss' in row and 'step' in row}
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout='constrained')
+    axes = figure.subplots()
+    axes.plot(sorted(points), [points[step] for step in sorted(points)], label='training loss')
+    if entropy is not None:
+        axes.axhline(entropy, color='gray', linestyle='--', label='how frequent each token is')
+    axes.set_xlabel('step')
+    axes.set_ylabel('nats')
+    axes.legend()
+    figure.savefig(out, dpi=120)
+
+
+def this_command() -> str:
+    """What the user has typed, to be typed again."""
+    words = sys.orig_argv
+    return shlex.join(words) if Path(sys.argv[0]).name == '__main__.py' else 'the same call'

@@ -1,0 +1,382 @@
+"""What one does with trained weights, each in one call: classify, segment, reconstruct, attention."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import Compose, default_collate
+from PIL import Image
+from torchvision.utils import draw_segmentation_masks
+
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer, iterate_images
+from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part
+from beit_mm.apis.stored_config import RefusedError, check_part
+from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
+from beit_mm.datasets.reading import UnreadableImageError, read_image
+from beit_mm.engine.hooks import extract, knn_predict
+from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import quiet
+from beit_mm.visualization.attention import attention_of_image, draw_attention
+from beit_mm.visualization.pictures import titled_grid
+
+Sources = str | Path | Sequence[str | Path]
+RESULTS = ('pretrained.pth', 'finetuned.pth')  # what the folder of a run is used for
+TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
+FILES = ('checkpoint', 'decoder_checkpoint', 'sha256')  # arguments of a tokenizer
+MAX_ROWS = 64  # of a picture of reconstructions
+BATCH = 32
+GAP = 8  # pixels between the pictures of two points
+
+
+def checkpoint_of(source: str | Path) -> Path:
+    """The weights that a path names: a file, or the folder of a finished run.
+
+    Raises:
+        FileNotFoundError: neither.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    found = [path / name for name in RESULTS if (path / name).is_file()]
+    if not found:
+        what = 'is a folder without ' + ' or '.join(RESULTS) if path.is_dir() else 'does not exist'
+        raise FileNotFoundError(f'{str(source)!r} {what}; expected a checkpoint, or the folder of a finished run')
+    return found[-1]
+
+
+def task_of_file(checkpoint: Path) -> str:
+    """What a checkpoint is for, as `checkpoint.names.task_of` says."""
+    content = load_from_file(str(checkpoint))
+    try:
+        return task_of(convert_state_dict(content.get('state_dict', content)).state_dict)
+    except CheckpointError as error:
+        raise CheckpointError(f'{checkpoint} {error}.') from None
+
+
+# --- classification -------------------------------------------------------------------------------
+
+
+def classify(
+    checkpoint: str | Path, images: Sources, labelled: str | Path | None = None, out: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
+
+    Args:
+        checkpoint: a file, or the folder of a run.
+        images: files and folders.
+        labelled: folder with one folder a class, for a model without classes of its own.
+        out: file for the results, .csv or .json.
+
+    Returns:
+        For each image dict(path, name); of a classifier also `label` and `scores`, see ClassificationInferencer; of one
+        that cannot be read dict(path, error).
+
+    Raises:
+        FileNotFoundError: no such file or folder, or no images.
+        ValueError: `labelled` is missing, or has no classes; another ending of `out`.
+    """
+    if out is not None and Path(out).suffix not in ('.csv', '.json'):
+        raise ValueError(f'{str(out)!r}: expected a file ending in .csv or .json')
+    with quiet():
+        path = checkpoint_of(checkpoint)
+        task = task_of_file(path)
+        if task == 'segmentation':
+            raise ValueError(f'{path} is a segmentor; use segment')
+        if labelled is not None:
+            results = classify_by_neighbours(path, images, labelled)
+        elif task == 'classification':
+            results = ClassificationInferencer(path)(_listed(images), on_error='skip')
+        else:
+            raise ValueError(
+                f'{path} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
+                'fine-tune it first: python -m beit_mm finetune'
+            )
+    if out is not None:
+        write_results(Path(out), results)
+    return results
+
+
+def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
+    """Classifies images by the labelled ones whose features are nearest."""
+    folder = Path(labelled).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f'--labelled: no folder {str(labelled)!r}; expected one with a folder for each class')
+    bank = list_part(folder)
+    classes = sorted(set(bank.names) - {''})
+    if len(classes) < 2:
+        raise ValueError(
+            f'--labelled: {str(labelled)!r} has {len(classes)} class folders with images; expected 2 or more'
+        )
+    model = load_pretrainer(checkpoint, tokenizer=False)
+    model.to('cuda' if torch.cuda.is_available() else 'cpu')
+    known = [
+        (str(folder / path), classes.index(name)) for path, name in zip(bank.paths, bank.names, strict=True) if name
+    ]
+    asked = [str(path) for path in iterate_images(_listed(images))]
+    features, labels = extract(model, _batches(model, known, unreadable := {}))
+    queries, _ = extract(model, _batches(model, [(path, 0) for path in asked], unreadable))
+    names = iter(knn_predict(queries, features, labels, len(classes)).tolist())
+    return [
+        dict(path=path, error=unreadable[path]) if path in unreadable else dict(path=path, name=classes[next(names)])
+        for path in asked
+    ]
+
+
+def _batches(model: BEiTPretrainer, samples: Sequence[tuple[str, int]], unreadable: dict[str, str]) -> Iterator[dict]:
+    """Batches of images and labels for `extract`; notes which cannot be read."""
+    size = tuple(side * model.backbone.patch_size for side in model.backbone.grid)
+    prepare = Compose([TRANSFORMS.build(step) for step in whole_image(size)])
+
+    def read() -> Iterator[dict]:
+        for index, (path, label) in enumerate(samples):
+            try:
+                yield prepare(dict(img_path=path, gt_label=label, sample_idx=index))
+            except UnreadableImageError as error:
+                unreadable[path] = str(error)
+
+    prepared = read()
+    while batch := list(islice(prepared, BATCH)):
+        yield default_collate(batch)
+
+
+def whole_image(size: tuple[int, int]) -> list[dict[str, Any]]:
+    """A pipeline that gives the middle of an image in a size (height, width), with its label."""
+    return [
+        dict(type='beit_mm.LoadImage'),
+        dict(type='mmpretrain.ResizeEdge', scale=max(size), edge='short', backend='pillow', interpolation='bicubic'),
+        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
+        dict(type='mmpretrain.PackInputs'),
+    ]
+
+
+def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Writes what `classify` returned."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == '.json':
+        path.write_text(json.dumps(list(results), indent=1) + '\n')
+        return
+    with path.open('w', newline='') as file:
+        rows = csv.writer(file)
+        rows.writerow(['path', 'class', 'probability'])
+        for result in results:
+            rows.writerow([result['path'], *summary_of(result)])
+
+
+def summary_of(result: dict[str, Any]) -> tuple[str, str]:
+    """Name and probability in a result of `classify`, as text; for an unreadable image what is wrong."""
+    if 'error' in result:
+        return f'unreadable: {result["error"]}', ''
+    return result['name'], f'{result["scores"][0][1]:.3f}' if 'scores' in result else ''
+
+
+# --- segmentation ---------------------------------------------------------------------------------
+
+
+def segment(checkpoint: str | Path, images: Sources, out: str | Path) -> list[dict[str, Any]]:
+    """Segments images with a segmentor, into label maps and overlays.
+
+    Args:
+        checkpoint: a file that a segmentor's training wrote.
+        images: files and folders.
+        out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
+
+    Returns:
+        For each image dict(path, labels=file, overlay=file), or dict(path, error).
+
+    Raises:
+        FileNotFoundError: no such file or folder, or no images.
+        ValueError: no segmentor.
+    """
+    with quiet():
+        path = checkpoint_of(checkpoint)
+        if (task := task_of_file(path)) != 'segmentation':
+            kind = 'a classifier' if task == 'classification' else 'pretrained'
+            raise ValueError(
+                f'{path} is {kind}, no segmentor; train one on it with label maps: python -m beit_mm train '
+                'segment_upernet'
+            )
+        segmentor = SegmentationInferencer(path)
+        folder, results = Path(out), []
+        for name in ('labels', 'overlays'):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / 'classes.txt').write_text('\n'.join(segmentor.classes) + '\n')
+        used: dict[str, int] = {}
+        for result in segmentor(_listed(images), on_error='skip'):
+            if 'error' in result:
+                results.append(result)
+                continue
+            stem = Path(result['path']).stem
+            used[stem] = number = used.get(stem, 0) + 1
+            name = f'{stem}.png' if number == 1 else f'{stem}_{number}.png'
+            files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
+            Image.fromarray(result['labels']).save(files['labels'])
+            overlay(read_image(result['path']), result['labels'], segmentor.palette).save(files['overlay'])
+            results.append(dict(path=result['path'], **{key: str(file) for key, file in files.items()}))
+        return results
+
+
+def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
+    """An image uint8 (H, W, 3) under the colours of its labels (H, W)."""
+    present = np.unique(labels)
+    masks = torch.stack([torch.from_numpy(labels == label) for label in present])
+    image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+    drawn = draw_segmentation_masks(image, masks, alpha=0.6, colors=[tuple(palette[label]) for label in present])
+    return Image.fromarray(drawn.permute(1, 2, 0).numpy())
+
+
+# --- what a pretrained model sees -----------------------------------------------------------------
+
+
+def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Path:
+    """Draws images, what the model sees of them, their visual tokens and the predicted ones, decoded.
+
+    Args:
+        checkpoint: a pretrained model of ours, a file or the folder of a run.
+        images: files and folders; the first 64 images.
+        out: picture.
+
+    Raises:
+        FileNotFoundError: no such file or folder, or the tokenizer's weights are gone.
+        CheckpointError: no pretraining on visual tokens.
+    """
+    with quiet():
+        model = load_pretrainer(checkpoint_of(checkpoint))
+        rows, columns = model.backbone.grid
+        patch, stride = model.backbone.patch_size, model.target_generator.stride
+        pipeline = [
+            dict(type='beit_mm.LoadImage'),
+            dict(
+                type='beit_mm.TwoViewCenterCrop',
+                size=(rows * patch, columns * patch),
+                second_size=(rows * stride, columns * stride),
+            ),
+            dict(
+                type='beit_mm.BlockwiseMask',
+                grid=(rows, columns),
+                num_masked=round(75 / 196 * rows * columns),
+                min_block=min(16, max(1, rows * columns // 9)),
+            ),
+            dict(type='beit_mm.PackViews'),
+        ]
+        prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            samples = [prepare(dict(img_path=str(path))) for path in islice(iterate_images(_listed(images)), MAX_ROWS)]
+        with torch.no_grad():
+            columns_of = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        titled_grid(columns_of).save(out)
+    return Path(out)
+
+
+def attention(
+    checkpoint: str | Path,
+    image: str | Path,
+    points: str | Sequence[str] = '0.5,0.5',
+    out: str | Path = 'attention.png',
+    layer: int = -1,
+) -> Path:
+    """Draws what points of an image attend to, in every head of a layer.
+
+    Args:
+        checkpoint: of any BEiT, a file or the folder of a run.
+        image: path.
+        points: 'x,y' in pixels, or in shares of width and height with decimal points; several with ';' between them.
+        out: picture; one below the other for several points.
+        layer: block, 0-based, negative from the end.
+
+    Raises:
+        As visualization.attention.attention_of_image.
+    """
+    texts = points.split(';') if isinstance(points, str) else list(points)
+    with quiet():
+        found = attention_of_image(checkpoint_of(checkpoint), image, [text.strip() for text in texts], layer)
+    pictures = [draw_attention(found.image, *pair) for pair in zip(found.patches, found.maps, strict=True)]
+    height = sum(picture.height + GAP for picture in pictures) - GAP
+    together = Image.new('RGB', (max(picture.width for picture in pictures), height), 'white')
+    top = 0
+    for picture in pictures:
+        together.paste(picture, (0, top))
+        top += picture.height + GAP
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    together.save(out)
+    return Path(out)
+
+
+def load_pretrainer(checkpoint: Path, tokenizer: bool = True) -> BEiTPretrainer:
+    """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode.
+
+    What the file says of its tokenizer is taken as data; the tokenizer's own file is looked for where it was and beside
+    the run.
+
+    Args:
+        checkpoint: file.
+        tokenizer: False: the backbone is enough, of any BEiT, and there is no head.
+
+    Raises:
+        CheckpointError: no pretraining on visual tokens.
+        FileNotFoundError: the tokenizer's file is gone.
+    """
+    arguments, preprocessing = backbone_of_file(str(checkpoint))
+    content = load_from_file(str(checkpoint))
+    weights = content.get('state_dict', content)
+    config: dict[str, Any] = dict(
+        backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
+        head=None,
+        data_preprocessor=dict(
+            type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
+        ),
+    )
+    if tokenizer:
+        ours = convert_state_dict(weights).state_dict
+        if 'head.lm_head.weight' not in ours:
+            raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
+        vocab_size, width = ours['head.lm_head.weight'].shape
+        config['head'] = dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size)
+        config['target_generator'] = tokenizer_of(checkpoint, meta_of(content))
+    model = BEiTPretrainer(**config)
+    model.load_state_dict(weights, strict=False)
+    return model.eval()
+
+
+def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """The config of the tokenizer that a checkpoint was trained with, and its file."""
+    model = (meta.get('config_dict') or {}).get('model') or {}
+    stored = dict(model.get('target_generator') or {})
+    files = {key: stored.pop(key) for key in FILES if stored.get(key)}
+    try:
+        config = check_part(stored, TOKENIZERS, 'target_generator') if stored else find_dalle()
+    except RefusedError as error:
+        raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
+    if config is None:
+        raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens are of')
+    for key in ('checkpoint', 'decoder_checkpoint'):
+        if key not in files:
+            continue
+        name = Path(str(files[key])).name
+        places = [
+            Path(str(files[key])),
+            *(checkpoint.resolve().parent / place / name for place in ('tokenizer', '../tokenizer', '.')),
+        ]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise FileNotFoundError(
+                f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
+            )
+        config[key] = str(found)
+    known = meta.get('tokenizer')
+    if 'checkpoint' in files and isinstance(known, dict) and known.get('sha256'):
+        config['sha256'] = str(known['sha256'])
+    return config
+
+
+def _listed(images: Sources) -> list[str | Path]:
+    return [images] if isinstance(images, (str, Path)) else list(images)

@@ -1,0 +1,107 @@
+"""A training in a terminal: one short line now and then, and the whole log in a file beside the run's folder."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+
+from beit_mm.engine.hooks import fetch_logs
+from beit_mm.engine.runner import FolderRunner
+from beit_mm.terminal import hush
+
+SECONDS = 10.0  # between two lines
+FIRST_SECONDS = 2.0  # until the first one
+WIDTH = 120  # columns
+
+
+class TerminalRunner(FolderRunner):
+    """A FolderRunner that leaves the terminal to its ProgressHook; its log is `<work_dir>.log`."""
+
+    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+        """mmengine's logger, which says nothing on the terminal but warnings."""
+        logger = super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
+        hush(logger)
+        return logger
+
+
+class ProgressHook(Hook):
+    """Prints step, loss, accuracy, learning rate, speed, memory and the time that is left, within 120 columns.
+
+    Args:
+        title: what is being trained.
+        seconds: between two lines.
+    """
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, title: str, seconds: float = SECONDS):
+        self.title = title
+        self.seconds = seconds
+        self.begin = self.due = 0.0
+        self.first = 0
+
+    def before_train(self, runner: Runner) -> None:
+        """Starts the clock."""
+        self.begin, self.first = time.monotonic(), runner.iter
+        self.due = self.begin + min(self.seconds, FIRST_SECONDS)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        """Prints a line where one is due."""
+        now = time.monotonic()
+        done = runner.iter + 1
+        if now < self.due and done < runner.max_iters:
+            return
+        self.due = now + self.seconds
+        fetch_logs(runner)
+        left = (now - self.begin) / (done - self.first) * (runner.max_iters - done)
+        print(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left), flush=True)
+
+
+def recent_numbers(runner: Runner) -> dict[str, float]:
+    """The latest numbers of a run, and the memory that it takes, in bytes."""
+    scalars = runner.message_hub.log_scalars
+    names = ('loss', 'mim_acc', 'lr', 'images_per_second', 'data_time')
+    found = {name: scalars[f'train/{name}'].current() for name in names if f'train/{name}' in scalars}
+    if torch.cuda.is_available():
+        found['memory'] = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found['memory'] = peak if sys.platform == 'darwin' else 1024 * peak
+    return found
+
+
+def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
+    """One line of at most 120 columns.
+
+    Args:
+        title: what is being trained.
+        step, steps: done, and in all.
+        numbers: `loss`, `mim_acc`, `lr`, `images_per_second`, `data_time` in seconds, `memory` in bytes; what is not
+            there is left out.
+        seconds_left: of the training.
+    """
+    shown = dict(loss='loss {:.3f}', mim_acc='mim_acc {:.3f}', lr='lr {:.1e}', images_per_second='{:,.0f} images/s')
+    parts = [
+        f'{title} {step:,}/{steps:,}',
+        *(form.format(numbers[name]) for name, form in shown.items() if name in numbers),
+    ]
+    if 'data_time' in numbers:
+        parts.append(f'data {1000 * numbers["data_time"]:.0f} ms')
+    if 'memory' in numbers:
+        parts.append(f'{numbers["memory"] / 2**30:.1f} GiB')
+    return '  '.join([*parts, f'{clock(seconds_left)} left'])[:WIDTH]
+
+
+def clock(seconds: float) -> str:
+    """62 as 1:02, 3723 as 1:02:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'
