@@ -57,13 +57,8 @@ def parser() -> argparse.ArgumentParser:
     add_inputs(verb)
     verb.add_argument('--out', required=True, metavar='PICTURE')
 
-    verb = add(
-        verbs,
-        'attention',
-        attention,
-        'draw what points attend to',
-        'run image.jpg --points "210,140;0.5,0.2" --out a.png',
-    )
+    example = 'run image.jpg --points "210,140;0.5,0.2" --out attention.png'
+    verb = add(verbs, 'attention', attention, 'draw what points attend to', example)
     verb.add_argument('checkpoint', help='file, or the folder of a run')
     verb.add_argument('image')
     verb.add_argument(
@@ -79,9 +74,8 @@ def parser() -> argparse.ArgumentParser:
     add_inputs(verb)
     verb.add_argument('--out', required=True, metavar='FILE', help='.npz with `features` and `paths`')
 
-    add(
-        verbs, 'train', train, 'train a config; its options are those of tools/train.py', 'pretrain_300e --work-dir run'
-    )
+    options = 'train a config, with the options of tools/train.py'
+    add(verbs, 'train', train, options, 'beit/pretrain_300e --work-dir run')
     verb = add(verbs, 'config', config, 'print a config, to be changed', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
@@ -141,9 +135,8 @@ def segment(**arguments: object) -> None:
     for result in results:
         if 'error' in result:
             print(f'unreadable: {result["error"]}')
-    print(
-        f'{sum("error" not in result for result in results)} images: {arguments["out"]}/labels, {arguments["out"]}/overlays'
-    )
+    done = sum('error' not in result for result in results)
+    print(f'{done} images: labels and overlays in {arguments["out"]}')
 
 
 def reconstruct(**arguments: object) -> None:
@@ -158,6 +151,7 @@ def attention(**arguments: object) -> None:
 
 def embed(**arguments: object) -> None:
     """See apis.features."""
+    arguments['checkpoint'] = str(load('apis.verbs').checkpoint_of(arguments['checkpoint']))
     found = load('apis.features').embed(**arguments)
     print(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
 
@@ -173,12 +167,11 @@ def config(name: str) -> None:
 def train(words: list[str]) -> None:
     """Runs tools/train.py, with the config found by its name."""
     package = Path(__file__).resolve().parent
-    tool = next(
-        (path for path in (package.parent / 'tools/train.py', package / '.mim/tools/train.py') if path.is_file()), None
-    )
+    places = [package.parent / 'tools/train.py', package / '.mim/tools/train.py']
+    tool = next((path for path in places if path.is_file()), None)
     if tool is None:
         raise FileNotFoundError(
-            'tools/train.py is neither in a checkout nor in the installed package; install beit_mm again'
+            f'no tools/train.py: looked for {" and ".join(map(str, places))}; install beit_mm again'
         )
     if words and not words[0].startswith('-'):
         words[0] = str(load('apis.plans').find_config(words[0]))

@@ -200,7 +200,7 @@ def height_and_width(size: int | Sequence[int]) -> Sequence[int]:
 
 def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, Any]:
     """Settings of a training of so many steps, with one validation at its end."""
-    warmup = max(1, min(warmup, steps // 5))
+    warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
     return dict(
         param_scheduler=[
             dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
@@ -321,11 +321,11 @@ def plan_training(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     if workers is None:
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
+    shape = f'{sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels'
     reasons = [
         f'images     {images}',
-        f'model      {sizes["num_layers"]} blocks of width {sizes["embed_dims"]}, {height} x {width} pixels in patches of '
-        f'{backbone["patch_size"]}: {why}',
-        f'batch      {batch} images, {workers} workers: {limit}, {cores} cores',
+        f'model      {shape} in patches of {backbone["patch_size"]}: {why}',
+        f'batch      {batch} images, read by {workers} processes: {limit}, {cores} cores',
     ]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
@@ -395,11 +395,12 @@ def pretraining_settings(
 
 
 def scaled(rate: float, ratio: float, width: int) -> float:
-    """A recipe's learning rate for another batch: with the ratio's root, as Adam's steps want it; lower for wide models.
+    """A recipe's learning rate for another batch, by the root of the ratio, as Adam's steps want it.
 
-    The recipe for narrow models has a rate that wider ones than 192 do not bear.
+    The demo's 2e-3 is for a width of 128; much wider models get less.
     """
-    return float(f'{rate * math.sqrt(ratio) * min(1.0, 384 / max(width, 192) if rate > 1.6e-3 else 1.0):.2g}')
+    bearable = min(1.0, 256 / width) if rate > 1.5e-3 else 1.0
+    return float(f'{rate * math.sqrt(ratio) * bearable:.2g}')
 
 
 def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:

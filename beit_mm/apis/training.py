@@ -1,10 +1,13 @@
 """Pretraining and fine-tuning on a folder of images, from a plan to a report.
 
-A run is a folder: the configs it was trained by, lists of its images, logs, the trained weights, pictures, report.md, and
-plan.json, by which the same call goes on with it.
+A run is a folder: its configs, lists of its images, logs, the trained weights, pictures, report.md, and plan.json, by
+which the same call goes on with it.
 """
 
+import contextlib
 import copy
+import dataclasses
+import io
 import json
 import os
 import secrets
@@ -12,7 +15,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from beit_mm.apis.plans import (
+    MAX_TOKENIZER_STEPS,
     MIN_STEPS,
     TOKENIZER,
     Images,
@@ -41,7 +45,7 @@ from beit_mm.apis.verbs import checkpoint_of, load_pretrainer, reconstruct
 from beit_mm.checkpoint.io import atomic_file
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.engine.hooks import extract, knn_predict
-from beit_mm.engine.progress import ProgressHook, TerminalRunner, clock
+from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.terminal import quiet
@@ -50,7 +54,8 @@ RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
 REST = 0.1  # of the time, for pictures and the report
 TOKENIZER_SHARE = 1 / 3  # of the time for training
-MEASURED_STEPS, FIRST_STEPS = 24, 4  # steps that are timed, and those before, which are slow
+MEASURING = 0.03  # of the time, for measuring the steps of a stage
+MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those before, which are slow
 MAX_BANK, MAX_QUERIES = 4000, 1000  # images with labels for k-NN, and held-out ones
 NUM_PICTURES = 8
 METRICS = ('mim_loss', 'token_entropy', 'mim_acc', 'accuracy/top1', 'tokenizer/recon_mae_01', 'tokenizer/codes_used')
@@ -84,7 +89,7 @@ def pretrain(
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
     with quiet():
-        return Run('pretrain', images, out, init, workers).finish(minutes, steps)
+        return Run('pretrain', images, out, init, workers).finish(dict(minutes=minutes, steps=steps))
 
 
 def finetune(
@@ -111,7 +116,7 @@ def finetune(
     """
     check_numbers(minutes=minutes, epochs=epochs, workers=workers)
     with quiet():
-        return Run('finetune', images, out, init, workers).finish(minutes, epochs=epochs)
+        return Run('finetune', images, out, init, workers).finish(dict(minutes=minutes, epochs=epochs))
 
 
 def check_numbers(workers: int | None, **lengths: float | None) -> None:
@@ -179,7 +184,8 @@ class Run:
         self.record = known
 
     def save(self) -> None:
-        """Writes the record."""
+        """Writes the record, with the time that has passed."""
+        self.record['seconds'], self.began = self.seconds(), time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.folder / RECORD) as file:
             file.write(json.dumps(self.record, indent=2).encode())
@@ -195,8 +201,8 @@ class Run:
 
     # --- all of it --------------------------------------------------------------------------------
 
-    def finish(self, minutes: float | None = None, steps: int | None = None, epochs: float | None = None) -> Path:
-        """Does what is left to do."""
+    def finish(self, length: Mapping[str, float | None]) -> Path:
+        """Does what is left to do; `length` is one of minutes, steps and epochs."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             print(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
@@ -207,11 +213,13 @@ class Run:
                 'val no others than in train'
             )
         try:
-            if self.record['stages']:
-                print(f'Going on with {self.folder}, as planned before.', flush=True)
+            if 'plan' in self.record:
+                self.go_on(images)
             else:
-                self.plan(images, minutes, steps, epochs)
+                self.choose(images, {name: value for name, value in length.items() if value is not None})
             for stage in self.record['stages']:
+                if not self.record['stages'][stage]:
+                    self.prepare(images, stage)
                 self.train(stage)
             self.weights.unlink(missing_ok=True)
             os.link(self.last_checkpoint(self.verb), self.weights)
@@ -219,72 +227,76 @@ class Run:
         except (KeyboardInterrupt, SystemExit) as end:
             print(f'Stopped; what was learned so far is kept. Go on with: {this_command()}', flush=True)
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
+        finally:
+            if 'plan' in self.record:
+                self.save()
         return self.weights
 
-    def plan(self, images: Images, minutes: float | None, steps: int | None, epochs: float | None) -> None:
-        """Chooses, measures and writes the configs."""
+    def choose(self, images: Images, length: dict[str, float]) -> None:
+        """Makes the plan and says what was chosen."""
         plan = plan_training(images, self.verb, self.record['init'], self.workers)
-        self.save()
         write_lists(images, self.lists)
-        print('\n'.join(plan.reasons), flush=True)
-        stages: dict[str, Callable[[int], None]] = {self.verb: lambda number: self.write(images, plan, number)}
-        if self.verb == 'pretrain' and not plan.dalle:
-            stages = dict(tokenizer=lambda number: self.write_tokenizer(images, plan, number), **stages)
-        if epochs:
-            steps = max(MIN_STEPS, round(epochs * (len(images.train.paths) // plan.batch)))
-        if steps:
-            numbers = {name: max(MIN_STEPS, min(steps, 2000)) if name == 'tokenizer' else steps for name in stages}
-            length = f'{steps:,} steps, as asked for'
+        stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.dalle else [self.verb]
+        length = length or dict(minutes=MINUTES)
+        self.record.update(
+            plan=dataclasses.asdict(plan), found=str(images), length=length, stages={stage: {} for stage in stages}
+        )
+        self.save()
+        name, number = next(iter(length.items()))
+        print('\n'.join(plan.reasons))
+        print(f'length     {number:g} {name}: {" and ".join(stages)}; log and configs in {self.folder}', flush=True)
+
+    def go_on(self, images: Images) -> None:
+        """Says so, if the images are still those of the plan."""
+        if str(images) != self.record['found']:
+            raise ValueError(
+                f'{self.record["images"]} had {self.record["found"]} when {self.folder} was planned, now {images}; '
+                'choose another --out'
+            )
+        print(f'Going on with {self.folder} as it was planned.', flush=True)
+
+    def prepare(self, images: Images, stage: str) -> None:
+        """Finds out how many steps a stage has, and writes its config."""
+        plan, length = Plan(**self.record['plan']), self.record['length']
+        if 'minutes' in length:
+            seconds = 60 * length['minutes']
+            self.write(images, plan, stage, steps=1000)
+            needed, setup = seconds_per_step(self.config(stage), limit=MEASURING * seconds)
+            left = (1 - REST) * seconds - self.seconds() - setup
+            share = TOKENIZER_SHARE * left if stage == 'tokenizer' else left
+            steps = int(share / needed)
+            print(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps', flush=True)
+        elif 'epochs' in length:
+            steps = round(length['epochs'] * (len(images.train.paths) // plan.batch))
         else:
-            minutes = minutes or MINUTES
-            numbers, length = self.fill(60 * minutes, stages, plan)
-        for name, write in stages.items():
-            write(numbers[name])
-            self.record['stages'][name] = dict(steps=numbers[name])
-        print(f'length     {length}\nconfigs    {self.config(self.verb)} for tools/train.py', flush=True)
+            steps = int(length['steps'])
+        if stage == 'tokenizer':
+            steps = min(steps, MAX_TOKENIZER_STEPS)
+        steps = max(steps, MIN_STEPS)
+        self.write(images, plan, stage, steps)
+        self.record['stages'][stage] = dict(steps=steps)
         self.save()
 
-    def fill(self, seconds: float, stages: dict[str, Callable[[int], None]], plan: Plan) -> tuple[dict[str, int], str]:
-        """Numbers of steps that take some time in all, and a line that says why."""
-        needed, setup = {}, 0.0
-        for name, write in stages.items():
-            write(1000)
-            needed[name], more = seconds_per_step(self.config(name), limit=seconds / 20)
-            setup += more
-        left = seconds * (1 - REST) - (time.monotonic() - self.began) - setup
-        numbers = {}
-        for name in stages:
-            share = TOKENIZER_SHARE * left if name == 'tokenizer' else left
-            most = 4000 if name == 'tokenizer' else share / needed[name]
-            numbers[name] = max(MIN_STEPS, int(min(share / needed[name], most)))
-            left -= numbers[name] * needed[name]
-        measured = ', '.join(f'{numbers[name]:,} steps of {name} at {needed[name]:.2f} s' for name in stages)
-        return numbers, f'{measured}: {clock(seconds)} in all'
+    def seconds(self) -> float:
+        """Time that the run has taken so far, of earlier calls too."""
+        return self.record['seconds'] + time.monotonic() - self.began
 
     def config(self, stage: str) -> Path:
         """The config of a stage."""
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
-    def write(self, images: Images, plan: Plan, steps: int) -> None:
-        """Writes the config of what the run is for."""
-        folder = self.folder / self.verb
-        if self.verb == 'pretrain':
-            tokenizer = None
-            if not plan.dalle and 'tokenizer' in self.record['stages']:
-                tokenizer = self.last_checkpoint('tokenizer')
-            settings = pretraining_settings(images, plan, self.lists, steps, folder, tokenizer)
-            base = plan.base
+    def write(self, images: Images, plan: Plan, stage: str, steps: int) -> None:
+        """Writes the config of a stage."""
+        common = (images, plan, self.lists, steps, self.folder / stage)
+        base = plan.base
+        if stage == 'tokenizer':
+            settings, base = tokenizer_settings(*common), TOKENIZER
+        elif stage == 'pretrain':
+            settings = pretraining_settings(*common, None if plan.dalle else self.last_checkpoint('tokenizer'))
         else:
-            settings = finetuning_settings(images, plan, self.lists, steps, folder)
-            base = plan.base
-        title = f'{self.verb} of {self.record["images"]}, written by python -m beit_mm.'
-        write_config(self.config(self.verb), title, base, settings)
-
-    def write_tokenizer(self, images: Images, plan: Plan, steps: int) -> None:
-        """Writes the config of the tokenizer."""
-        settings = tokenizer_settings(images, plan, self.lists, steps, self.folder / 'tokenizer')
-        title = f'Tokenizer for {self.record["images"]}, written by python -m beit_mm.'
-        write_config(self.config('tokenizer'), title, TOKENIZER, settings)
+            settings = finetuning_settings(*common)
+        title = f'{stage.capitalize()} on {self.record["images"]}, written by python -m beit_mm.'
+        write_config(self.config(stage), title, base, settings)
 
     def train(self, stage: str) -> None:
         """Trains a stage to its end, if it is not there yet."""
@@ -292,13 +304,9 @@ class Run:
             return
         cfg = Config.fromfile(str(self.config(stage)))
         cfg.resume = True
-        began = time.monotonic()
-        try:
-            runner = make_runner(cfg, ProgressHook(stage))
+        runner = make_runner(cfg, ProgressHook(stage))
+        with contextlib.redirect_stdout(io.StringIO()):  # mmengine prints which file it reads
             runner.train()
-        finally:
-            self.record['seconds'] += time.monotonic() - began
-            self.save()
         scalars = runner.message_hub.log_scalars
         numbers = {name: float(scalars[f'val/{name}'].current()) for name in METRICS if f'val/{name}' in scalars}
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
@@ -310,7 +318,6 @@ class Run:
 
     def report(self, images: Images) -> None:
         """Draws the pictures and writes report.md."""
-        began = time.monotonic()
         numbers = self.record['stages'][self.verb]
         lines = [f'# {self.verb} of {self.record["images"]}', '', f'{images}.', '']
         if self.verb == 'pretrain':
@@ -320,7 +327,7 @@ class Run:
             if images.classes:
                 numbers |= self.neighbours(images)
         draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
-        self.record['seconds'] += time.monotonic() - began
+        self.save()
         rows = describe_numbers(numbers)
         for name, stage in self.record['stages'].items():
             lines.append(f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}')
@@ -330,7 +337,6 @@ class Run:
             lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
         lines += ['![loss](loss.png)', '']
         (self.folder / REPORT).write_text('\n'.join(lines))
-        self.save()
         print('\n'.join(f'{name:<48} {value}' for name, value in rows))
         print(f'{self.weights}\n{self.folder / REPORT}', flush=True)
 
@@ -407,7 +413,11 @@ def end_runner(runner: Runner) -> None:
 
 
 class StepClock(Hook):
-    """Measures steps, and ends the run when there are enough of them, or when the time is over."""
+    """Measures steps, and ends the run when there are enough of them.
+
+    Args:
+        limit: seconds after which 20 steps are enough; after three times as many a few are.
+    """
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -415,8 +425,8 @@ class StepClock(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.times.append(time.monotonic())
-        enough = len(self.times) > FIRST_STEPS + 1 and self.times[-1] - self.times[0] > self.limit
-        if enough or len(self.times) == MEASURED_STEPS:
+        steps, seconds = len(self.times) - FIRST_STEPS, self.times[-1] - self.times[0]
+        if steps > MEASURED_STEPS and seconds > self.limit or steps > 1 and seconds > 3 * self.limit:
             runner.train_loop.stop_training = True
 
 
@@ -436,7 +446,7 @@ def seconds_per_step(config: Path, limit: float) -> tuple[float, float]:
             runner.train()
         finally:
             end_workers(runner.train_dataloader)
-    times = clock_hook.times[min(FIRST_STEPS, len(clock_hook.times) - 2) :]
+    times = clock_hook.times[FIRST_STEPS:]
     return (times[-1] - times[0]) / (len(times) - 1), clock_hook.times[0] - began
 
 

@@ -117,9 +117,8 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
         )
     model = load_pretrainer(checkpoint, tokenizer=False)
     model.to('cuda' if torch.cuda.is_available() else 'cpu')
-    known = [
-        (str(folder / path), classes.index(name)) for path, name in zip(bank.paths, bank.names, strict=True) if name
-    ]
+    named = zip(bank.paths, bank.names, strict=True)
+    known = [(str(folder / path), classes.index(name)) for path, name in named if name]
     asked = [str(path) for path in iterate_images(_listed(images))]
     features, labels = extract(model, _batches(model, known, unreadable := {}))
     queries, _ = extract(model, _batches(model, [(path, 0) for path in asked], unreadable))
@@ -362,10 +361,8 @@ def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
         if key not in files:
             continue
         name = Path(str(files[key])).name
-        places = [
-            Path(str(files[key])),
-            *(checkpoint.resolve().parent / place / name for place in ('tokenizer', '../tokenizer', '.')),
-        ]
+        beside = checkpoint.resolve().parent  # the run may have been moved
+        places = [Path(str(files[key])), *(beside / place / name for place in ('tokenizer', '../tokenizer', '.'))]
         found = next((place for place in places if place.is_file()), None)
         if found is None:
             raise FileNotFoundError(

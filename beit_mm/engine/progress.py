@@ -36,6 +36,8 @@ class ProgressHook(Hook):
     Args:
         title: what is being trained.
         seconds: between two lines.
+
+    It writes to the standard output of the time when it is built.
     """
 
     priority = 'VERY_LOW'
@@ -44,6 +46,7 @@ class ProgressHook(Hook):
         self.title = title
         self.seconds = seconds
         self.begin = self.due = 0.0
+        self.stream = sys.stdout
         self.first = 0
 
     def before_train(self, runner: Runner) -> None:
@@ -62,20 +65,23 @@ class ProgressHook(Hook):
         self.due = now + self.seconds
         fetch_logs(runner)
         left = (now - self.begin) / (done - self.first) * (runner.max_iters - done)
-        print(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left), flush=True)
+        print(
+            progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left),
+            file=self.stream,
+            flush=True,
+        )
 
 
 def recent_numbers(runner: Runner) -> dict[str, float]:
-    """The latest numbers of a run, and the memory that it takes, in bytes."""
+    """The latest numbers of a run, and the memory that it takes, in GiB."""
     scalars = runner.message_hub.log_scalars
     names = ('loss', 'mim_acc', 'lr', 'images_per_second', 'data_time')
     found = {name: scalars[f'train/{name}'].current() for name in names if f'train/{name}' in scalars}
     if torch.cuda.is_available():
-        found['memory'] = torch.cuda.max_memory_allocated()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found['memory'] = peak if sys.platform == 'darwin' else 1024 * peak
-    return found
+        memory = torch.cuda.max_memory_allocated()
+    else:  # the peak, which macOS counts in bytes
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+    return dict(found, memory=memory / 2**30)
 
 
 def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
@@ -84,20 +90,20 @@ def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], 
     Args:
         title: what is being trained.
         step, steps: done, and in all.
-        numbers: `loss`, `mim_acc`, `lr`, `images_per_second`, `data_time` in seconds, `memory` in bytes; what is not
+        numbers: `loss`, `mim_acc`, `lr`, `images_per_second`, `data_time` in seconds, `memory` in GiB; what is not
             there is left out.
         seconds_left: of the training.
     """
-    shown = dict(loss='loss {:.3f}', mim_acc='mim_acc {:.3f}', lr='lr {:.1e}', images_per_second='{:,.0f} images/s')
-    parts = [
-        f'{title} {step:,}/{steps:,}',
-        *(form.format(numbers[name]) for name, form in shown.items() if name in numbers),
-    ]
-    if 'data_time' in numbers:
-        parts.append(f'data {1000 * numbers["data_time"]:.0f} ms')
-    if 'memory' in numbers:
-        parts.append(f'{numbers["memory"] / 2**30:.1f} GiB')
-    return '  '.join([*parts, f'{clock(seconds_left)} left'])[:WIDTH]
+    shown = dict(
+        loss='loss {:.3f}',
+        mim_acc='mim_acc {:.3f}',
+        lr='lr {:.1e}',
+        images_per_second='{:,.0f} images/s',
+        data_time='data {:.3f} s',
+        memory='{:.1f} GiB',
+    )
+    parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers]
+    return '  '.join([f'{title} {step:,}/{steps:,}', *parts, f'{clock(seconds_left)} left'])[:WIDTH]
 
 
 def clock(seconds: float) -> str:

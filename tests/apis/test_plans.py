@@ -1,0 +1,149 @@
+"""Which images are held out, and what a plan says as a config."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from beit_mm.apis import plans
+from beit_mm.apis.plans import find_config, find_images, plan_training, pretraining_settings, write_config, write_lists
+from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
+
+
+def make_folder(root: Path, **classes: int) -> Path:
+    """Empty files that are listed as images: <class>/<number>.jpg, or <number>.jpg for the class `_`."""
+    for name, number in classes.items():
+        folder = root if name == '_' else root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for index in range(number):
+            (folder / f'{index}.jpg').touch()
+    return root
+
+
+def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
+    images = find_images(make_folder(tmp_path / 'all', cat=80, dog=50, bird=1))
+    held_out = images.held_out
+    assert {name: held_out.names.count(name) for name in ('cat', 'dog', 'bird')} == dict(cat=8, dog=5, bird=0)
+    assert not set(held_out.paths) & set(images.train.paths)
+    assert len(images.train.paths) + len(held_out.paths) == 131 and images.classes == ['bird', 'cat', 'dog']
+    again = find_images(tmp_path / 'all')
+    assert again == images
+    assert held_out.paths != sorted(f'cat/{i}.jpg' for i in range(8)) + [f'dog/{i}.jpg' for i in range(5)]
+
+
+@pytest.mark.parametrize('named', ['', 'train'])
+def test_val_beside_train_is_held_out(named, tmp_path):
+    make_folder(tmp_path / 'train', cat=70, dog=40)
+    make_folder(tmp_path / 'val', cat=2, dog=3)
+    images = find_images(tmp_path / named)
+    assert len(images.train.paths) == 110 and sorted(set(images.held_out.names)) == ['cat', 'dog']
+    assert images.held_out.root == tmp_path / 'val' and len(images.held_out.paths) == 5
+
+
+def test_images_without_classes(tmp_path):
+    images = find_images(make_folder(tmp_path, _=120, cat=10))
+    assert images.classes == [] and len(images.held_out.paths) == 13 and 'no class folders' in str(images)
+
+
+def test_folders_that_nothing_can_be_learned_from(tmp_path):
+    with pytest.raises(FileNotFoundError, match='does not exist; expected a folder of images'):
+        find_images(tmp_path / 'none')
+    (tmp_path / 'file').touch()
+    with pytest.raises(FileNotFoundError, match='is a file; expected a folder'):
+        find_images(tmp_path / 'file')
+    with pytest.raises(FileNotFoundError, match='no images in'):
+        find_images(make_folder(tmp_path / 'empty', _=0))
+    with pytest.raises(ValueError, match='45 images in .* at least 100 are needed'):
+        find_images(make_folder(tmp_path / 'few', _=50))
+
+
+def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
+    """Spaces, digits at the end, and bytes that are no UTF-8."""
+    root = make_folder(tmp_path / 'images', **{'a class': 60, 'b 7': 60})
+    odd = root / 'b 7' / os.fsdecode(b'caf\xe9 3.jpg')
+    odd.touch()
+    images = find_images(root)
+    write_lists(images, tmp_path / 'lists')
+    for name, part in (('train', images.train), ('held_out', images.held_out)):
+        settings = plans.dataset_of(images, tmp_path / 'lists', name)
+        labelled = ImageFolder(**settings, classes=str(tmp_path / 'lists/classes.txt'), pipeline=[])
+        found = [(labelled[i]['img_path'], labelled.CLASSES[labelled[i]['gt_label']]) for i in range(len(labelled))]
+        assert found == [(str(root / path), of) for path, of in zip(part.paths, part.names, strict=True)]
+        unlabelled = UnlabeledImages(**settings, pipeline=[])
+        assert [unlabelled[i]['img_path'] for i in range(len(unlabelled))] == [path for path, _ in found]
+
+
+def test_spread_takes_from_everywhere():
+    part = plans.Part(Path('x'), [str(i) for i in range(100)], [''] * 100)
+    assert [int(path) for path in plans.spread(part, 4).paths] == [0, 25, 50, 75]
+    assert plans.spread(part, 1000) == part
+
+
+@pytest.fixture
+def images(tmp_path):
+    return find_images(make_folder(tmp_path / 'images', cat=80, dog=80))
+
+
+def test_a_written_config_is_an_ordinary_one(images, tmp_path):
+    """A mask for each patch, a token for each patch, a schedule to the last step."""
+    plan = plan_training(images, 'pretrain', device='cpu', workers=3)
+    settings = pretraining_settings(images, plan, tmp_path, 400, tmp_path / 'work', tmp_path / 'tokenizer.pth')
+    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
+    cfg = Config.fromfile(tmp_path / 'config.py')
+    assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400)
+    assert cfg.param_scheduler[1]['end'] == 400 and cfg.param_scheduler[0]['end'] == 20
+    assert cfg.train_dataloader.num_workers == 3 and cfg.train_dataloader.batch_size <= 144 / 8
+    steps = {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
+    rows = cfg.model.backbone.img_size // cfg.model.backbone.patch_size
+    assert steps['beit_mm.BlockwiseMask']['grid'] == (rows, rows)
+    stride = 2**cfg.model.target_generator.num_levels
+    assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (stride * rows, stride * rows)
+    assert cfg.model.target_generator.checkpoint == str(tmp_path / 'tokenizer.pth')
+    assert cfg.optim_wrapper.type == 'beit_mm.AutocastOptimWrapper'  # of the base
+
+
+def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, tmp_path, monkeypatch):
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
+    plan = plan_training(images, 'pretrain', device='cuda')
+    assert plan.base == 'beit/pretrain_300e.py' and plan.dalle is None and plan.size == (224, 224)
+    (tmp_path / 'encoder.pkl').touch()
+    plan = plan_training(images, 'pretrain', device='cuda')
+    assert plan.dalle == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
+    settings = pretraining_settings(images, plan, tmp_path, 400, tmp_path / 'work', None)
+    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
+    cfg = Config.fromfile(tmp_path / 'config.py')
+    steps = {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
+    assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
+    assert (
+        steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
+        and cfg.model.head.vocab_size == 8192
+    )
+    assert cfg.model.backbone.arch == 'small' and cfg.model.head.embed_dims == 384
+    assert math.log2(cfg.train_dataloader.batch_size).is_integer()
+
+
+def test_configs_are_found_by_name():
+    assert find_config('demo/pretrain').name == find_config('demo/pretrain.py').name == 'pretrain.py'
+    with pytest.raises(ValueError, match="'pretrain_300e' names 3 configs; expected one of beit.*/pretrain_300e"):
+        find_config('pretrain_300e')
+    with pytest.raises(FileNotFoundError, match="no config 'nothing'"):
+        find_config('nothing')
+
+
+def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
+    base = Config.fromfile(find_config('demo/finetune_folder'))
+    steps = {step['type']: step for step in plans.resized(base.test_pipeline, (128, 128))}
+    assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 72 and 64
+    steps = {step['type']: step for step in plans.resized(base.train_pipeline, (128, 96))}
+    assert steps['RandomResizedCrop']['scale'] == (96, 128)
+    assert base.test_pipeline[1].scale == 72
+
+
+def test_one_image_of_a_class_is_learned_from(tmp_path):
+    Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
+    train, held_out = plans.split(plans.list_part(tmp_path))
+    assert train.paths == ['x.png'] and held_out.paths == []
