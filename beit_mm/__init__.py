@@ -2,7 +2,9 @@
 
 Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
 
+    __main__.py         the command line, `python -m beit_mm VERB`
     registry.py         child registries of mmengine's, scope 'beit_mm'
+    terminal.py         what a terminal gets to see: no noise, one line for a mistake
     positions.py        relative position bias and position embedding, at any patch grid
     checkpoint/         io.py reads and writes files, names.py knows the formats, fit.py makes weights fit,
                         convert.py converts and publishes
@@ -10,10 +12,11 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                         image_folder.py, segmentation_folder.py, samplers.py
     models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
     engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py,
-                        probing.py (k-NN and linear evaluation of frozen features)
+                        progress.py, probing.py (k-NN and linear evaluation of frozen features)
     segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
     visualization/      pictures that no library draws: of features, attention, samples, masks, schedules
-    apis/               inferencers.py, features.py, evaluation.py, export.py: what a notebook calls
+    apis/               training.py, plans.py and verbs.py (one's own images in one line), inferencers.py, features.py,
+                        evaluation.py, export.py: what a notebook calls
 """
 
 import importlib

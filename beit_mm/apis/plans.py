@@ -29,6 +29,8 @@ NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
 TOKENIZER_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
+NARROW = 192  # width of models up to which the demo's recipes hold
+NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetune_folder.py'
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer; in proportion to the model's width
 
@@ -310,13 +312,15 @@ def plan_training(
             backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
             why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
     sizes = sizes_of(backbone['arch'])
+    if kind == 'finetune':
+        base = NARROW_FINETUNING if sizes['embed_dims'] <= NARROW else WIDE_FINETUNING
     height, width = height_and_width(backbone['img_size'])
     if device == 'cuda':
         free = torch.cuda.mem_get_info()[0] / 2**30
         room = free / GIB_PER_IMAGE * 768 / sizes['embed_dims'] * 196 / (height * width / backbone['patch_size'] ** 2)
         batch, limit = min(room, 512), f'{free:.0f} GiB of GPU memory'
     else:
-        batch, limit = 64 if sizes['embed_dims'] <= 192 else 16, 'a CPU'
+        batch, limit = 64 if sizes['embed_dims'] <= NARROW else 16, 'a CPU'
     batch = 2 ** int(math.log2(max(4, min(batch, number / 8))))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     if workers is None:
@@ -411,7 +415,7 @@ def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, wor
     backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
     backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(Path(plan.init).resolve())) if plan.init else None
     width = sizes_of(backbone['arch'])['embed_dims']
-    small = width <= 192
+    small = width <= NARROW
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     classes = dict(classes=str(lists / 'classes.txt'))
     return dict(

@@ -56,7 +56,7 @@ REST = 0.1  # of the time, for pictures and the report
 TOKENIZER_SHARE = 1 / 3  # of the time for training
 MEASURING = 0.03  # of the time, for measuring the steps of a stage
 MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those before, which are slow
-MAX_BANK, MAX_QUERIES = 4000, 1000  # images with labels for k-NN, and held-out ones
+MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
 NUM_PICTURES = 8
 METRICS = ('mim_loss', 'token_entropy', 'mim_acc', 'accuracy/top1', 'tokenizer/recon_mae_01', 'tokenizer/codes_used')
 
@@ -473,5 +473,5 @@ def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
 
 def this_command() -> str:
     """What the user has typed, to be typed again."""
-    words = sys.orig_argv
-    return shlex.join(words) if Path(sys.argv[0]).name == '__main__.py' else 'the same call'
+    ours = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
+    return shlex.join(sys.orig_argv) if ours else 'the same call'

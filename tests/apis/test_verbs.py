@@ -1,0 +1,261 @@
+"""The verbs: a run from images to a report, what is done with its weights, and one line for each mistake."""
+
+import csv
+import dataclasses
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from PIL import Image
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm import terminal
+from beit_mm.apis import plans, training, verbs
+from beit_mm.engine.progress import clock, progress_line
+
+COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory) -> Path:
+    """Two classes of 20 images each, told apart by colour."""
+    root = tmp_path_factory.mktemp('data') / 'images'
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = np.array(colour) + rng.integers(-25, 25, (5, 6, 3))
+            picture = Image.fromarray(pixels.astype(np.uint8)).resize((48, 40), Image.Resampling.BICUBIC)
+            picture.save(root / name / f'{index}.png')
+    return root
+
+
+@pytest.fixture(scope='module', autouse=True)
+def narrow():
+    """Plans of a narrow model, which need few images and few steps."""
+
+    def plan(*args, **kwargs):
+        chosen = plans.plan_training(*args, **kwargs)
+        backbone = dict(
+            chosen.backbone, arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, drop_path_rate=0.0
+        )
+        return dataclasses.replace(chosen, backbone=backbone, size=(32, 32), batch=4, workers=0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, 'plan_training', plan)
+        patch.setattr(training, 'MIN_STEPS', 3)
+        patch.setattr(plans, 'MIN_IMAGES', 10)
+        yield
+
+
+@pytest.fixture(scope='module')
+def run(images, tmp_path_factory) -> Path:
+    """A finished pretraining of three steps."""
+    folder = tmp_path_factory.mktemp('runs') / 'run'
+    assert beit_mm.pretrain(images, folder, steps=3) == folder / 'pretrained.pth'
+    return folder
+
+
+def call(*words: object) -> None:
+    """The command line, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['beit_mm', *map(str, words)])
+        terminal.run(command.main)
+
+
+def mistake(message: str, *words: object) -> None:
+    """The command ends with one line that holds the message."""
+    with pytest.raises(SystemExit) as end:
+        call(*words)
+    line = str(end.value.code)
+    assert line.startswith('error: ') and '\n' not in line and message in line, line
+
+
+def test_a_run_leaves_weights_pictures_and_a_report(run, images):
+    report = (run / 'report.md').read_text()
+    for text in ('mim_loss', 'how frequent each token is', 'nearest neighbours', 'the same with random weights'):
+        assert text in report
+    assert Image.open(run / 'reconstruction.png').width > 4 * 160 and Image.open(run / 'loss.png').width > 100
+    lists = {name: (run / f'lists/{name}.txt').read_text().split('\n') for name in ('train', 'held_out')}
+    assert not set(lists['train']) & set(lists['held_out']) - {''}
+    loaders = [Config.fromfile(run / name).train_dataloader for name in ('config.py', 'tokenizer_config.py')]
+    assert [loader.dataset.ann_file for loader in loaders] == [str(run / 'lists/train.txt')] * 2
+    content = torch.load(run / 'pretrained.pth', weights_only=True)
+    assert content['meta']['iter'] == 3
+
+
+def test_a_finished_run_says_so(run, images, capsys):
+    before = (run / 'report.md').stat().st_mtime_ns
+    call('pretrain', images, '--out', run, '--steps', 3)
+    assert 'is finished' in capsys.readouterr().out and (run / 'report.md').stat().st_mtime_ns == before
+
+
+def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
+    """Ctrl-C in the second stage; the same call trains what is left, and nothing twice."""
+    out, trained = tmp_path / 'run', []
+    after = training.ProgressHook.after_train_iter
+
+    def interrupt(hook, runner, *args, **kwargs):
+        after(hook, runner, *args, **kwargs)
+        trained.append((hook.title, runner.iter))
+        if trained[-1] == ('pretrain', 1):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+    with pytest.raises(SystemExit) as end:
+        beit_mm.pretrain(images, out, steps=4)
+    assert end.value.code == 130 and 'Go on with: the same call' in capsys.readouterr().out
+    assert not (out / 'report.md').exists()
+    beit_mm.pretrain(images, out, steps=4)
+    assert trained == [(stage, step) for stage in ('tokenizer', 'pretrain') for step in range(4)]
+    assert (out / 'report.md').is_file() and 'Going on with' in capsys.readouterr().out
+
+
+def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
+    plan = plans.plan_training(plans.find_images(images), 'pretrain')
+    run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
+    run.record.update(plan=dataclasses.asdict(plan), length=dict(minutes=2.0), stages=dict(pretrain={}, tokenizer={}))
+    run.folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, 'seconds_per_step', lambda config, limit: (0.5, 8.0))
+        run.prepare(plans.find_images(images), 'tokenizer')
+    # 120 s less a tenth and 8 s of preparation; a third of them, in steps of 0.5 s
+    assert run.record['stages']['tokenizer']['steps'] == pytest.approx(100 / 3 / 0.5, abs=1)
+    assert Config.fromfile(run.config('tokenizer')).train_cfg.max_iters == run.record['stages']['tokenizer']['steps']
+
+
+def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
+    out = tmp_path / 'classifier'
+    call('finetune', images, '--init', run, '--out', out, '--epochs', 2)
+    assert 'classified right, %' in capsys.readouterr().out
+    cfg = Config.fromfile(out / 'config.py')
+    assert cfg.train_cfg.max_iters == 2 * (36 // 4) and cfg.model.backbone.init_cfg.checkpoint.startswith(str(run))
+    call('classify', out, images / 'red', images / 'blue', '--out', tmp_path / 'classes.csv')
+    rows = list(csv.reader((tmp_path / 'classes.csv').open()))
+    assert (
+        rows[0] == ['path', 'class', 'probability'] and len(rows) == 41 and {row[1] for row in rows[1:]} <= {*COLOURS}
+    )
+    assert '... and 20 more' in capsys.readouterr().out
+
+
+def test_classifying_by_neighbours(run, images, tmp_path):
+    """Colours are told apart by any features; what cannot be read is named."""
+    (tmp_path / 'broken.png').write_bytes(b'nothing')
+    paths = [images / 'red/0.png', tmp_path / 'broken.png', images / 'blue/7.png']
+    results = beit_mm.classify(run, paths, labelled=images, out=tmp_path / 'classes.json')
+    assert [result.get('name') for result in results] == ['red', None, 'blue'] and 'error' in results[1]
+    assert json.loads((tmp_path / 'classes.json').read_text()) == results
+
+
+def test_pictures_of_what_a_model_sees(run, images, tmp_path):
+    call('reconstruct', run, images / 'red/1.png', images / 'blue', '--out', tmp_path / 'deep/seen.png')
+    assert Image.open(tmp_path / 'deep/seen.png').height > 21 * 160
+    call('attention', run, images / 'red/1.png', '--points', '10,10; 0.9,0.1', '--out', tmp_path / 'attention.png')
+    call('attention', run, images / 'red/1.png', '--out', tmp_path / 'one.png')
+    one, two = (Image.open(tmp_path / name) for name in ('one.png', 'attention.png'))
+    assert two.width == one.width and two.height == 2 * one.height + verbs.GAP
+
+
+def test_a_run_can_be_moved(run, images, tmp_path):
+    """The tokenizer is found beside the weights, and another one in its place is refused."""
+    moved = tmp_path / 'moved'
+    (moved / 'tokenizer').mkdir(parents=True)
+    (moved / 'pretrained.pth').write_bytes((run / 'pretrained.pth').read_bytes())
+    (weights,) = (run / 'tokenizer').glob('iter_*.pth')
+    content = torch.load(moved / 'pretrained.pth', weights_only=True)
+    content['meta']['config_dict']['model']['target_generator']['checkpoint'] = f'/gone/{weights.name}'
+    torch.save(content, moved / 'pretrained.pth')
+    with pytest.raises(FileNotFoundError, match='the tokenizer of .* is gone'):
+        beit_mm.reconstruct(moved, images / 'red/1.png', tmp_path / 'a.png')
+    (moved / 'tokenizer' / weights.name).write_bytes(weights.read_bytes())
+    beit_mm.reconstruct(moved, images / 'red/1.png', tmp_path / 'a.png')
+    other = torch.load(weights, weights_only=True)
+    other['meta']['note'] = 'another file'
+    torch.save(other, moved / 'tokenizer' / weights.name)
+    with pytest.raises(ValueError, match='sha256|SHA-256'):
+        beit_mm.reconstruct(moved, images / 'red/1.png', tmp_path / 'a.png')
+
+
+def test_a_stored_tokenizer_is_data(run, images, tmp_path):
+    content = torch.load(run / 'pretrained.pth', weights_only=True)
+    content['meta']['config_dict']['model']['target_generator']['type'] = 'subprocess.Popen'
+    torch.save(content, tmp_path / 'evil.pth')
+    mistake("asks for 'subprocess.Popen'", 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
+
+
+def test_mistakes_are_one_line(run, images, tmp_path):
+    out, picture = tmp_path / 'out', tmp_path / 'picture.png'
+    image = images / 'red/1.png'
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'text.pth').write_text('no weights')
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'full/file').touch()
+    mistake("nowhere' does not exist; expected a folder of images", 'pretrain', 'nowhere', '--out', out)
+    mistake('is a file; expected a folder', 'pretrain', image, '--out', out)
+    mistake('no images in', 'pretrain', tmp_path / 'empty', '--out', out)
+    mistake('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1)
+    mistake('steps is 0; expected more than 0', 'pretrain', images, '--out', out, '--steps', 0)
+    mistake('workers is -2; expected 0 or more', 'pretrain', images, '--out', out, '--workers', -2)
+    mistake('lies in the folder of the images', 'pretrain', images, '--out', images / 'run')
+    mistake('holds other files', 'pretrain', images, '--out', tmp_path / 'full')
+    mistake('is a file; expected a folder for the run', 'pretrain', images, '--out', tmp_path / 'text.pth')
+    mistake('is a run with other images', 'pretrain', images / 'red', '--out', run)
+    mistake('is a run with other verb', 'finetune', images, '--init', run, '--out', run)
+    mistake(
+        "'nowhere.pth' does not exist; expected a checkpoint", 'pretrain', images, '--out', out, '--init', 'nowhere.pth'
+    )
+    mistake('text.pth', 'pretrain', images, '--out', out, '--init', tmp_path / 'text.pth')
+    mistake('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out)
+    mistake('is a folder without pretrained.pth or finetuned.pth', 'classify', tmp_path / 'empty', image)
+    mistake('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image)
+    mistake('--labelled: no folder', 'classify', run, image, '--labelled', tmp_path / 'none')
+    mistake('has 0 class folders; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
+    mistake('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt')
+    mistake("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture)
+    mistake('is pretrained, no segmentor', 'segment', run, image, '--out', out)
+    mistake("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture)
+    mistake('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture)
+    mistake("no config 'nothing'", 'config', 'nothing')
+    assert not out.exists() or not any(out.iterdir())
+
+
+def test_embed_hands_on(run, images, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    class Features:
+        @staticmethod
+        def embed(**arguments):
+            calls.append(arguments)
+            return dict(features=np.zeros((2, 8)), paths=['a', 'b'])
+
+    monkeypatch.setitem(sys.modules, 'beit_mm.apis.features', Features)
+    call('embed', run, images / 'red', '--out', tmp_path / 'features.npz')
+    expected = dict(
+        checkpoint=str(run / 'pretrained.pth'), images=[str(images / 'red')], out=str(tmp_path / 'features.npz')
+    )
+    assert calls == [expected] and capsys.readouterr().out.endswith('features.npz: 2 x 8\n')
+
+
+def test_progress_lines_fit_a_terminal():
+    numbers = dict(loss=12.3456, mim_acc=0.12345, lr=1.5e-3, images_per_second=123456.7, data_time=0.0123, memory=139.5)
+    line = progress_line('tokenizer', 100_000, 1_000_000, numbers, 360_000)
+    assert len(line) <= 120 and line.endswith('100:00:00 left') and 'data 0.012 s' in line
+    assert [clock(seconds) for seconds in (0.4, 62, 3723)] == ['0:00', '1:02', '1:02:03']
+
+
+def test_configs_are_printed_and_trained_by_name(capsys, monkeypatch):
+    call('config', 'demo/pretrain')
+    assert Config.fromstring(capsys.readouterr().out, '.py').train_cfg.max_iters == 3000
+    seen = []
+    monkeypatch.setattr(command.runpy, 'run_path', lambda path, run_name: seen.append((path, sys.argv)))
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    call('train', 'demo/pretrain', '--work-dir', 'x')
+    tool = str(ROOT / 'tools/train.py')
+    assert seen == [(tool, [tool, str(ROOT / 'configs/demo/pretrain.py'), '--work-dir', 'x'])]
