@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
-NOISE = re.compile(  # warnings of the libraries about themselves, of which our configs have taken care
-    r'"(?:FileClient|HardDiskBackend)"|Cannot find|The prefix is not set|Failed to search registry|scope'
+NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our own report of a loading speaks of
+    r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the \S+ registry")  # of mmengine's registries
 

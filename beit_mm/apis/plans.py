@@ -3,6 +3,7 @@
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """
 
+import dataclasses
 import math
 import os
 import pprint
@@ -141,6 +142,39 @@ def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
     return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
+@dataclass
+class Plan:
+    """What was chosen for a training, and why.
+
+    Attributes:
+        base: config of configs/ that it builds on.
+        backbone: arguments of the BEiTBackbone.
+        size: of the images, (height, width) in pixels.
+        preprocessing: mean and std, pixels 0-255.
+        batch: images of a step.
+        workers: processes that read images.
+        init: checkpoint to begin with; None for random weights.
+        dalle: arguments of the DALLETokenizer; None: a tokenizer is trained.
+        reasons: lines for the user.
+    """
+
+    base: str
+    backbone: dict[str, Any]
+    size: tuple[int, int]
+    preprocessing: dict[str, Any]
+    batch: int
+    workers: int
+    init: str | None
+    dalle: dict[str, Any] | None
+    reasons: list[str]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches of an image, (rows, columns)."""
+        height, width = (side // self.backbone['patch_size'] for side in self.size)
+        return height, width
+
+
 # --- configs --------------------------------------------------------------------------------------
 
 
@@ -183,7 +217,7 @@ def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **othe
     A value is changed where a step has the key; `scale` of ResizeEdge keeps its ratio to the crop.
     """
     steps = [dict(step) for step in pipeline]
-    crop = next((step['crop_size'] for step in steps if 'crop_size' in step), None)
+    crop = next((step['crop_size'] for step in steps if 'crop_size' in step), size)
     for step in steps:
         if step['type'] == 'ResizeEdge':
             step['scale'] = round(step['scale'] * min(size) / min(height_and_width(crop)))
@@ -218,51 +252,20 @@ def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, 
     )
 
 
-def loaders(images: Images, lists: Path, batch: int, workers: int, pipelines: Sequence[list], **data: Any) -> dict:
+def loaders(
+    images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
+) -> dict[str, Any]:
     """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
     settings = {}
-    for split_name, name, pipeline in zip(('train', 'val'), ('train', 'validated'), pipelines, strict=True):
+    for split_name, name, pipeline in zip(('train', 'val'), ('train', validated), pipelines, strict=True):
         dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, **data)
         settings[f'{split_name}_dataloader'] = dict(
-            batch_size=batch, num_workers=workers, persistent_workers=workers > 0, dataset=dataset
+            batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0, dataset=dataset
         )
     return dict(settings, test_dataloader=settings['val_dataloader'])
 
 
 # --- choices --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Plan:
-    """What was chosen for a training, and why.
-
-    Attributes:
-        base: config of configs/ that it builds on.
-        backbone: arguments of the BEiTBackbone.
-        size: of the images, (height, width) in pixels.
-        preprocessing: mean and std, pixels 0-255.
-        batch: images of a step.
-        workers: processes that read images.
-        init: checkpoint to begin with; None for random weights.
-        dalle: arguments of the DALLETokenizer; None: a tokenizer is trained.
-        reasons: lines for the user.
-    """
-
-    base: str
-    backbone: dict[str, Any]
-    size: tuple[int, int]
-    preprocessing: dict[str, Any]
-    batch: int
-    workers: int
-    init: str | None
-    dalle: dict[str, Any] | None
-    reasons: list[str]
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches of an image, (rows, columns)."""
-        height, width = (side // self.backbone['patch_size'] for side in self.size)
-        return height, width
 
 
 def backbone_of_file(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -274,7 +277,7 @@ def backbone_of_file(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
     arguments, state_dict = read_backbone(checkpoint)
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
-    known = state_dict._metadata[''][SOURCE_KEY]['preprocessing']
+    known = vars(state_dict)['_metadata'][''][SOURCE_KEY]['preprocessing']
     arguments['img_size'] = tuple(height_and_width(arguments['img_size']))
     return arguments, {**IMAGENET, **known}
 
@@ -355,10 +358,11 @@ def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work
     side = max(base.train_pipeline[1].size, 4 * max(plan.grid))
     pipelines = [resized(base.train_pipeline, (side, side)), resized(base.val_pipeline, (64, 64))]
     batch = min(16, plan.batch)
+    data = loaders(images, lists, dataclasses.replace(plan, batch=batch), pipelines)
     return dict(
         work_dir=str(work_dir),
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),
-        **loaders(images, lists, batch, plan.workers, pipelines),
+        **data,
         **schedule(steps, 50, batch, eta_min=6e-5),
     )
 
@@ -375,9 +379,7 @@ def pretraining_settings(
         model = Config.fromfile(str(find_config(TOKENIZER))).model
         target = {key: model[key] for key in TOKENIZER_KEYS} | dict(checkpoint=tokenizer and str(tokenizer))
         stride, vocab_size = 2**model.num_levels, model.vocab_size
-    masks = dict(grid=plan.grid, num_masked=round(75 / 196 * rows * columns))
-    masks['min_block'] = min(16, max(1, rows * columns // 9))
-    views = dict(second_size=(stride * rows, stride * columns), **masks)
+    views = dict(second_size=(stride * rows, stride * columns), **masking(plan.grid))
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views) for name in ('train', 'val')]
     backbone = dict(plan.backbone, _delete_=True, type='beit_mm.BEiTBackbone', masked_input=True, out_type='raw')
     if plan.init:
@@ -392,10 +394,26 @@ def pretraining_settings(
             target_generator=dict(target, _delete_=True),
             data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
         ),
-        **loaders(images, lists, plan.batch, plan.workers, pipelines),
+        **loaders(images, lists, plan, pipelines),
         optim_wrapper=dict(optimizer=dict(lr=scaled(base.optim_wrapper.optimizer.lr, plan.batch / wide, width))),
         **schedule(steps, steps // 20, plan.batch, eta_min=1e-5),
     )
+
+
+def masking(grid: tuple[int, int]) -> dict[str, Any]:
+    """Arguments of BlockwiseMask on a patch grid (h, w): the recipe's 75 of 14 x 14 patches, in proportion."""
+    patches = grid[0] * grid[1]
+    return dict(grid=grid, num_masked=round(75 / 196 * patches), min_block=min(16, max(1, patches // 9)))
+
+
+def whole_image(size: tuple[int, int]) -> list[dict[str, Any]]:
+    """A pipeline that gives the middle of an image in a size (height, width), with its label."""
+    return [
+        dict(type='beit_mm.LoadImage'),
+        dict(type='mmpretrain.ResizeEdge', scale=max(size), edge='short', backend='pillow', interpolation='bicubic'),
+        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
+        dict(type='mmpretrain.PackInputs'),
+    ]
 
 
 def scaled(rate: float, ratio: float, width: int) -> float:
@@ -425,7 +443,7 @@ def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, wor
             head=dict(in_channels=width),
             data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
         ),
-        **loaders(images, lists, plan.batch, plan.workers, pipelines, **classes),
+        **loaders(images, lists, plan, pipelines, 'held_out', **classes),
         optim_wrapper=dict(
             optimizer=dict(lr=scaled(4e-3, plan.batch / (64 if small else 1024), 192)),
             paramwise_cfg=dict(layer_decay_rate=(0.8 if small else 0.65) if plan.init else 1.0),

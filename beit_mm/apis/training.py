@@ -9,13 +9,13 @@ import copy
 import dataclasses
 import io
 import json
-import os
 import secrets
 import shlex
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from beit_mm.apis.plans import (
     plan_training,
     pretraining_settings,
     tokenizer_settings,
+    whole_image,
     write_config,
     write_lists,
 )
@@ -146,7 +147,7 @@ class Run:
         self.verb, self.workers = verb, workers
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
-        self.record = dict(
+        self.record: dict[str, Any] = dict(
             verb=verb,
             images=str(Path(images).expanduser().resolve()),
             init=init and str(checkpoint_of(init).resolve()),
@@ -221,8 +222,7 @@ class Run:
                 if not self.record['stages'][stage]:
                     self.prepare(images, stage)
                 self.train(stage)
-            self.weights.unlink(missing_ok=True)
-            os.link(self.last_checkpoint(self.verb), self.weights)
+            shutil.copyfile(self.last_checkpoint(self.verb), self.weights)
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             print(f'Stopped; what was learned so far is kept. Go on with: {this_command()}', flush=True)
@@ -363,7 +363,7 @@ class Run:
         return found
 
 
-def describe_numbers(numbers: dict[str, float]) -> Iterator[tuple[str, str]]:
+def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     """Rows of the report."""
     rows = {
         'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
@@ -380,16 +380,10 @@ def describe_numbers(numbers: dict[str, float]) -> Iterator[tuple[str, str]]:
 def labelled_batches(images: Images, lists: Path, name: str, size: tuple[int, int], most: int) -> DataLoader:
     """Batches of at most `most` images of a list, spread evenly over it, as `extract` takes them."""
     settings = dataset_of(images, lists, name)
-    pipeline = [
-        dict(type='beit_mm.LoadImage'),
-        dict(type='mmpretrain.ResizeEdge', scale=min(size), edge='short', backend='pillow', interpolation='bicubic'),
-        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
-        dict(type='mmpretrain.PackInputs'),
-    ]
     number = len((images.train if name == 'train' else images.held_out).paths)
     indices = [int(place * max(1.0, number / most)) for place in range(min(most, number))]
-    dataset = ImageFolder(**settings, classes=images.classes, pipeline=pipeline, indices=indices, on_error='skip')
-    return DataLoader(dataset, batch_size=64, collate_fn=default_collate)
+    settings.update(classes=images.classes, pipeline=whole_image(size), indices=indices, on_error='skip')
+    return DataLoader(ImageFolder(**settings), batch_size=64, collate_fn=default_collate)
 
 
 # --- training -------------------------------------------------------------------------------------

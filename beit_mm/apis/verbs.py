@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.utils import draw_segmentation_masks
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer, iterate_images
-from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part
+from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part, masking, whole_image
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError
@@ -146,16 +146,6 @@ def _batches(model: BEiTPretrainer, samples: Sequence[tuple[str, int]], unreadab
         yield default_collate(batch)
 
 
-def whole_image(size: tuple[int, int]) -> list[dict[str, Any]]:
-    """A pipeline that gives the middle of an image in a size (height, width), with its label."""
-    return [
-        dict(type='beit_mm.LoadImage'),
-        dict(type='mmpretrain.ResizeEdge', scale=max(size), edge='short', backend='pillow', interpolation='bicubic'),
-        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
-        dict(type='mmpretrain.PackInputs'),
-    ]
-
-
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     """Writes what `classify` returned."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,12 +247,7 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
                 size=(rows * patch, columns * patch),
                 second_size=(rows * stride, columns * stride),
             ),
-            dict(
-                type='beit_mm.BlockwiseMask',
-                grid=(rows, columns),
-                num_masked=round(75 / 196 * rows * columns),
-                min_block=min(16, max(1, rows * columns // 9)),
-            ),
+            dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
             dict(type='beit_mm.PackViews'),
         ]
         prepare = Compose([TRANSFORMS.build(step) for step in pipeline])

@@ -100,10 +100,11 @@ def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], 
         lr='lr {:.1e}',
         images_per_second='{:,.0f} images/s',
         data_time='data {:.3f} s',
-        memory='{:.1f} GiB',
+        memory='{:.3g} GiB',
     )
     parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers]
-    return '  '.join([f'{title} {step:,}/{steps:,}', *parts, f'{clock(seconds_left)} left'])[:WIDTH]
+    line = '  '.join([f'{title} {step:,}/{steps:,}', *parts, f'{clock(seconds_left)} left'])
+    return line.replace('e-0', 'e-')[:WIDTH]
 
 
 def clock(seconds: float) -> str:

@@ -216,7 +216,7 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('is a folder without pretrained.pth or finetuned.pth', 'classify', tmp_path / 'empty', image)
     mistake('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image)
     mistake('--labelled: no folder', 'classify', run, image, '--labelled', tmp_path / 'none')
-    mistake('has 0 class folders; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
+    mistake('has 0 class folders with images; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
     mistake('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt')
     mistake("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture)
     mistake('is pretrained, no segmentor', 'segment', run, image, '--out', out)
@@ -244,9 +244,9 @@ def test_embed_hands_on(run, images, tmp_path, monkeypatch, capsys):
 
 
 def test_progress_lines_fit_a_terminal():
-    numbers = dict(loss=12.3456, mim_acc=0.12345, lr=1.5e-3, images_per_second=123456.7, data_time=0.0123, memory=139.5)
-    line = progress_line('tokenizer', 100_000, 1_000_000, numbers, 360_000)
-    assert len(line) <= 120 and line.endswith('100:00:00 left') and 'data 0.012 s' in line
+    numbers = dict(loss=12.3456, mim_acc=0.12345, lr=1.5e-3, images_per_second=12345.6, data_time=0.0123, memory=139.5)
+    line = progress_line('pretrain', 100_000, 1_000_000, numbers, 36_000)
+    assert len(line) <= 120 and line.endswith('10:00:00 left') and 'data 0.012 s' in line
     assert [clock(seconds) for seconds in (0.4, 62, 3723)] == ['0:00', '1:02', '1:02:03']
 
 
