@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from beit_mm import terminal
 
@@ -106,17 +107,19 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
     verb.add_argument('images', nargs='+', help='files and folders')
 
 
-def pretrain(**arguments: object) -> None:
+def pretrain(**arguments: Any) -> None:
     """See apis.training."""
+    terminal.folder_of_images(arguments['images'])  # before anything heavy is imported
     load('apis.training').pretrain(**arguments)
 
 
-def finetune(**arguments: object) -> None:
+def finetune(**arguments: Any) -> None:
     """See apis.training."""
+    terminal.folder_of_images(arguments['images'])
     load('apis.training').finetune(**arguments)
 
 
-def classify(**arguments: object) -> None:
+def classify(**arguments: Any) -> None:
     """Prints what apis.verbs.classify finds."""
     verbs = load('apis.verbs')
     results = verbs.classify(**arguments)
@@ -129,7 +132,7 @@ def classify(**arguments: object) -> None:
         print(arguments['out'])
 
 
-def segment(**arguments: object) -> None:
+def segment(**arguments: Any) -> None:
     """Prints what apis.verbs.segment wrote."""
     results = load('apis.verbs').segment(**arguments)
     for result in results:
@@ -139,17 +142,17 @@ def segment(**arguments: object) -> None:
     print(f'{done} images: labels and overlays in {arguments["out"]}')
 
 
-def reconstruct(**arguments: object) -> None:
+def reconstruct(**arguments: Any) -> None:
     """See apis.verbs."""
     print(load('apis.verbs').reconstruct(**arguments))
 
 
-def attention(**arguments: object) -> None:
+def attention(**arguments: Any) -> None:
     """See apis.verbs."""
     print(load('apis.verbs').attention(**arguments))
 
 
-def embed(**arguments: object) -> None:
+def embed(**arguments: Any) -> None:
     """See apis.features."""
     arguments['checkpoint'] = str(load('apis.verbs').checkpoint_of(arguments['checkpoint']))
     found = load('apis.features').embed(**arguments)

@@ -62,6 +62,19 @@ def worth_reading(record: logging.LogRecord) -> bool:
     return not NOISE.search(record.getMessage())
 
 
+def folder_of_images(path: str | Path) -> Path:
+    """An existing folder, without links and `~`.
+
+    Raises:
+        FileNotFoundError: there is none such.
+    """
+    folder = Path(path).expanduser().resolve()
+    if not folder.is_dir():
+        what = 'is a file' if folder.exists() else 'does not exist'
+        raise FileNotFoundError(f'{str(path)!r} {what}; expected a folder of images')
+    return folder
+
+
 def run(main: Callable[[], None], *folders: str) -> None:
     """Calls the main function of a command; a user's mistake ends it with one line, a fault of ours with a traceback.
 

@@ -21,6 +21,7 @@ from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.listing import EXTENSIONS, list_images
 from beit_mm.models.vit import sizes_of
+from beit_mm.terminal import folder_of_images
 
 PACKAGE = Path(__file__).resolve().parents[1]
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
@@ -71,10 +72,7 @@ def find_images(folder: str | Path) -> Images:
         FileNotFoundError: no such folder, or no images in it.
         ValueError: too few images to learn from.
     """
-    root = Path(folder).expanduser().resolve()
-    if not root.is_dir():
-        what = 'is a file' if root.exists() else 'does not exist'
-        raise FileNotFoundError(f'{str(folder)!r} {what}; expected a folder of images')
+    root = folder_of_images(folder)
     root = root / 'train' if (root / 'train').is_dir() else root
     val = root.parent / 'val'
     train = list_part(root)
@@ -256,9 +254,9 @@ def loaders(
     images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
 ) -> dict[str, Any]:
     """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
-    settings = {}
+    settings: dict[str, Any] = dict(data_root=str(images.train.root))  # a FolderRunner asks for one
     for split_name, name, pipeline in zip(('train', 'val'), ('train', validated), pipelines, strict=True):
-        dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, **data)
+        dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, on_error='skip', **data)
         settings[f'{split_name}_dataloader'] = dict(
             batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0, dataset=dataset
         )

@@ -49,7 +49,7 @@ from beit_mm.engine.hooks import extract, knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.terminal import quiet
+from beit_mm.terminal import folder_of_images, quiet
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
@@ -149,7 +149,7 @@ class Run:
         self.lists = self.folder / 'lists'
         self.record: dict[str, Any] = dict(
             verb=verb,
-            images=str(Path(images).expanduser().resolve()),
+            images=str(folder_of_images(images)),
             init=init and str(checkpoint_of(init).resolve()),
             seconds=0.0,
             stages={},
@@ -328,7 +328,7 @@ class Run:
                 numbers |= self.neighbours(images)
         draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
         self.save()
-        rows = describe_numbers(numbers)
+        rows = describe_numbers(self.record['stages'].get('tokenizer', {}) | numbers)
         for name, stage in self.record['stages'].items():
             lines.append(f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}')
         lines += ['', '| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
@@ -352,8 +352,8 @@ class Run:
         random = copy.deepcopy(model)
         arguments = Config.fromfile(str(self.config(self.verb))).model.backbone.to_dict()
         arguments = {key: value for key, value in arguments.items() if key not in ('type', 'init_cfg')}
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
             random.backbone = BEiTBackbone(**arguments).to(model.data_preprocessor.mean.device).eval()
         found = {}
         for name, network in (('knn_accuracy', model), ('knn_accuracy_random', random)):
@@ -368,6 +368,7 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     rows = {
         'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
         'token_entropy': ('loss of knowing how frequent each token is', '{:.3f}'),
+        'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
         'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
         'accuracy/top1': ('classified right, %', '{:.1f}'),
         'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torchvision.utils import draw_segmentation_masks
 
-from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer, iterate_images
+from beit_mm.apis.inferencers import ClassificationInferencer, ImageInput, SegmentationInferencer, iterate_images
 from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part, masking, whole_image
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import load_from_file
@@ -234,6 +235,7 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
 
     Raises:
         FileNotFoundError: no such file or folder, or the tokenizer's weights are gone.
+        UnreadableImageError: none of the files is an image; a few broken ones are left out.
         CheckpointError: no pretraining on visual tokens.
     """
     with quiet():
@@ -250,15 +252,34 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
             dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
             dict(type='beit_mm.PackViews'),
         ]
-        prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            samples = [prepare(dict(img_path=str(path))) for path in islice(iterate_images(_listed(images)), MAX_ROWS)]
+        samples = masked_samples(pipeline, islice(iterate_images(_listed(images)), MAX_ROWS))
         with torch.no_grad():
             columns_of = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         titled_grid(columns_of).save(out)
     return Path(out)
+
+
+def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> list[dict]:
+    """What a pipeline makes of files, with the same masks at every call; those that cannot be read are left out.
+
+    Raises:
+        UnreadableImageError: none of them can be read.
+    """
+    prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
+    samples: list[dict] = []
+    broken: list[UnreadableImageError] = []
+    state = random.getstate()
+    for index, path in enumerate(paths):
+        random.seed(index)  # masks are drawn by this generator
+        try:
+            samples.append(prepare(dict(img_path=str(path))))
+        except UnreadableImageError as error:
+            broken.append(error)
+    random.setstate(state)
+    if not samples:
+        raise broken[0]
+    return samples
 
 
 def attention(

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -98,8 +99,12 @@ def test_a_finished_run_says_so(run, images, capsys):
 
 
 def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the second stage; the same call trains what is left, and nothing twice."""
+    """Ctrl-C in the second stage; the same call trains what is left, and nothing twice. Broken images stop neither."""
     out, trained = tmp_path / 'run', []
+    for name in ('train', 'val'):
+        shutil.copytree(images, tmp_path / f'images/{name}')
+        (tmp_path / f'images/{name}/red/0.png').write_bytes(b'nothing')
+    images = tmp_path / 'images'
     after = training.ProgressHook.after_train_iter
 
     def interrupt(hook, runner, *args, **kwargs):
@@ -218,6 +223,8 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('--labelled: no folder', 'classify', run, image, '--labelled', tmp_path / 'none')
     mistake('has 0 class folders with images; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
     mistake('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt')
+    (tmp_path / 'broken.png').write_bytes(b'nothing')
+    mistake('broken.png', 'reconstruct', run, tmp_path / 'broken.png', '--out', picture)
     mistake("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture)
     mistake('is pretrained, no segmentor', 'segment', run, image, '--out', out)
     mistake("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture)
