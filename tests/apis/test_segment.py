@@ -12,6 +12,7 @@ from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
 from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.apis.verbs import classify, segment
 from beit_mm.checkpoint.io import write_checkpoint
 from beit_mm.engine.checkpoints import plain_values
 
@@ -169,3 +170,22 @@ def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
             SegmentationInferencer(path, device='cpu', multi_scale=True)
         assert '\n' not in str(error.value)
     assert not (tmp_path / 'ran').exists()
+
+
+def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
+    """Files of one name in two folders do not overwrite each other."""
+    (tmp_path / 'more').mkdir()
+    Image.new('RGB', (20, 30), (10, 200, 30)).save(tmp_path / 'more/gray.png')
+    results = segment(work / 'model.pth', [work / 'images', tmp_path / 'more'], tmp_path / 'out')
+    expected = [result['labels'] for result in SegmentationInferencer(work / 'model.pth')(work / 'images')]
+    assert len(results) == len(SIZES) + 1
+    for result, labels in zip(results, expected, strict=False):
+        assert (np.asarray(Image.open(result['labels'])) == labels).all()
+        drawn = np.asarray(Image.open(result['overlay'])).astype(int)
+        assert drawn.shape == (*labels.shape, 3)
+    assert (tmp_path / 'out/labels/gray_2.png').is_file() and (tmp_path / 'out/overlays/gray.png').is_file()
+    assert (tmp_path / 'out/classes.txt').read_text().split() == list(CLASSES)
+    colours = {tuple(pixel) for pixel in drawn.reshape(-1, 3)}
+    assert len(colours) > 1
+    with pytest.raises(ValueError, match='is a segmentor; use segment'):
+        classify(work / 'model.pth', work / 'images')
