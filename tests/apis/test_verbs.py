@@ -130,9 +130,10 @@ def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
     run.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'seconds_per_step', lambda config, limit: (0.5, 8.0))
+        patch.setattr(run, 'seconds', lambda: 10.0)
         run.prepare(plans.find_images(images), 'tokenizer')
-    # 120 s less a tenth and 8 s of preparation; a third of them, in steps of 0.5 s
-    assert run.record['stages']['tokenizer']['steps'] == pytest.approx(100 / 3 / 0.5, abs=1)
+    # of 120 s a tenth is left for the report, 10 s are gone and 8 s go before the first step; a third of the rest
+    assert run.record['stages']['tokenizer']['steps'] == pytest.approx((120 - 12 - 10 - 8) / 3 / 0.5, abs=1)
     assert Config.fromfile(run.config('tokenizer')).train_cfg.max_iters == run.record['stages']['tokenizer']['steps']
 
 
