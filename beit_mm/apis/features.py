@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,22 @@ class FeatureExtractor(ImageReader):
             raise ValueError(f'batch_size is {batch_size}; expected 1 or more')
         blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
         return self._results(images, kinds, blocks, isinstance(layers, Sequence), batch_size, on_error)
+
+    def of_files(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
+        """Features of files with labels; of unreadable ones only what is wrong with them.
+
+        Args:
+            labels: path -> class.
+
+        Returns:
+            float32 (N, C), the mean of the patches after `usual_layer`; int64 (N,), the labels; for each file, read or
+            not, dict(path) or dict(path, error).
+        """
+        samples = list(self([*labels], ['mean'], on_error='skip'))
+        read = [sample for sample in samples if 'error' not in sample]
+        features = np.array([sample['mean'] for sample in read], np.float32).reshape(len(read), -1)
+        found = [{key: value for key, value in sample.items() if key != 'mean'} for sample in samples]
+        return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), found
 
     def _results(
         self, images: Any, kinds: Sequence[str], blocks: list[int], several: bool, batch_size: int, on_error: str

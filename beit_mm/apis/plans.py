@@ -404,16 +404,6 @@ def masking(grid: tuple[int, int]) -> dict[str, Any]:
     return dict(grid=grid, num_masked=round(75 / 196 * patches), min_block=min(16, max(1, patches // 9)))
 
 
-def whole_image(size: tuple[int, int]) -> list[dict[str, Any]]:
-    """A pipeline that gives the middle of an image in a size (height, width), with its label."""
-    return [
-        dict(type='beit_mm.LoadImage'),
-        dict(type='mmpretrain.ResizeEdge', scale=max(size), edge='short', backend='pillow', interpolation='bicubic'),
-        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
-        dict(type='mmpretrain.PackInputs'),
-    ]
-
-
 def scaled(rate: float, ratio: float, width: int) -> float:
     """A recipe's learning rate for another batch, by the root of the ratio, as Adam's steps want it.
 

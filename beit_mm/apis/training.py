@@ -5,7 +5,6 @@ which the same call goes on with it.
 """
 
 import contextlib
-import copy
 import dataclasses
 import io
 import json
@@ -19,36 +18,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
-from mmengine.dataset import default_collate
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
-from torch.utils.data import DataLoader
 
+from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.plans import (
     MAX_TOKENIZER_STEPS,
     MIN_STEPS,
     TOKENIZER,
     Images,
     Plan,
-    dataset_of,
     find_images,
     finetuning_settings,
     plan_training,
     pretraining_settings,
+    spread,
     tokenizer_settings,
-    whole_image,
     write_config,
     write_lists,
 )
-from beit_mm.apis.verbs import checkpoint_of, load_pretrainer, reconstruct
+from beit_mm.apis.verbs import checkpoint_of, reconstruct
 from beit_mm.checkpoint.io import atomic_file
-from beit_mm.datasets.image_folder import ImageFolder
-from beit_mm.engine.hooks import extract, knn_predict
+from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
-from beit_mm.models.vit import BEiTBackbone
 from beit_mm.terminal import folder_of_images, quiet
 
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -342,23 +336,18 @@ class Run:
 
     def neighbours(self, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights, on held-out images."""
-        model = load_pretrainer(self.weights, tokenizer=False)
-        size = tuple(side * model.backbone.patch_size for side in model.backbone.grid)
-        stored = [
-            list(labelled_batches(images, self.lists, name, size, most))
-            for name, most in (('train', MAX_BANK), ('held_out', MAX_QUERIES))
+        trained = FeatureExtractor(self.weights)
+        labels = [
+            {
+                str(part.root / path): images.classes.index(name)
+                for path, name in zip(part.paths, part.names, strict=True)
+            }
+            for part in (spread(images.train, MAX_BANK), spread(images.held_out, MAX_QUERIES))
         ]
-        model.to('cuda' if torch.cuda.is_available() else 'cpu')
-        random = copy.deepcopy(model)
-        arguments = Config.fromfile(str(self.config(self.verb))).model.backbone.to_dict()
-        arguments = {key: value for key, value in arguments.items() if key not in ('type', 'init_cfg')}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            random.backbone = BEiTBackbone(**arguments).to(model.data_preprocessor.mean.device).eval()
         found = {}
-        for name, network in (('knn_accuracy', model), ('knn_accuracy_random', random)):
-            (bank, labels), (features, truth) = (extract(network, batches) for batches in stored)
-            predicted = knn_predict(features, bank, labels, len(images.classes))
+        for name, network in (('knn_accuracy', trained), ('knn_accuracy_random', trained.with_random_weights())):
+            (bank, of_bank, _), (features, truth, _) = (network.of_files(part) for part in labels)
+            predicted = knn_predict(features, bank, of_bank, len(images.classes))
             found[name] = 100 * (predicted == truth).float().mean().item()
         return found
 
@@ -376,15 +365,6 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
         'images_per_second': ('images a second in training', '{:,.0f}'),
     }
     return [(text, form.format(numbers[name])) for name, (text, form) in rows.items() if name in numbers]
-
-
-def labelled_batches(images: Images, lists: Path, name: str, size: tuple[int, int], most: int) -> DataLoader:
-    """Batches of at most `most` images of a list, spread evenly over it, as `extract` takes them."""
-    settings = dataset_of(images, lists, name)
-    number = len((images.train if name == 'train' else images.held_out).paths)
-    indices = [int(place * max(1.0, number / most)) for place in range(min(most, number))]
-    settings.update(classes=images.classes, pipeline=whole_image(size), indices=indices, on_error='skip')
-    return DataLoader(ImageFolder(**settings), batch_size=64, collate_fn=default_collate)
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import csv
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torchvision.utils import draw_segmentation_masks
 
+from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import ClassificationInferencer, ImageInput, SegmentationInferencer, iterate_images
-from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part, masking, whole_image
+from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part, masking
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
 from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.engine.hooks import extract, knn_predict
+from beit_mm.engine.probing import knn_predict
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet
@@ -116,35 +117,12 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
         raise ValueError(
             f'--labelled: {str(labelled)!r} has {len(classes)} class folders with images; expected 2 or more'
         )
-    model = load_pretrainer(checkpoint, tokenizer=False)
-    model.to('cuda' if torch.cuda.is_available() else 'cpu')
-    named = zip(bank.paths, bank.names, strict=True)
-    known = [(str(folder / path), classes.index(name)) for path, name in named if name]
-    asked = [str(path) for path in iterate_images(_listed(images))]
-    features, labels = extract(model, _batches(model, known, unreadable := {}))
-    queries, _ = extract(model, _batches(model, [(path, 0) for path in asked], unreadable))
-    names = iter(knn_predict(queries, features, labels, len(classes)).tolist())
-    return [
-        dict(path=path, error=unreadable[path]) if path in unreadable else dict(path=path, name=classes[next(names)])
-        for path in asked
-    ]
-
-
-def _batches(model: BEiTPretrainer, samples: Sequence[tuple[str, int]], unreadable: dict[str, str]) -> Iterator[dict]:
-    """Batches of images and labels for `extract`; notes which cannot be read."""
-    size = tuple(side * model.backbone.patch_size for side in model.backbone.grid)
-    prepare = Compose([TRANSFORMS.build(step) for step in whole_image(size)])
-
-    def read() -> Iterator[dict]:
-        for index, (path, label) in enumerate(samples):
-            try:
-                yield prepare(dict(img_path=path, gt_label=label, sample_idx=index))
-            except UnreadableImageError as error:
-                unreadable[path] = str(error)
-
-    prepared = read()
-    while batch := list(islice(prepared, BATCH)):
-        yield default_collate(batch)
+    known = {str(folder / path): classes.index(name) for path, name in zip(bank.paths, bank.names, strict=True) if name}
+    extract = FeatureExtractor(checkpoint)
+    features, labels, _ = extract.of_files(known)
+    queries, _, found = extract.of_files(dict.fromkeys(map(str, iterate_images(_listed(images))), 0))
+    names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
+    return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
 
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
@@ -316,7 +294,7 @@ def attention(
     return Path(out)
 
 
-def load_pretrainer(checkpoint: Path, tokenizer: bool = True) -> BEiTPretrainer:
+def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode.
 
     What the file says of its tokenizer is taken as data; the tokenizer's own file is looked for where it was and beside
@@ -324,7 +302,6 @@ def load_pretrainer(checkpoint: Path, tokenizer: bool = True) -> BEiTPretrainer:
 
     Args:
         checkpoint: file.
-        tokenizer: False: the backbone is enough, of any BEiT, and there is no head.
 
     Raises:
         CheckpointError: no pretraining on visual tokens.
@@ -333,21 +310,18 @@ def load_pretrainer(checkpoint: Path, tokenizer: bool = True) -> BEiTPretrainer:
     arguments, preprocessing = backbone_of_file(str(checkpoint))
     content = load_from_file(str(checkpoint))
     weights = content.get('state_dict', content)
-    config: dict[str, Any] = dict(
+    ours = convert_state_dict(weights).state_dict
+    if 'head.lm_head.weight' not in ours:
+        raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
+    vocab_size, width = ours['head.lm_head.weight'].shape
+    model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
-        head=None,
+        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
+        target_generator=tokenizer_of(checkpoint, meta_of(content)),
         data_preprocessor=dict(
             type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
         ),
     )
-    if tokenizer:
-        ours = convert_state_dict(weights).state_dict
-        if 'head.lm_head.weight' not in ours:
-            raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
-        vocab_size, width = ours['head.lm_head.weight'].shape
-        config['head'] = dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size)
-        config['target_generator'] = tokenizer_of(checkpoint, meta_of(content))
-    model = BEiTPretrainer(**config)
     model.load_state_dict(weights, strict=False)
     return model.eval()
 

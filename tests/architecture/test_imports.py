@@ -18,7 +18,8 @@ MAX_FILES = 67
 
 # From the bottom to the top: a layer may import the layers below it, and itself.
 LAYERS = [
-    {'registry', 'positions', 'terminal'},
+    {'registry', 'positions'},
+    {'terminal'},
     {'checkpoint'},
     {'datasets'},
     {'models'},
