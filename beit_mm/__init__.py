@@ -16,7 +16,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
     visualization/      pictures that no library draws: of features, attention, samples, masks, schedules
     apis/               training.py, plans.py and verbs.py (one's own images in one line), inferencers.py, features.py,
-                        evaluation.py, export.py: what a notebook calls
+                        evaluation.py, zoo.py, export.py: what a notebook calls
 """
 
 import importlib
@@ -34,6 +34,8 @@ _MODULES = dict(
     convert_checkpoint='checkpoint.convert',
     embed='apis.features',
     export_onnx='apis.export',
+    get_model='apis.zoo',
+    list_models='apis.zoo',
     finetune='apis.training',
     pretrain='apis.training',
     reconstruct='apis.verbs',

@@ -4,7 +4,12 @@ python tools/train.py configs/beit/pretrain_300e.py
 tools/dist_train.sh configs/beit/pretrain_800e.py 16
 """
 
+import argparse
+import contextlib
+import os
+import sys
 import tempfile
+from pathlib import Path
 
 from _cli import argument_parser, load_config, run
 
@@ -24,6 +29,11 @@ def main() -> None:
         action='store_true',
         help="scale the learning rate by the ratio of this run's batch to the recipe's",
     )
+    parser.add_argument(
+        '--verbose',
+        action='store_true',
+        help='print the whole log, as where the output is no terminal, instead of a line now and then',
+    )
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
     parser.add_argument(
         '--replay',
@@ -31,6 +41,15 @@ def main() -> None:
         help='run only the one step after the checkpoint of --resume, say where its numbers go bad, write nothing',
     )
     args = parser.parse_args()
+    from beit_mm.terminal import quiet
+
+    short = sys.stdout.isatty() and not (args.verbose or args.replay)
+    with quiet() if short else contextlib.nullcontext():
+        train(args, short)
+
+
+def train(args: argparse.Namespace, short: bool) -> None:
+    """Trains, with the whole log in the terminal or, `short`, a line now and then."""
     import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
     from mmengine.registry import RUNNERS
 
@@ -48,6 +67,16 @@ def main() -> None:
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
+    if short:
+        from beit_mm.engine.progress import ProgressHook, with_quiet_terminal
+
+        progress = ProgressHook(Path(args.config).stem)
+        with contextlib.redirect_stdout(open(os.devnull, 'w')):  # mmengine prints which files it reads
+            runner = with_quiet_terminal(RUNNERS.get(cfg.get('runner_type', 'Runner'))).from_cfg(cfg)
+            runner.register_hook(progress)
+            progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
+            runner.train()
+        return
     if not args.replay:
         RUNNERS.build(cfg).train()
         return

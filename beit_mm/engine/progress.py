@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -20,18 +21,30 @@ FIRST_SECONDS = 2.0  # until the first one
 WIDTH = 120  # columns
 
 
-class TerminalRunner(FolderRunner):
-    """A FolderRunner that leaves the terminal to its ProgressHook; its log is `<work_dir>.log`."""
+def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
+    """A kind of runner that leaves the terminal to its ProgressHook; its log files have everything."""
+
+    class QuietRunner(runner):  # type: ignore[valid-type, misc]
+        def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+            """mmengine's logger, which says nothing on the terminal but warnings."""
+            logger = super().build_logger(log_level, log_file, **kwargs)
+            hush(logger)
+            return logger
+
+    return QuietRunner
+
+
+class TerminalRunner(with_quiet_terminal(FolderRunner)):  # type: ignore[misc]
+    """A FolderRunner for a run in a folder of its own: quiet, with its log in `<work_dir>.log`."""
 
     def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-        """mmengine's logger, which says nothing on the terminal but warnings."""
-        logger = super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
-        hush(logger)
-        return logger
+        """See `with_quiet_terminal`."""
+        return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
 
 
 class ProgressHook(Hook):
-    """Prints step, loss, accuracy, learning rate, speed, memory and the time that is left, within 120 columns.
+    """Prints step, loss, accuracy, learning rate, speed, memory and the time that is left, within 120 columns; after a
+    validation its numbers.
 
     Args:
         title: what is being trained.
@@ -65,11 +78,17 @@ class ProgressHook(Hook):
         self.due = now + self.seconds
         fetch_logs(runner)
         left = (now - self.begin) / (done - self.first) * (runner.max_iters - done)
-        print(
-            progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left),
-            file=self.stream,
-            flush=True,
-        )
+        self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        """Prints what a validation found."""
+        found = '  '.join(f'{name} {value:.4g}' for name, value in (metrics or {}).items())
+        self.say(f'{self.title} {runner.iter:,}, held-out images: {found}'[:WIDTH])
+
+    def say(self, line: str) -> None:
+        """Prints a line, of all processes once."""
+        if is_main_process():
+            print(line, file=self.stream, flush=True)
 
 
 def recent_numbers(runner: Runner) -> dict[str, float]:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'beit_mm'
 MAX_LINES = 620
-MAX_FILES = 67
+MAX_FILES = 68
 
 # From the bottom to the top: a layer may import the layers below it, and itself.
 LAYERS = [

@@ -1,5 +1,6 @@
 """tools/train.py, tools/test.py, dist_train.sh and mim as a user runs them, on a CPU."""
 
+import io
 import json
 import os
 import re
@@ -87,6 +88,29 @@ def test_train_resume_and_test_give_the_same_numbers(options, tmp_path):
 
 
 @pytest.mark.slow
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
+    run_tool('train.py', CONFIG, *options)
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) < 20 and max(map(len, lines)) <= 120, lines
+    assert re.fullmatch(
+        r'pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data [\d.]+ s  [\d.]+ GiB  0:00 left',
+        next(line for line in lines if ' 3/3 ' in line),
+    )
+    assert re.search(r'pretrain 3, held-out images: mim_loss [\d.]+ ', terminal.getvalue())
+    assert 'Iter(train)' not in terminal.getvalue() + capsys.readouterr().err
+    log = lines[0].partition(': checkpoints; ')[2].removesuffix(': the whole log')
+    assert 'Iter(train)' in next(Path(log).glob('*.log')).read_text()
+    monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
+    run_tool('train.py', CONFIG, '--verbose', '--work-dir', 'again', *options)
+    assert 'Iter(train)' in capsys.readouterr().err + terminal.getvalue()
+
+
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
     options += NO_WORKERS
     done = run(
@@ -169,12 +193,13 @@ def test_a_fault_keeps_its_traceback(tmp_path):
         run_tool('train.py', tmp_path / 'config.py')
 
 
-def test_missing_dalle_weights_say_where_to_get_them(options):
+def test_missing_dalle_weights_say_where_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         run_tool(
             'train.py',
             ROOT / 'configs/beit/pretrain_300e.py',
-            *options,
+            '--cfg-options',
             'model.target_generator.checkpoint=dalle_encoder.pth',
             'model.backbone.arch=tiny',
             'model.head.embed_dims=192',
