@@ -1,8 +1,11 @@
 """The pages of docs/ fit the code and each other."""
 
+import json
 import re
 from pathlib import Path
 
+import pytest
+from helpers import run_tool
 from mkdocs.commands import build
 from mkdocs.config import load_config
 
@@ -26,3 +29,20 @@ def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path, monkeypatch)
     build.build(load_config(str(ROOT / 'mkdocs.yml'), site_dir=str(tmp_path / 'site'), strict=True))
     start = (tmp_path / 'site/index.html').read_text()
     assert 'href="reliability/"' in start and 'href="docs/' not in start
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_tool('demo/draw_images.py', 'images', '--num-train', '300', '--num-val', '60', '--size', '64')
+    monkeypatch.setenv('IMAGES', 'images')
+    monkeypatch.setenv('MINUTES', '1')
+    cells = json.loads((ROOT / 'docs/tutorial.ipynb').read_text())['cells']
+    names: dict = {}
+    for cell in cells:
+        if cell['cell_type'] == 'code':
+            exec(''.join(cell['source']), names)
+    assert names['features'].shape[0] == 60 and len(names['nearest']) == 5
+    for file in ('run/report.md', 'run/reconstruction.png', 'attention.png', 'run_ft/finetuned.pth'):
+        assert Path(file).stat().st_size > 1000

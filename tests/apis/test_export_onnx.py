@@ -137,7 +137,9 @@ def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
     assert shapes == [[batch, 3, *size], [batch, 7]]
 
 
-@pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'beit_mm.EfficientSETRUPHead'])
+@pytest.mark.parametrize(
+    'head', ['beit_mm.EfficientSETRUPHead', pytest.param('beit_mm.EfficientUPerHead', marks=pytest.mark.slow)]
+)
 def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(head, tmp_path):
     pytest.importorskip('mmseg')
     model = narrow_segmentor('bias', head, crop_size=(64, 96), stride=(64, 96))

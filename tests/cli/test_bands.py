@@ -118,7 +118,7 @@ def test_images_of_bands_can_be_segmented(tmp_path):
         dict(type='PackSegInputs'),
     ]
     with DefaultScope.overwrite_default_scope('mmseg'):
-        from beit_mm.segmentation import SegmentationFolder
+        from beit_mm.datasets import SegmentationFolder
 
         prefix = dict(img_path='images', seg_map_path='annotations')
         dataset = SegmentationFolder(str(tmp_path), classes=['a', 'b'], data_prefix=prefix, pipeline=pipeline)
