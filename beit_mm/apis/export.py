@@ -63,7 +63,8 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
 
     Raises:
         ImportError: the ONNX packages are missing.
-        ValueError: not a classifier or SlidingSegmentor on a BEiTBackbone, or a size that its pyramid cannot halve.
+        ValueError: not a classifier or SlidingSegmentor on a BEiTBackbone, a size that its pyramid cannot halve,
+            or a segmentor with torch 2.6.
         RuntimeError: the graph's logits are not the model's.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
@@ -77,6 +78,8 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     divisor = _cells_of_segmentor(model)
     if divisor and any(side % divisor for side in size):
         raise ValueError(f'size is {size[0]} x {size[1]}; this segmentor takes sides that are multiples of {divisor}')
+    if divisor and torch.__version__.startswith('2.6.'):
+        raise ValueError(f'ONNX export of a segmentor needs torch 2.7 or newer: {torch.__version__} has no batch norm')
     preprocessing = dict(preprocessing_of_model(model), size=list(size))
     model = copy.deepcopy(model).cpu().float().eval()
     if divisor:

@@ -143,6 +143,10 @@ def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
 def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(head, tmp_path):
     pytest.importorskip('mmseg')
     model = narrow_segmentor('bias', head, crop_size=(64, 96), stride=(64, 96))
+    if torch.__version__.startswith('2.6.'):
+        with pytest.raises(ValueError, match='needs torch 2.7 or newer'):
+            export_onnx(model, tmp_path / 'model.onnx', (64, 96))
+        return
     assert export_onnx(model, tmp_path / 'model.onnx', (64, 96)) < 1e-4
     images = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
