@@ -165,7 +165,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         (['train_dataloader.batchsize=4'], 'did you mean train_dataloader.batch_size?'),
         (['train_dataloader.images=4'], 'images is no entry of the config'),
         (['optim_wrapper.optimiser.lr=1'], 'did you mean optim_wrapper.optimizer?'),
-        (['default_hooks.checkpont.interval=1'], 'did you mean default_hooks.checkpoint?'),
+        (['default_hooks.checkpoint_.interval=1'], 'did you mean default_hooks.checkpoint?'),
         (['model.backbone.type=BEiTBackbone'], "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         (['default_hooks.checkpoint.type=beit_mm.CheckpontHook'], "did you mean 'beit_mm.CheckpointHook'?"),
         (['model.backbone.type=ResNot'], "no registry has the type 'ResNot'"),
