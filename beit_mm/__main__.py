@@ -155,7 +155,9 @@ def attention(**arguments: Any) -> None:
 def embed(**arguments: Any) -> None:
     """See apis.features."""
     arguments['checkpoint'] = str(load('apis.verbs').checkpoint_of(arguments['checkpoint']))
-    found = load('apis.features').embed(**arguments)
+    features = load('apis.features')
+    with terminal.quiet():
+        found = features.embed(**arguments)
     print(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
 
 
