@@ -45,4 +45,4 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
             exec(''.join(cell['source']), names)
     assert names['features'].shape[0] == 60 and len(names['nearest']) == 5
     for file in ('run/report.md', 'run/reconstruction.png', 'attention.png', 'run_ft/finetuned.pth'):
-        assert Path(file).stat().st_size > 1000
+        assert Path(file).stat().st_size > 500
