@@ -74,8 +74,8 @@ setup(
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=[
-        'torch>=2.6,<2.16',  # before, torch.load runs code of a file even with weights_only (CVE-2025-32434)
-        'torchvision>=0.21,<0.30',  # 0.(n + 15) belongs to torch 2.n, 0.29 to 2.15 too
+        'torch>=2.6',  # before, torch.load runs code of a file even with weights_only (CVE-2025-32434)
+        'torchvision>=0.21',  # 0.(n + 15) belongs to torch 2.n, 0.29 to 2.15 too; of newer ones doctor.py warns
         'numpy>=1.24,<3',
         'pillow>=10.1',  # Image.has_transparency_data
         'scipy>=1.10,<2',
