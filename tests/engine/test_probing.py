@@ -229,3 +229,8 @@ def test_two_processes_log_the_figure_of_one(tmp_path):
     alone = figure_of(root, max_images=3)
     assert run_ranks(lambda rank: figure_of(root, max_images=3), tmp_path) == [pytest.approx(alone)] * 2
     assert figure_of(root, max_images=4) != alone
+
+
+def test_a_class_that_is_nowhere_does_not_count():
+    counts = torch.tensor([[3.0, 1, 0], [0, 4, 0], [0, 0, 0]])  # the right class in rows
+    assert mean_iou(counts) == pytest.approx((3 / 4 + 4 / 5) / 2)

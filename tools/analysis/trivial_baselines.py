@@ -137,7 +137,10 @@ def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
 def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     """MIoU in % of each baseline."""
     import numpy as np
+    import torch
     from rich.progress import track
+
+    from beit_mm.engine.probing import confusion, mean_iou
 
     classes = len(train.metainfo['classes'])
     at_position = np.zeros((*GRID, classes))
@@ -153,17 +156,17 @@ def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     log_position = np.log((at_position + 1) / (at_position + 1).sum(axis=2, keepdims=True))
     log_colour = np.log((of_colour + 1) / (of_colour + 1).sum(axis=0))
     position = np.where(at_position.any(axis=2), at_position.argmax(axis=2), frequency.argmax())
-    confusion = {name: np.zeros((classes, classes)) for name in ('most_frequent', 'position', 'position_colour')}
+    counts = dict.fromkeys(('most_frequent', 'position', 'position_colour'), torch.zeros(classes, classes))
     for index in track(range(len(val)), 'held-out images', transient=True):
         sample = val[index]
         truth = sample['gt_seg_map']
         colours, _ = colours_and_labels(sample)
         answers = (np.full(GRID, frequency.argmax()), position, (log_position + log_colour[colours]).argmax(axis=2))
-        for counts, answer in zip(confusion.values(), answers, strict=True):
-            kept = truth < classes
-            pairs = truth[kept].astype(np.int64) * classes + nearest(answer, truth.shape)[kept]
-            counts += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-    return {name: 100 * mean_iou(counts) for name, counts in confusion.items()}
+        labels = torch.from_numpy(np.ascontiguousarray(truth))
+        for name, answer in zip(counts, answers, strict=True):
+            predicted = torch.from_numpy(np.ascontiguousarray(nearest(answer, truth.shape)))
+            counts[name] = counts[name] + confusion(predicted, labels, classes)
+    return {name: 100 * mean_iou(found) for name, found in counts.items()}
 
 
 def colours_and_labels(sample: dict) -> tuple:
@@ -182,15 +185,6 @@ def nearest(labels, size: tuple[int, int]):
 
     rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
     return labels[rows[:, None], columns]
-
-
-def mean_iou(confusion) -> float:
-    """Mean over the classes of intersection over union; a class that is neither there nor predicted does not count."""
-    import numpy as np
-
-    hit = np.diag(confusion)
-    union = confusion.sum(axis=0) + confusion.sum(axis=1) - hit
-    return float((hit[union > 0] / union[union > 0]).mean())
 
 
 if __name__ == '__main__':
