@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint.io import SUFFIXES, CheckpointError, file_sha256, read_checkpoint, weights_in, write_checkpoint
+from beit_mm.checkpoint.io import (
+    SUFFIXES,
+    CheckpointError,
+    file_sha256,
+    locate_weights,
+    read_checkpoint,
+    write_checkpoint,
+)
 from beit_mm.checkpoint.names import (
     FORMAT_VERSION,
     FORMATS,
@@ -31,6 +38,9 @@ HF_CLASSES = dict(
     classification='BeitForImageClassification',
     segmentation='BeitForSemanticSegmentation',
     features='BeitModel',
+)
+TAGS = dict(
+    classification='image-classification', segmentation='image-segmentation', features='image-feature-extraction'
 )
 HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide as the backbone
     'neck.upsample_4x.0.weight',
@@ -68,9 +78,9 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     """Converts a checkpoint file; the source's format is detected.
 
     Args:
-        source: a file, or a folder of transformers' with model.safetensors or pytorch_model.bin.
-        target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json and, where the
-            source says how images were prepared, preprocessor_config.json.
+        source: a file, a folder of transformers' with model.safetensors or pytorch_model.bin, or an address.
+        target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json, a model card
+            (README.md) and, where the source says how images were prepared, preprocessor_config.json.
         to: one of `names.FORMATS`. DALL-E networks become a plain state dict whatever it says.
 
     Raises:
@@ -79,9 +89,7 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     """
     if to not in FORMATS:
         raise ValueError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
-    source, target = weights_in(Path(source)), Path(target)
-    if not source.is_file():
-        raise FileNotFoundError(f'there is no file {source}')
+    source, target = locate_weights(str(source), 'Name a file, a folder of transformers, or an address.'), Path(target)
     content = read_checkpoint(source)
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
@@ -105,6 +113,10 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     notes = []
     if to == 'hf':
         notes = _write_hub_folder(target, theirs.state_dict, config, meta['preprocessing'])
+        if (card := target / 'README.md').exists():
+            notes.append(f'{card} was there already and is left as it is')
+        else:
+            card.write_text(_model_card(target.name, task, config, meta))
     elif to == 'timm' or to == 'unilm' and task != 'segmentation':
         is_torch = to == 'unilm' and target.suffix != '.safetensors'
         write_checkpoint(target, dict(model=theirs.state_dict) if is_torch else theirs.state_dict)
@@ -198,6 +210,51 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             config['auxiliary_num_convs'] = len(convs)
             config['auxiliary_concat_input'] = 'auxiliary_head.conv_cat.conv.weight' in weights
     return config
+
+
+def _model_card(name: str, task: str, config: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+    """A README.md for the Hugging Face Hub: what the files say, and places for what only their author knows."""
+    kind, tags = HF_CLASSES[task], [f'pipeline_tag: {TAGS[task]}'] if task in TAGS else []
+    shape = ', '.join(str(config[key]) for key in ('num_hidden_layers', 'hidden_size', 'num_attention_heads'))
+    known = meta['preprocessing']
+    rows = {
+        'task': task,
+        'blocks, width, heads': shape,
+        'image': f'{config["image_size"]} pixels, {config["num_channels"]} channels',
+        'patch': f'{config["patch_size"]} pixels',
+        'mean (pixels 0-255)': known.get('mean', 'not known'),
+        'std (pixels 0-255)': known.get('std', 'not known'),
+    }
+    if 'vocab_size' in config:
+        rows['visual tokens'] = f'{config["vocab_size"]}'
+    if 'id2label' in config:
+        rows['classes'] = f'{len(config["id2label"])}'
+    return '\n'.join(
+        [
+            '---',
+            'library_name: transformers',
+            *tags,
+            'tags:',
+            '- beit',
+            '---',
+            f'# {name}',
+            '',
+            'A [BEiT](https://arxiv.org/abs/2106.08254), written by beit_mm.',
+            '',
+            '| | |',
+            '| --- | --- |',
+            *(f'| {key} | {value} |' for key, value in rows.items()),
+            '',
+            '```python',
+            f'from transformers import {kind}',
+            '',
+            f"model = {kind}.from_pretrained('{name}')",
+            '```',
+            '',
+            'Training images, their licence, and the figures that it reaches: to be filled in by its author.',
+            '',
+        ]
+    )
 
 
 def _write_hub_folder(

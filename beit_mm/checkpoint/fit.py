@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, locate_weights, read_checkpoint
+from beit_mm.checkpoint.io import HUB_SCHEME, CheckpointError, locate_weights, read_checkpoint
 from beit_mm.checkpoint.names import (
     POSITIONS,
     SHARED_TABLE,
@@ -38,7 +38,7 @@ TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 # --- mmengine's way to read files -----------------------------------------------------------------
 
 
-@CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://'), force=True)
+@CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
     """How mmengine reads paths and URLs: of a BEiT's file dict(state_dict=..., meta=..., ...).
 
@@ -49,7 +49,7 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     which mmengine's resume would execute. What `describe_source` says is in the metadata of the state dict.
 
     Args:
-        filename: path or URL.
+        filename: path, URL, or hf://owner/name.
         map_location: ignored; models and optimizers copy to where their parameters are.
 
     Raises:

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -30,7 +30,9 @@ from torch import Tensor
 from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
+HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
+HUB_CONFIGS = ('config.json', 'preprocessor_config.json')
 HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # as published by OpenMMLab, torchvision and ourselves
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
@@ -317,17 +319,20 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def locate_weights(source: str, advice: str) -> Path:
     """Finds a weight file, downloading it once for each node when `source` is a URL.
 
-    A path is taken as it is; of a folder of transformers' or timm's the weights in it. A URL's file is looked for by
+    A path is taken as it is; of a folder of transformers' or timm's the weights in it; for hf://owner/name see
+    `fetch_hub_folder`. A URL's file is looked for by
     name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache, and is downloaded into that
     cache by the first process of each node; every process of the job must make this call.
 
     Args:
-        source: path, or http(s) URL.
+        source: path, http(s) URL, or hf://owner/name.
         advice: second line of the error: where to get the file and which config key names it.
 
     Raises:
         FileNotFoundError: with all places looked at.
     """
+    if source.startswith(HUB_SCHEME):
+        return weights_in(fetch_hub_folder(source, advice))
     if not source.startswith(('http://', 'https://')):
         path = weights_in(Path(source).expanduser())
         if not path.is_file():
@@ -352,6 +357,47 @@ def locate_weights(source: str, advice: str) -> Path:
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
         f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}'
     )
+
+
+def fetch_hub_folder(source: str, advice: str) -> Path:
+    """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
+
+    It is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where later calls find
+    it without a network.
+
+    Args:
+        source: hf://owner/name, or hf://owner/name@revision.
+        advice: as of `locate_weights`.
+
+    Raises:
+        FileNotFoundError: no such repository, no weights in one file in it, or no network.
+        ImportError: huggingface_hub is missing.
+    """
+    name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
+    folder = os.environ.get(WEIGHTS_VARIABLE)
+    if folder and Path(folder, name).is_dir():
+        return Path(folder, name)
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError:
+        raise ImportError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
+    try:
+        for weights in HUB_FILES:
+            try:
+                path = Path(hf_hub_download(name, weights, revision=revision or None))
+                break
+            except EntryNotFoundError as error:
+                reason = error
+        else:
+            raise reason
+        for about in HUB_CONFIGS:
+            with suppress(EntryNotFoundError):
+                hf_hub_download(name, about, revision=revision or None)
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        text = ' '.join(str(error).split())
+        raise FileNotFoundError(f'{source} cannot be fetched: {text:.200}\n{advice}') from None
+    return path.parent
 
 
 def download(url: str, path: Path) -> None:

@@ -49,7 +49,7 @@ def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
     source = next((config['checkpoint'] for config in configs if 'checkpoint' in config), None)
     if source is None:
         return dict(path='random weights', sha256='')
-    if urlsplit(source).scheme not in ('', 'http', 'https'):
+    if urlsplit(source).scheme not in ('', 'http', 'https', 'hf'):
         return dict(path=source, sha256='')
     path = locate_weights(source, ADVICE)
     return dict(path=str(path), sha256=file_sha256(path))

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from peers import hf_peer
 from safetensors.torch import save_file
 
-from beit_mm.checkpoint.io import ABANDONED, file_sha256, locate_weights, read_checkpoint
+from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.checkpoint.io import ABANDONED, fetch_hub_folder, file_sha256, locate_weights, read_checkpoint
 
 WEIGHTS = {'w': torch.arange(50_000.0)}
 
@@ -127,3 +129,89 @@ def test_an_address_without_a_file_is_no_download(site):
         warnings.simplefilter('error')
         with pytest.raises(FileNotFoundError, match='looked for'):
             locate_weights('file:///etc/passwd', 'advice')
+
+
+# --- the Hugging Face Hub -------------------------------------------------------------------------
+
+
+class Hub(Site):
+    """A repository as the Hub shows it: `answers` has bytes for each file of mine/beit."""
+
+    def answer(self) -> bytes:
+        repository, _, file = self.path.rpartition('/resolve/main/')
+        content = self.answers.get(file) if repository == '/mine/beit' else None
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header('X-Error-Code', 'EntryNotFound' if repository == '/mine/beit' else 'RepoNotFound')
+        self.send_header('Content-Length', str(len(content or b'')))
+        self.send_header('X-Repo-Commit', 'c' * 40)
+        self.send_header('ETag', f'"{hash(content)}"')
+        self.end_headers()
+        return content or b''
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.wfile.write(self.answer())
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The Hub on this machine."""
+    from huggingface_hub import constants
+
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f'http://127.0.0.1:{server.server_port}'
+    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
+    monkeypatch.setenv('no_proxy', '*')
+    monkeypatch.setattr(constants, 'ENDPOINT', address)
+    monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', address + '/{repo_id}/resolve/{revision}/{filename}')
+    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
+    Hub.answers, Hub.asked = {}, []
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def hub_files(folder: Path) -> dict[str, bytes]:
+    """A repository of transformers' own making, and its model."""
+    hf_peer('classification', 'shared').save_pretrained(folder)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_repository_of_the_hub_is_a_checkpoint(hub, tmp_path):
+    Hub.answers = hub_files(tmp_path / 'theirs')
+    from_hub = load_from_file('hf://mine/beit')
+    assert {f'/mine/beit/resolve/main/{name}' for name in ('model.safetensors', 'config.json')} <= set(Hub.asked)
+    expected = load_from_file(str(tmp_path / 'theirs'))
+    assert from_hub['state_dict'].keys() == expected['state_dict'].keys()
+    for name, tensor in expected['state_dict'].items():
+        assert torch.equal(from_hub['state_dict'][name], tensor), name
+    assert from_hub['meta'] == expected['meta']
+    hub.shutdown()
+    hub.server_close()
+    assert load_from_file('hf://mine/beit')['meta'] == expected['meta']  # of the cache, without a network
+
+
+def test_older_weights_of_the_hub(hub, tmp_path):
+    files = hub_files(tmp_path / 'theirs')
+    torch.save(hf_peer('classification', 'shared').state_dict(), tmp_path / 'old.bin')
+    del files['model.safetensors']
+    Hub.answers = files | {'pytorch_model.bin': (tmp_path / 'old.bin').read_bytes()}
+    assert fetch_hub_folder('hf://mine/beit@main', 'advice').joinpath('pytorch_model.bin').is_file()
+
+
+@pytest.mark.parametrize('source', ['hf://mine/beit', 'hf://mine/other', 'hf://', 'hf://a/b/c', 'hf://mine/beit@gone'])
+def test_what_the_hub_does_not_have_is_said_in_two_lines(hub, source):
+    with pytest.raises(FileNotFoundError, match=f'^{source} cannot be fetched: .*\nadvice$'):
+        locate_weights(source, 'advice')
+
+
+def test_a_folder_of_ours_comes_before_the_hub(hub, tmp_path, monkeypatch):
+    folder = tmp_path / 'weights/mine/beit'
+    hf_peer('classification', 'shared').save_pretrained(folder)
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
+    assert locate_weights('hf://mine/beit', 'advice') == folder / 'model.safetensors' and not Hub.asked
