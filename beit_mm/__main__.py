@@ -52,6 +52,17 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add(verbs, 'segment', segment, 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb)
+    verb.add_argument(
+        '--labelled',
+        metavar='FOLDER',
+        help='with images/, annotations/ and classes.txt: the nearest of these patches decide',
+    )
+    verb.add_argument(
+        '--size', type=int, metavar='PIXELS', help="with --labelled: short side of images (default: the checkpoint's)"
+    )
+    verb.add_argument(
+        '--keep-zero-label', action='store_true', help='with --labelled: 0 is a class (default: unlabelled)'
+    )
     verb.add_argument('--out', required=True, metavar='FOLDER', help='for label maps and overlays')
 
     verb = add(verbs, 'reconstruct', reconstruct, 'draw what is predicted', 'run images/ --out picture.png')

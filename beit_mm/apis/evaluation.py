@@ -4,7 +4,7 @@ Nothing of the backbone is trained. Beside each figure stands, if asked for, tha
 weights: what there is of it comes from pixels and positions alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from mmengine.dataset import default_collate
 from mmengine.registry import DefaultScope
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from beit_mm.apis.features import FeatureExtractor
 from beit_mm.datasets.image_folder import ImageFolder
@@ -156,36 +156,71 @@ def evaluate_patches(
     that of all its pixels, where here scores are interpolated; a linear layer learns the most frequent class of a
     patch, not the shares; all patches are used, of the last block.
     """
-    check_choice('method', method, ('knn', 'linear'))
-    if max_patches < 1:
-        raise ValueError(f'max_patches is {max_patches}; expected 1 or more')
     datasets = [patch_dataset(extractor.backbone, short_side, **options) for options in (train, val)]
     classes, others = (dataset.metainfo['classes'] for dataset in datasets)
     if classes != others:
         raise ValueError(f'{len(classes)} classes to train on, {len(others)} to validate on; expected the same names')
-    layer = extractor.layer(layer)
+    scores_of, found = patch_classifier(extractor, datasets[0], method, layer, k, max_patches, workers, seed)
+    counts = torch.zeros(len(classes), len(classes), dtype=torch.float64)
+    for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
+        counts += pixel_confusion(scores_of(patches), labels)
+    found.update(classes=list(classes), images=[*map(len, datasets)])
+    return dict(miou=100 * mean_iou(counts), iou=ious(counts), **found)
 
-    def maps(dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
-        samples: Iterable = DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=as_it_is)
-        return patch_features(extractor.backbone, extractor.mean, extractor.std, samples, layer)
 
-    number = len(classes)
-    bank, targets, images = sample_patches(maps(datasets[0]), number, len(datasets[0]), max_patches, seed)
+def patch_classifier(
+    extractor: FeatureExtractor,
+    dataset: SegmentationFolder,
+    method: str = 'knn',
+    layer: int | None = None,
+    k: int = 30,
+    max_patches: int = MAX_PATCHES,
+    workers: int = 0,
+    seed: int = 0,
+) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """What classifies the patches of an image by those of labelled images.
+
+    Args:
+        dataset: a `patch_dataset`.
+        extractor, method, layer, k, max_patches, workers, seed: as of `evaluate_patches`.
+
+    Returns:
+        A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
+        of 'linear' dict(patches, penalty, held_out).
+
+    Raises:
+        ValueError: another method, or no patch with a class.
+    """
+    check_choice('method', method, ('knn', 'linear'))
+    if max_patches < 1:
+        raise ValueError(f'max_patches is {max_patches}; expected 1 or more')
+    number = len(dataset.metainfo['classes'])
+    maps = labelled_patches(extractor, dataset, layer, workers)
+    bank, targets, images = sample_patches(maps, number, len(dataset), max_patches, seed)
     standardise = Standardise(bank)
     bank = standardise(bank)
-    found: dict[str, Any] = dict(classes=list(classes), images=[*map(len, datasets)], patches=len(bank))
+    found: dict[str, Any] = dict(patches=len(bank))
     if method == 'knn':
         found['k'] = k
     else:
         linear, found['penalty'], found['held_out'] = choose_penalty(
             bank, targets, number, images, by_class=True, seed=seed
         )
-    counts = torch.zeros(number, number, dtype=torch.float64)
-    for patches, labels in maps(datasets[1]):
-        features = standardise(patches.flatten(0, 1))
+
+    def scores_of(patches: Tensor) -> Tensor:
+        features = standardise(patches.flatten(0, 1))  # h*w, C
         scores = knn_shares(features, bank, targets, k) if method == 'knn' else linear(features)  # h*w, K
-        counts += pixel_confusion(scores.view(*patches.shape[:2], number), labels)
-    return dict(miou=100 * mean_iou(counts), iou=ious(counts), **found)
+        return scores.view(*patches.shape[:2], number)
+
+    return scores_of, found
+
+
+def labelled_patches(
+    extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each image the features of its patches (h, w, C), and its label map (H, W)."""
+    samples: Iterable = DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=as_it_is)
+    return patch_features(extractor.backbone, extractor.mean, extractor.std, samples, extractor.layer(layer))
 
 
 def ious(counts: Tensor) -> list[float | None]:

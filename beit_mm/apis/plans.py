@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from mmengine.config import Config
 
-from beit_mm.checkpoint.fit import SOURCE_KEY, read_backbone
+from beit_mm.apis.stored_config import RefusedError, check_part
+from beit_mm.checkpoint.fit import SOURCE_KEY, load_from_file, read_backbone
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.checkpoint.names import IMAGENET, convert_state_dict, meta_of
 from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.vit import sizes_of
+from beit_mm.registry import MODELS
 from beit_mm.terminal import folder_of_images
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -30,6 +33,8 @@ MIN_STEPS = 20
 NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
+TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')  # that a checkpoint's config may name
+TOKENIZER_FILES = ('checkpoint', 'decoder_checkpoint', 'sha256')  # their arguments
 TOKENIZER_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetune_folder.py'
@@ -152,7 +157,8 @@ class Plan:
         batch: images of a step.
         workers: processes that read images.
         init: checkpoint to begin with; None for random weights.
-        dalle: arguments of the DALLETokenizer; None: a tokenizer is trained.
+        tokenizer: config of the tokenizer, that of `init` or DALL-E's; None: one is trained.
+        keeps_head: `init` predicts tokens of this tokenizer already, and goes on doing so.
         reasons: lines for the user.
     """
 
@@ -163,7 +169,8 @@ class Plan:
     batch: int
     workers: int
     init: str | None
-    dalle: dict[str, Any] | None
+    tokenizer: dict[str, Any] | None
+    keeps_head: bool
     reasons: list[str]
 
     @property
@@ -297,7 +304,6 @@ def plan_training(
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     number = len(images.train.paths)
-    dalle = find_dalle() if device == 'cuda' and kind == 'pretrain' else None
     base = 'beit/pretrain_300e.py' if device == 'cuda' else 'demo/caltech101_pretrain.py'
     preprocessing: dict[str, Any] = dict(IMAGENET)
     if init:
@@ -334,7 +340,14 @@ def plan_training(
     ]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    return Plan(base, backbone, (height, width), preprocessing, batch, workers, init, dalle, reasons)
+    tokenizer = tokenizer_of_init(init) if init and kind == 'pretrain' else None
+    keeps_head = tokenizer is not None
+    if kind == 'pretrain':
+        why = f'that of {init}, whose head goes on too'
+        if tokenizer is None and device == 'cuda':
+            tokenizer, why = find_dalle(), "DALL-E's, which is here"
+        reasons.append(f'tokenizer  {why if tokenizer else "one is trained first"}')
+    return Plan(base, backbone, (height, width), preprocessing, batch, workers, init, tokenizer, keeps_head, reasons)
 
 
 def find_dalle() -> dict[str, Any] | None:
@@ -348,6 +361,54 @@ def find_dalle() -> dict[str, Any] | None:
             found = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))
             return dict(found, decoder_checkpoint=str(decoder.resolve())) if decoder.is_file() else found
     return None
+
+
+def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """The config of the tokenizer that a checkpoint was trained with, and its file."""
+    model = (meta.get('config_dict') or {}).get('model') or {}
+    stored = dict(model.get('target_generator') or {})
+    files = {key: stored.pop(key) for key in TOKENIZER_FILES if stored.get(key)}
+    try:
+        config = check_part(stored, TOKENIZERS, 'target_generator') if stored else find_dalle()
+    except RefusedError as error:
+        raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
+    if config is None:
+        raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens are of')
+    for key in ('checkpoint', 'decoder_checkpoint'):
+        if key not in files:
+            continue
+        name = Path(str(files[key])).name
+        beside = checkpoint.resolve().parent  # the run may have been moved
+        places = [Path(str(files[key])), *(beside / place / name for place in ('tokenizer', '../tokenizer', '.'))]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise FileNotFoundError(
+                f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
+            )
+        config[key] = str(found)
+    known = meta.get('tokenizer')
+    if 'checkpoint' in files and isinstance(known, dict) and known.get('sha256'):
+        config['sha256'] = str(known['sha256'])
+    return config
+
+
+def tokenizer_of_init(init: str) -> dict[str, Any] | None:
+    """The config of the tokenizer that weights were pretrained with; None where there is none, or it cannot be had."""
+    content = load_from_file(init)
+    if 'head.lm_head.weight' not in convert_state_dict(content.get('state_dict', content)).state_dict:
+        return None
+    try:
+        return tokenizer_of(Path(init), meta_of(content))
+    except (CheckpointError, FileNotFoundError):
+        return None
+
+
+def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
+    """Pixels of a visual token's side, and how many different tokens there are, by a tokenizer's config."""
+    if tokenizer['type'] == 'beit_mm.DALLETokenizer':
+        return STRIDE, tokenizer.get('vocab_size', 8192)
+    built = MODELS.build({key: value for key, value in tokenizer.items() if key not in TOKENIZER_FILES})
+    return built.stride, built.vocab_size
 
 
 def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
@@ -368,11 +429,15 @@ def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work
 def pretraining_settings(
     images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path, tokenizer: Path | None
 ) -> dict[str, Any]:
-    """Settings of a pretraining; `tokenizer` is the checkpoint of an own one (None with DALL-E's, or random)."""
+    """Settings of a pretraining; `tokenizer` is the checkpoint of one trained for it, None where the plan has one."""
     base = Config.fromfile(str(find_config(plan.base)))
     rows, columns = plan.grid
-    if plan.dalle:
-        stride, target, vocab_size = 8, plan.dalle, 8192
+    head: dict[str, Any] = {}
+    if plan.tokenizer:
+        target = plan.tokenizer
+        stride, vocab_size = stride_and_vocab(target)
+        if plan.keeps_head and plan.init:
+            head['init_cfg'] = dict(type='Pretrained', prefix='head.', checkpoint=str(Path(plan.init).resolve()))
     else:
         model = Config.fromfile(str(find_config(TOKENIZER))).model
         target = {key: model[key] for key in TOKENIZER_KEYS} | dict(checkpoint=tokenizer and str(tokenizer))
@@ -388,7 +453,7 @@ def pretraining_settings(
         work_dir=str(work_dir),
         model=dict(
             backbone=backbone,
-            head=dict(embed_dims=width, vocab_size=vocab_size),
+            head=dict(head, embed_dims=width, vocab_size=vocab_size),
             target_generator=dict(target, _delete_=True),
             data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
         ),

@@ -230,7 +230,7 @@ class Run:
         """Makes the plan and says what was chosen."""
         plan = plan_training(images, self.verb, self.record['init'], self.workers)
         write_lists(images, self.lists)
-        stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.dalle else [self.verb]
+        stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         length = length or dict(minutes=MINUTES)
         self.record.update(
             plan=dataclasses.asdict(plan), found=str(images), length=length, stages={stage: {} for stage in stages}
@@ -286,7 +286,7 @@ class Run:
         if stage == 'tokenizer':
             settings, base = tokenizer_settings(*common), TOKENIZER
         elif stage == 'pretrain':
-            settings = pretraining_settings(*common, None if plan.dalle else self.last_checkpoint('tokenizer'))
+            settings = pretraining_settings(*common, None if plan.tokenizer else self.last_checkpoint('tokenizer'))
         else:
             settings = finetuning_settings(*common)
         title = f'{stage.capitalize()} on {self.record["images"]}, written by python -m beit_mm.'

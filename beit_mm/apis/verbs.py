@@ -3,7 +3,7 @@
 import csv
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torchvision.utils import draw_segmentation_masks
 
+from beit_mm.apis.evaluation import patch_classifier
 from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import ClassificationInferencer, ImageInput, SegmentationInferencer, iterate_images
-from beit_mm.apis.plans import backbone_of_file, find_dalle, list_part, masking
-from beit_mm.apis.stored_config import RefusedError, check_part
+from beit_mm.apis.plans import backbone_of_file, list_part, masking, tokenizer_of
 from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.io import HUB_FILES, CheckpointError, locate_weights
 from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
 from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.engine.probing import knn_predict
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.engine.probing import knn_predict, patch_dataset, pixel_scores
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet
@@ -31,23 +32,24 @@ from beit_mm.visualization.pictures import titled_grid
 
 Sources = str | Path | Sequence[str | Path]
 RESULTS = ('pretrained.pth', 'finetuned.pth')  # what the folder of a run is used for
-TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')
-FILES = ('checkpoint', 'decoder_checkpoint', 'sha256')  # arguments of a tokenizer
 MAX_ROWS = 64  # of a picture of reconstructions
 BATCH = 32
 GAP = 8  # pixels between the pictures of two points
 
 
 def checkpoint_of(source: str | Path) -> Path:
-    """The weights that a path names: a file, or the folder of a finished run.
+    """The weights that a path names: a file, the folder of a finished run or one of transformers', or an address.
 
     Raises:
-        FileNotFoundError: neither.
+        FileNotFoundError: none of them.
     """
+    if '://' in str(source):
+        return locate_weights(str(source), 'Name a file, the folder of a run, or an address.')
     path = Path(source).expanduser()
     if path.is_file():
         return path
     found = [path / name for name in RESULTS if (path / name).is_file()]
+    found = found or [path / name for name in HUB_FILES if (path / name).is_file()]
     if not found:
         what = 'is a folder without ' + ' or '.join(RESULTS) if path.is_dir() else 'does not exist'
         raise FileNotFoundError(f'{str(source)!r} {what}; expected a checkpoint, or the folder of a finished run')
@@ -148,47 +150,110 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
 # --- segmentation ---------------------------------------------------------------------------------
 
 
-def segment(checkpoint: str | Path, images: Sources, out: str | Path) -> list[dict[str, Any]]:
-    """Segments images with a segmentor, into label maps and overlays.
+def segment(
+    checkpoint: str | Path,
+    images: Sources,
+    out: str | Path,
+    labelled: str | Path | None = None,
+    size: int | None = None,
+    keep_zero_label: bool = False,
+) -> list[dict[str, Any]]:
+    """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
     Args:
-        checkpoint: a file that a segmentor's training wrote.
+        checkpoint: a file, or the folder of a run.
         images: files and folders.
         out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
+        labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
+            images/training, where there is one, only that is used.
+        size: with `labelled`, short side in pixels at which images are seen; None: the checkpoint's.
+        keep_zero_label: in `labelled` 0 is the first class; otherwise it marks unlabelled pixels.
 
     Returns:
         For each image dict(path, labels=file, overlay=file), or dict(path, error).
 
     Raises:
         FileNotFoundError: no such file or folder, or no images.
-        ValueError: no segmentor.
+        ValueError: no segmentor and nothing `labelled`; `size` or `keep_zero_label` without it.
     """
     with quiet():
         path = checkpoint_of(checkpoint)
-        if (task := task_of_file(path)) != 'segmentation':
+        task = task_of_file(path)
+        if labelled is None and (size is not None or keep_zero_label):
+            raise ValueError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
+        if labelled is not None:
+            dataset, maps = segment_by_neighbours(path, images, labelled, size, keep_zero_label)
+            return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out))
+        if task != 'segmentation':
             kind = 'a classifier' if task == 'classification' else 'pretrained'
             raise ValueError(
-                f'{path} is {kind}, no segmentor; train one on it with label maps: python -m beit_mm train '
-                'segment_upernet'
+                f'{path} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and classes.txt, '
+                'or train one on it: python -m beit_mm train segment_upernet'
             )
         segmentor = SegmentationInferencer(path)
-        folder, results = Path(out), []
-        for name in ('labels', 'overlays'):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / 'classes.txt').write_text('\n'.join(segmentor.classes) + '\n')
-        used: dict[str, int] = {}
-        for result in segmentor(_listed(images), on_error='skip'):
-            if 'error' in result:
-                results.append(result)
+        return write_maps(segmentor(_listed(images), on_error='skip'), segmentor.classes, segmentor.palette, Path(out))
+
+
+def segment_by_neighbours(
+    checkpoint: Path, images: Sources, labelled: str | Path, size: int | None, keep_zero_label: bool
+) -> tuple[SegmentationFolder, Iterator[dict[str, Any]]]:
+    """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
+
+    Returns:
+        The labelled images; and for each image dict(path, labels=uint8 (H, W)), or dict(path, error), as asked for.
+    """
+    folder = Path(labelled).expanduser()
+    split = '/training' if (folder / 'images/training').is_dir() else ''
+    prefix = dict(img_path=f'images{split}', seg_map_path=f'annotations{split}')
+    if missing := [name for name in (*prefix.values(), 'classes.txt') if not (folder / name).exists()]:
+        raise FileNotFoundError(
+            f'--labelled: no {missing[0]} in {str(labelled)!r}; expected images/, annotations/ of the same names, and '
+            'classes.txt with a name a line'
+        )
+    extract = FeatureExtractor(checkpoint, size=size, whole=True)
+    dataset = patch_dataset(
+        extract.backbone,
+        size,
+        data_root=str(folder),
+        classes='classes.txt',
+        reduce_zero_label=not keep_zero_label,
+        data_prefix=prefix,
+    )
+    scores_of, _ = patch_classifier(extract, dataset)
+
+    def maps() -> Iterator[dict[str, Any]]:
+        for sample in extract(_listed(images), ['patches'], on_error='skip'):
+            if 'error' in sample:
+                yield sample
                 continue
-            stem = Path(result['path']).stem
-            used[stem] = number = used.get(stem, 0) + 1
-            name = f'{stem}.png' if number == 1 else f'{stem}_{number}.png'
-            files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
-            Image.fromarray(result['labels']).save(files['labels'])
-            overlay(read_image(result['path']), result['labels'], segmentor.palette).save(files['overlay'])
-            results.append(dict(path=result['path'], **{key: str(file) for key, file in files.items()}))
-        return results
+            scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
+            labels = pixel_scores(scores, read_image(sample['path']).shape[:2]).argmax(dim=0)
+            yield dict(path=sample['path'], labels=labels.byte().cpu().numpy())
+
+    return dataset, maps()
+
+
+def write_maps(
+    results: Iterable[dict[str, Any]], classes: Sequence[str], palette: Sequence[Sequence[int]], folder: Path
+) -> list[dict[str, Any]]:
+    """Writes label maps and overlays; see `segment`."""
+    for name in ('labels', 'overlays'):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / 'classes.txt').write_text('\n'.join(classes) + '\n')
+    written = []
+    used: dict[str, int] = {}
+    for result in results:
+        if 'error' in result:
+            written.append(result)
+            continue
+        stem = Path(result['path']).stem
+        used[stem] = number = used.get(stem, 0) + 1
+        name = f'{stem}.png' if number == 1 else f'{stem}_{number}.png'
+        files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
+        Image.fromarray(result['labels']).save(files['labels'])
+        overlay(read_image(result['path']), result['labels'], palette).save(files['overlay'])
+        written.append(dict(path=result['path'], **{key: str(file) for key, file in files.items()}))
+    return written
 
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
@@ -324,35 +389,6 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
     )
     model.load_state_dict(weights, strict=False)
     return model.eval()
-
-
-def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its file."""
-    model = (meta.get('config_dict') or {}).get('model') or {}
-    stored = dict(model.get('target_generator') or {})
-    files = {key: stored.pop(key) for key in FILES if stored.get(key)}
-    try:
-        config = check_part(stored, TOKENIZERS, 'target_generator') if stored else find_dalle()
-    except RefusedError as error:
-        raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
-    if config is None:
-        raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens are of')
-    for key in ('checkpoint', 'decoder_checkpoint'):
-        if key not in files:
-            continue
-        name = Path(str(files[key])).name
-        beside = checkpoint.resolve().parent  # the run may have been moved
-        places = [Path(str(files[key])), *(beside / place / name for place in ('tokenizer', '../tokenizer', '.'))]
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
-            raise FileNotFoundError(
-                f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
-            )
-        config[key] = str(found)
-    known = meta.get('tokenizer')
-    if 'checkpoint' in files and isinstance(known, dict) and known.get('sha256'):
-        config['sha256'] = str(known['sha256'])
-    return config
 
 
 def _listed(images: Sources) -> list[str | Path]:

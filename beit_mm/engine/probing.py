@@ -354,15 +354,20 @@ def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes).double().cpu()
 
 
+def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """Scores of the classes at patches (h, w, K), brought to the pixels of an image (K, H, W) bilinearly."""
+    return F.interpolate(scores.permute(2, 0, 1)[None], size, mode='bilinear')[0]
+
+
 def pixel_confusion(scores: Tensor, labels: Tensor) -> Tensor:
     """Counts float64 (K, K) of the pixels of a label map.
 
     Args:
-        scores: of the classes at the patches, (h, w, K); brought to the map's size bilinearly.
+        scores: of the classes at the patches, (h, w, K).
         labels: uint8 (H, W); what is no class is passed over.
     """
-    scores = F.interpolate(scores.permute(2, 0, 1)[None], labels.shape, mode='bilinear')[0]  # K, H, W
-    return confusion(scores.argmax(dim=0), labels.to(scores.device), len(scores))
+    predicted = pixel_scores(scores, labels.shape).argmax(dim=0)
+    return confusion(predicted, labels.to(scores.device), scores.shape[2])
 
 
 def mean_iou(counts: Tensor) -> float:

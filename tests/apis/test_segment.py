@@ -1,20 +1,27 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import run_tool
+from label_maps import CLASSES as CLASSES_OF_MAPS
+from label_maps import make_label_maps, options
+from labelled import BACKBONE
 from mmengine.config import Config
 from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
+from beit_mm.apis.evaluation import evaluate_patches
+from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.verbs import classify, segment
 from beit_mm.checkpoint.io import write_checkpoint
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.registry import MODELS
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'turned.jpg': (90, 70), 'gray.png': (64, 64)}
@@ -189,3 +196,57 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
     assert len(colours) > 1
     with pytest.raises(ValueError, match='is a segmentor; use segment'):
         classify(work / 'model.pth', work / 'images')
+
+
+def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
+    """Colours are told apart by random weights too; the same label maps as by `evaluate_patches`."""
+    torch.manual_seed(0)
+    torch.save(
+        dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4))),
+        tmp_path / 'ours.pth',
+    )
+    data = make_label_maps(tmp_path / 'data')
+    found = segment(tmp_path / 'ours.pth', data / 'images/validation', tmp_path / 'maps', labelled=data, size=40)
+    counts = np.zeros((3, 3))
+    for result in found:
+        labels = np.array(Image.open(result['labels'])).astype(int)
+        truth = np.array(Image.open(data / 'annotations/validation' / Path(result['labels']).name)).astype(int) - 1
+        np.add.at(counts, (truth[truth >= 0], labels[truth >= 0]), 1)
+        assert Image.open(result['overlay']).size == labels.shape[::-1]
+    miou = 100 * (counts.diagonal() / (counts.sum(0) + counts.sum(1) - counts.diagonal())).mean()
+    extractor = FeatureExtractor(tmp_path / 'ours.pth')
+    expected = evaluate_patches(
+        extractor, *(options(data, split) for split in ('training', 'validation')), short_side=40
+    )
+    assert len(found) == 4 and miou > 60 and miou == pytest.approx(expected['miou'], abs=1e-4)
+    assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
+
+    for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
+        shutil.move(data / part / 'validation', tmp_path / 'flat' / part)
+    (tmp_path / 'flat/classes.txt').write_text('\n'.join(['nothing', *CLASSES_OF_MAPS]))
+    again = segment(
+        tmp_path / 'ours.pth',
+        tmp_path / 'flat/images/0.png',
+        tmp_path / 'again',
+        labelled=tmp_path / 'flat',
+        keep_zero_label=True,
+    )
+    assert set(np.unique(np.array(Image.open(again[0]['labels'])))) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(labelled='gone'), "no images in 'gone'"),
+        (dict(size=40), 'give that too'),
+        (dict(), 'is pretrained, no segmentor; give --labelled'),
+    ],
+)
+def test_what_labelled_patches_need(options, message, tmp_path):
+    torch.save(
+        dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4))),
+        tmp_path / 'ours.pth',
+    )
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        segment(tmp_path / 'ours.pth', tmp_path, tmp_path / 'maps', **options)
+    assert '\n' not in str(error.value) and not (tmp_path / 'maps').exists()

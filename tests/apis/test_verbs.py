@@ -20,6 +20,7 @@ from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.apis import plans, training, verbs
 from beit_mm.engine.progress import clock, progress_line
+from beit_mm.registry import MODELS
 
 COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))
 
@@ -121,6 +122,24 @@ def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
     beit_mm.pretrain(images, out, steps=4)
     assert trained == [(stage, step) for stage in ('tokenizer', 'pretrain') for step in range(4)]
     assert (out / 'report.md').is_file() and 'Going on with' in capsys.readouterr().out
+
+
+def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, capsys):
+    """With its tokenizer and its head; where the tokenizer is gone, with a new one and a new head."""
+    beit_mm.pretrain(images, tmp_path / 'more', init=run, steps=3)
+    assert 'tokenizer  that of' in capsys.readouterr().out and not (tmp_path / 'more/tokenizer').exists()
+    cfg = Config.fromfile(tmp_path / 'more/config.py')
+    assert Path(cfg.model.target_generator.checkpoint) == run / 'tokenizer/iter_3.pth'
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    weights = torch.load(run / 'pretrained.pth', weights_only=True)['state_dict']
+    for name in ('head.lm_head.weight', 'backbone.blocks.0.mlp.fc1.weight', 'backbone.mask_token'):
+        assert torch.equal(model.state_dict()[name], weights[name]), name
+    shutil.copyfile(run / 'pretrained.pth', tmp_path / 'alone.pth')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, 'tokenizer_of', lambda *_: (_ for _ in ()).throw(FileNotFoundError))
+        plan = plans.plan_training(plans.find_images(images), 'pretrain', str(tmp_path / 'alone.pth'))
+    assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
