@@ -5,8 +5,8 @@ Only the standard library is imported before somebody asks for more, so that `--
 
 import contextlib
 import importlib
-import io
 import logging
+import os
 import re
 import sys
 import traceback
@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
     """Imports the libraries silently; inside, Python's warnings are off and mmengine's logger says warnings only."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        with contextlib.redirect_stdout(io.StringIO()):
+        with without_output():
             for name in LIBRARIES:
                 with contextlib.suppress(ImportError):  # mmseg may be missing; who needs a library will say so
                     importlib.import_module(name)
@@ -40,6 +40,13 @@ def quiet() -> Iterator[None]:
                 handler.setLevel(level)
                 handler.setFormatter(formatter)
                 handler.removeFilter(worth_reading)
+
+
+@contextlib.contextmanager
+def without_output() -> Iterator[None]:
+    """Lets nothing through that is printed: mmengine prints which files it reads."""
+    with open(os.devnull, 'w') as nothing, contextlib.redirect_stdout(nothing):
+        yield
 
 
 def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.Formatter | None]]:

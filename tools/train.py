@@ -69,9 +69,10 @@ def train(args: argparse.Namespace, short: bool) -> None:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     if short:
         from beit_mm.engine.progress import ProgressHook, with_quiet_terminal
+        from beit_mm.terminal import without_output
 
         progress = ProgressHook(Path(args.config).stem)
-        with contextlib.redirect_stdout(open(os.devnull, 'w')):  # mmengine prints which files it reads
+        with without_output():
             runner = with_quiet_terminal(RUNNERS.get(cfg.get('runner_type', 'Runner'))).from_cfg(cfg)
             runner.register_hook(progress)
             progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')

@@ -22,7 +22,7 @@ from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.image_folder import extensions_of
 from beit_mm.engine.optim import inference_autocast
 from beit_mm.engine.probing import hidden_states, usual_layer
-from beit_mm.models.vit import BEiTBackbone, _block_indices
+from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.registry import TRANSFORMS
 
 KINDS = ('mean', 'class_token', 'patches')
@@ -106,7 +106,7 @@ class FeatureExtractor(ImageReader):
     def layer(self, layer: int | None) -> int:
         """A block's number from 0, of one that may be counted from the end; None is the usual one."""
         depth = self.backbone.num_layers
-        return usual_layer(depth) if layer is None else _block_indices(layer, depth)[0]
+        return usual_layer(depth) if layer is None else block_indices(layer, depth)[0]
 
     def prepared(self, image: ImageInput) -> Tensor:
         """The pixels that the backbone sees of an image, before normalisation: uint8 or float (C, H, W), 0-255."""

@@ -336,7 +336,7 @@ def plan_training(
     reasons = [
         f'images     {images}',
         f'model      {shape} in patches of {backbone["patch_size"]}: {why}',
-        f'batch      {batch} images, read by {workers} processes: {limit}, {cores} cores',
+        f'batch      {batch} images, read by {workers} process{"" if workers == 1 else "es"}: {limit}, {cores} cores',
     ]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')

@@ -4,9 +4,7 @@ A run is a folder: its configs, lists of its images, logs, the trained weights, 
 which the same call goes on with it.
 """
 
-import contextlib
 import dataclasses
-import io
 import json
 import secrets
 import shlex
@@ -43,7 +41,7 @@ from beit_mm.checkpoint.io import atomic_file
 from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
-from beit_mm.terminal import folder_of_images, quiet
+from beit_mm.terminal import folder_of_images, quiet, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
@@ -299,7 +297,7 @@ class Run:
         cfg = Config.fromfile(str(self.config(stage)))
         cfg.resume = True
         runner = make_runner(cfg, ProgressHook(stage))
-        with contextlib.redirect_stdout(io.StringIO()):  # mmengine prints which file it reads
+        with without_output():
             runner.train()
         scalars = runner.message_hub.log_scalars
         numbers = {name: float(scalars[f'val/{name}'].current()) for name in METRICS if f'val/{name}' in scalars}

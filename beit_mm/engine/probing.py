@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.optim import inference_autocast
-from beit_mm.models.vit import BEiTBackbone, _block_indices
+from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.positions import Grid
 
 CHUNK = 1024  # rows compared with the whole bank at a time
@@ -48,7 +48,7 @@ def hidden_states(backbone: BEiTBackbone, images: Tensor, layers: int | Sequence
     Raises:
         ValueError: there is no such block.
     """
-    indices = _block_indices(layers, backbone.num_layers)
+    indices = block_indices(layers, backbone.num_layers)
     x, grid, shared_bias = backbone.embed(images, None)  # B, N, C
     states: dict[int, Tensor] = {}
     done = 0

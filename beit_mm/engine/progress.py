@@ -82,8 +82,11 @@ class ProgressHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Prints what a validation found."""
-        found = '  '.join(f'{name} {value:.4g}' for name, value in (metrics or {}).items())
-        self.say(f'{self.title} {runner.iter:,}, held-out images: {found}'[:WIDTH])
+        line = f'{self.title} {runner.iter:,}, held-out images:'
+        for name, value in (metrics or {}).items():
+            entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
+            line += entry if len(line + entry) <= WIDTH else ''
+        self.say(line)
 
     def say(self, line: str) -> None:
         """Prints a line, of all processes once."""

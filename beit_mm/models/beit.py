@@ -95,7 +95,7 @@ class BEiTPretrainer(BaseModel):
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
         hidden = self._hidden(inputs, positions)  # B, K, C
-        return self.head.loss(hidden, targets, _valid(positions))
+        return self.head.loss(hidden, targets, valid_slots(positions))
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -108,7 +108,7 @@ class BEiTPretrainer(BaseModel):
         positions = self._predicted_positions(inputs)
         targets = self._targets(inputs, None)
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
-        sums = self.head.predict(self._hidden(inputs, positions), chosen, _valid(positions))
+        sums = self.head.predict(self._hidden(inputs, positions), chosen, valid_slots(positions))
         rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # one wait for all
         results = [dict(zip(sums, row, strict=True)) for row in rows]
         if self.target_generator is not None:
@@ -237,7 +237,7 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
         )
 
 
-def _valid(positions: Tensor | None) -> Tensor | None:
+def valid_slots(positions: Tensor | None) -> Tensor | None:
     return None if positions is None else positions >= 0
 
 
@@ -416,9 +416,9 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
             inputs['positions'] = torch.from_numpy(np.stack([masked_positions(mask, num_slots) for mask in masks]))
         inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
-        images = _planar(inputs['images'], jitter)
+        images = planar(inputs['images'], jitter)
         if 'tokenizer_images' in inputs:
-            tokenizer_images = _planar(inputs['tokenizer_images'], jitter)
+            tokenizer_images = planar(inputs['tokenizer_images'], jitter)
         else:
             tokenizer_images = self._tokenizer_view(images)
         return dict(
@@ -447,7 +447,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         return ((images * self.std + self.mean) / 255).clamp(0, 1)
 
 
-def _planar(images: Tensor, jitter: Tensor | None) -> Tensor:
+def planar(images: Tensor, jitter: Tensor | None) -> Tensor:
     """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where that is left to the device."""
     images = images.permute(0, 3, 1, 2).float()
     return images if jitter is None else jitter_images(images, jitter)

@@ -12,7 +12,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
-from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor, _planar, _valid
+from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor, planar, valid_slots
 from beit_mm.models.mixing import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
@@ -127,7 +127,7 @@ class DINOPretrainer(BEiTPretrainer):
         if self.head is not None:
             positions = self._predicted_positions(inputs)  # B, K
             hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
-            mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), _valid(positions))
+            mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), valid_slots(positions))
             losses = dict(loss_mim=mim.pop('loss'), **mim)
             if self.dino_on_masked:
                 tokens.append(hidden[:, -1])
@@ -267,5 +267,5 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
         if 'local_images' in crops:
             crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)  # L*B, h, w, 3
         for name in CROPS:
-            prepared[name] = (_planar(crops[name], None) - self.mean) / self.std if name in crops else None
+            prepared[name] = (planar(crops[name], None) - self.mean) / self.std if name in crops else None
         return dict(inputs=prepared)

@@ -340,7 +340,7 @@ class BEiTBackbone(BaseModule):
         self.patch_size = patch_size
         self.grid = _patch_grid(img_size, patch_size)
         self.out_type = out_type
-        self.out_indices = _block_indices(out_indices, depth)
+        self.out_indices = block_indices(out_indices, depth)
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.interpolate_mode = interpolate_mode
@@ -462,7 +462,7 @@ class BEiTBackbone(BaseModule):
             (B, heads, K, N), K = N without queries, columns with the class token first; and the patch grid (h, w).
         """
         x, grid, shared_bias = self.embed(images, None)
-        (layer,) = _block_indices(layer, self.num_layers)
+        (layer,) = block_indices(layer, self.num_layers)
         for block in self.blocks[:layer]:
             x = block(x, grid, shared_bias)  # B, N, C
         block = self.blocks[layer]
@@ -613,7 +613,7 @@ def _patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
     return -(-height // patch_size), -(-width // patch_size)  # rounded up, as the input is padded
 
 
-def _block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
+def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
     indices = [indices] if isinstance(indices, int) else list(indices)
     if bad := [i for i in indices if not -depth <= i < depth]:
         raise ValueError(f'block {bad[0]} does not exist in a model of {depth} blocks')

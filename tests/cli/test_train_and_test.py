@@ -102,7 +102,7 @@ def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypat
         r'pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data [\d.]+ s  [\d.]+ GiB  0:00 left',
         next(line for line in lines if ' 3/3 ' in line),
     )
-    assert re.search(r'pretrain 3, held-out images: mim_loss [\d.]+ ', terminal.getvalue())
+    assert re.search(r'pretrain 3, held-out images:  mim_loss [\d.]+ ', terminal.getvalue())
     assert 'Iter(train)' not in terminal.getvalue() + capsys.readouterr().err
     log = lines[0].partition(': checkpoints; ')[2].removesuffix(': the whole log')
     assert 'Iter(train)' in next(Path(log).glob('*.log')).read_text()
