@@ -12,7 +12,7 @@ Test:    tools/dist_test.sh configs/beit/setr_pup_512_ade20k_160k.py CHECKPOINT 
 Result:  45.6 ADE20K mIoU, single scale (paper, segmentation table)
          45.58 ADE20K mIoU, single scale (paper, ablation table)
 
-Time:    about a sixtieth of pretrain_800e.py (1,017 GFLOP an image without the auxiliary heads)
+Time:    about a sixtieth of pretrain_800e.py (973 GFLOP an image without the auxiliary heads)
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: neither the paper nor its authors published this head's code. Heads, the blocks they read and windows are those
          of SETR's own code, with its four auxiliary heads (setr_pup_512_three_aux_ade20k_160k.py has mmseg's three),
