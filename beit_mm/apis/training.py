@@ -42,6 +42,7 @@ from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
 from beit_mm.terminal import folder_of_images, quiet, without_output
+from beit_mm.visualization.training import draw_runs, read_scalars
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
@@ -425,20 +426,10 @@ def seconds_per_step(config: Path, limit: float) -> tuple[float, float]:
 
 def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
     """Draws the loss of a run, over its steps."""
-    rows = [
-        json.loads(line)
-        for path in sorted(work_dir.glob('*/vis_data/scalars.json'))
-        for line in path.read_text().splitlines()
-    ]
-    points = {row['step']: row['loss'] for row in rows if 'loss' in row and 'step' in row}
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.5), layout='constrained')
-    axes = figure.subplots()
-    axes.plot(sorted(points), [points[step] for step in sorted(points)], label='training loss')
+    figure = draw_runs({'training loss': read_scalars(work_dir)}, ['loss'])
+    axes = figure.axes[0]
     if entropy is not None:
         axes.axhline(entropy, color='gray', linestyle='--', label='how frequent each token is')
-    axes.set_xlabel('step')
     axes.set_ylabel('nats')
     axes.legend()
     figure.savefig(out, dpi=120)

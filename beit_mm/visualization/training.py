@@ -1,9 +1,12 @@
-"""Pictures of what a config trains on and how: its samples, its masks, its schedules."""
+"""Pictures of what a config trains on and how: its samples, its masks, its schedules, the curves of its runs."""
 
 import copy
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,8 @@ from beit_mm.visualization.pictures import titled_grid
 
 MASK_SHADE = 0.5  # gray that is laid over masked patches
 POINTS = 1000  # of a curve
+
+Scalars = dict[int, dict[str, float]]  # step -> name -> number
 
 
 # --- samples --------------------------------------------------------------------------------------
@@ -314,4 +319,53 @@ def draw_schedules(found: Schedules) -> Figure:
             axes.set_ylim(0, 1.5 * max(curve[0] for curve in curves.values()) or 1)
         if len(curves) > 1:
             axes.legend(fontsize=7, frameon=False)
+    return figure
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
+    """What a run has logged in all its starts; where two of them have a step, the later one counts.
+
+    Args:
+        work_dir: whose `*/vis_data/scalars.json` mmengine has written; where there is none, nothing was logged.
+
+    Returns:
+        What was logged in training and in validations, by the steps of training, in rising order.
+    """
+    training: Scalars = {}
+    validation: Scalars = {}
+    for path in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
+        for line in path.read_text().splitlines():
+            with suppress(json.JSONDecodeError):  # a run that was killed may leave half a line
+                row = json.loads(line)
+                (training if 'iter' in row else validation)[row['step']] = row
+    training = dict(sorted(training.items()))
+    # a run that counts epochs logs its validations by them
+    ends = {row['epoch']: step for step, row in training.items() if 'epoch' in row}
+    return training, {ends.get(step, step): row for step, row in sorted(validation.items())}
+
+
+def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) -> Figure:
+    """A panel for each key, with a curve of each run: in training a line, in validations one with dots.
+
+    Args:
+        runs: name -> what `read_scalars` returns.
+    """
+    figure = Figure(figsize=(6 * min(len(keys), 2), 3.5 * ((len(keys) + 1) // 2)), layout='constrained')
+    panels = figure.subplots((len(keys) + 1) // 2, min(len(keys), 2), squeeze=False).ravel()
+    for axes, key in zip(panels, keys, strict=False):
+        for number, (name, parts) in enumerate(runs.items()):
+            for part, style, suffix in zip(parts, ('-', 'o--'), ('', ', validation'), strict=True):
+                points = {step: row[key] for step, row in part.items() if key in row}
+                if points:
+                    label = name + suffix
+                    axes.plot(*zip(*points.items(), strict=True), style, color=f'C{number}', label=label, markersize=4)
+        axes.set(xlabel='step', ylabel=key)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    for axes in panels[len(keys) :]:
+        axes.remove()
     return figure

@@ -194,12 +194,10 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
 
 def images_per_second() -> float:
     """Median over the pretraining."""
-    rows = [
-        json.loads(line)
-        for path in (RUNS / 'pretrain').glob('*/vis_data/scalars.json')
-        for line in path.read_text().splitlines()
-    ]
-    return statistics.median(row['images_per_second'] for row in rows if 'images_per_second' in row)
+    from beit_mm.visualization.training import read_scalars
+
+    training, _ = read_scalars(RUNS / 'pretrain')
+    return statistics.median(row['images_per_second'] for row in training.values() if 'images_per_second' in row)
 
 
 def draw_segmentation() -> None:
