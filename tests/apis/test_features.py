@@ -168,6 +168,34 @@ def test_patches_of_images_of_several_shapes_are_read_back(tmp_path):
     assert torch.load(tmp_path / 'f.pt', weights_only=True)['features'][1].shape == (4, 1, 3)
 
 
+@pytest.mark.parametrize('ending', ['.npz', '.parquet'])
+def test_a_folder_of_one_image_is_read_back(ending, tmp_path):
+    if ending == '.parquet':
+        pytest.importorskip('pyarrow')
+    maps = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    found = dict(features=[maps], paths=['ü'], checkpoint='x.pth', kind='patches', layer=3)
+    save_features(found, tmp_path / f'f{ending}')
+    read = load_features(tmp_path / f'f{ending}')
+    assert np.array_equal(read['features'][0], maps) and read['paths'] == ['ü']
+
+
+@pytest.mark.parametrize(
+    ('method', 'module'), [('tsne', 'sklearn'), pytest.param('umap', 'umap', marks=pytest.mark.slow)]
+)
+def test_images_are_drawn_in_a_plane(method, module, checkpoint, images, tmp_path):
+    pytest.importorskip(module)
+    words = ('visualization/features.py', checkpoint, images / '00.jpg', '--out', tmp_path / 'out', '--device', 'cpu')
+    run_tool(*words, '--among', images, '--scatter', method)
+    pixels = np.asarray(Image.open(tmp_path / 'out/scatter.png').convert('RGB')).astype(int)
+    assert (np.ptp(pixels, axis=2) > 100).sum() > 12 * 20  # twelve coloured points
+    few = tmp_path / 'few'
+    few.mkdir()
+    for name in ('00.jpg', '01.jpg', '02.jpg'):
+        (few / name).write_bytes((images / name).read_bytes())
+    with pytest.raises(SystemExit, match='error: --among has 3 images; --scatter needs 5 or more'):
+        run_tool(*words, '--among', few, '--scatter', method)
+
+
 def test_unreadable_images_are_listed_or_end_the_call(checkpoint, images, tmp_path):
     for name in ('00.jpg', '01.jpg'):
         (tmp_path / name).write_bytes((images / name).read_bytes())
@@ -211,9 +239,8 @@ def test_the_pictures_of_features_are_drawn_and_mistakes_are_one_line(checkpoint
     run_tool(tool, checkpoint, images / '00.jpg', images / '01.jpg', '--among', images, '--out', out, '--device', 'cpu')
     assert Image.open(out / 'pca.png').size == (4 + 2 * 164, 4 + 2 * (160 + 16 + 4))
     assert Image.open(out / 'neighbours.png').size == (4 + 6 * 164, 4 + 2 * (160 + 16 + 4))
-    for name, package in (('sklearn', 'scikit-learn'), ('umap', 'umap-learn')):
+    for name, method, package in (('sklearn.manifold', 'tsne', 'scikit-learn'), ('umap', 'umap', 'umap-learn')):
         monkeypatch.setitem(sys.modules, name, None)
-        method = dict(sklearn='tsne')[name] if name == 'sklearn' else name
         with pytest.raises(SystemExit, match=f'error: --scatter {method} needs {package}: pip install {package}'):
             run_tool(tool, checkpoint, images / '00.jpg', '--among', images, '--scatter', method)
     with pytest.raises(SystemExit, match="error: no file or folder 'nowhere'"):

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import run  # noqa: E402
 
 PACKAGES = dict(tsne='scikit-learn', umap='umap-learn')
+MIN_POINTS = 5  # fewer have no neighbourhoods
 
 
 def main() -> None:
@@ -67,6 +68,8 @@ def main() -> None:
     draw_neighbours(queries, bank).save(args.out / 'neighbours.png')
     print(args.out / 'neighbours.png')
     if project:
+        if len(bank['paths']) < MIN_POINTS:
+            raise ValueError(f'--among has {len(bank["paths"])} images; --scatter needs {MIN_POINTS} or more')
         labels = [Path(path).parent.name for path in bank['paths']]
         draw_points(np.asarray(project(bank['features'])), labels).savefig(args.out / 'scatter.png', dpi=100)
         print(args.out / 'scatter.png')
@@ -78,7 +81,10 @@ def projection(name: str) -> Callable:
         if name == 'umap':
             from umap import UMAP
 
-            return UMAP(random_state=0).fit_transform
+            def project(features):
+                return UMAP(random_state=0, n_jobs=1, n_neighbors=min(15, len(features) - 1)).fit_transform(features)
+
+            return project
         from sklearn.manifold import TSNE
 
         def project(features):
