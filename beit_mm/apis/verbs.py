@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from mmengine.dataset import Compose, default_collate
 from PIL import Image
+from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
 from beit_mm.apis.evaluation import patch_classifier
@@ -257,8 +258,8 @@ def write_maps(
 
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
-    """An image uint8 (H, W, 3) under the colours of its labels (H, W)."""
-    present = np.unique(labels)
+    """An image uint8 (H, W, 3) under the colours of its labels (H, W); those below 0 have none."""
+    present = np.unique(labels[labels >= 0])
     masks = torch.stack([torch.from_numpy(labels == label) for label in present])
     image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
     drawn = draw_segmentation_masks(image, masks, alpha=0.6, colors=[tuple(palette[label]) for label in present])
@@ -282,41 +283,54 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
         CheckpointError: no pretraining on visual tokens.
     """
     with quiet():
-        model = load_pretrainer(checkpoint_of(checkpoint))
-        rows, columns = model.backbone.grid
-        patch, stride = model.backbone.patch_size, model.target_generator.stride
-        pipeline = [
-            dict(type='beit_mm.LoadImage'),
-            dict(
-                type='beit_mm.TwoViewCenterCrop',
-                size=(rows * patch, columns * patch),
-                second_size=(rows * stride, columns * stride),
-            ),
-            dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
-            dict(type='beit_mm.PackViews'),
-        ]
-        samples = masked_samples(pipeline, islice(iterate_images(_listed(images)), MAX_ROWS))
-        with torch.no_grad():
-            columns_of = model.pictures(model.data_preprocessor(default_collate(samples))['inputs'])
+        _, columns = reconstructions(checkpoint, islice(iterate_images(_listed(images)), MAX_ROWS))
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-        titled_grid(columns_of).save(out)
+        titled_grid(columns).save(out)
     return Path(out)
 
 
-def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> list[dict]:
-    """What a pipeline makes of files, with the same masks at every call; those that cannot be read are left out.
+def reconstructions(checkpoint: str | Path, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
+    """What `reconstruct` draws.
+
+    Returns:
+        The files that could be read; and for each column its title and the pictures, float (B, 3, H, W) in [0, 1].
+
+    Raises:
+        As `reconstruct`.
+    """
+    model = load_pretrainer(checkpoint_of(checkpoint))
+    rows, columns = model.backbone.grid
+    patch, stride = model.backbone.patch_size, model.target_generator.stride
+    pipeline = [
+        dict(type='beit_mm.LoadImage'),
+        dict(
+            type='beit_mm.TwoViewCenterCrop',
+            size=(rows * patch, columns * patch),
+            second_size=(rows * stride, columns * stride),
+        ),
+        dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
+        dict(type='beit_mm.PackViews'),
+    ]
+    samples = masked_samples(pipeline, images)
+    with torch.no_grad():
+        pictures = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])
+    return [*samples], pictures
+
+
+def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
+    """What a pipeline makes of each file, with the same masks at every call; those that cannot be read are left out.
 
     Raises:
         UnreadableImageError: none of them can be read.
     """
     prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
-    samples: list[dict] = []
+    samples: dict[str, dict] = {}
     broken: list[UnreadableImageError] = []
     state = random.getstate()
     for index, path in enumerate(paths):
         random.seed(index)  # masks are drawn by this generator
         try:
-            samples.append(prepare(dict(img_path=str(path))))
+            samples[str(path)] = prepare(dict(img_path=str(path)))
         except UnreadableImageError as error:
             broken.append(error)
     random.setstate(state)

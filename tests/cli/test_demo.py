@@ -148,8 +148,8 @@ def test_the_demo_goes_on_with_the_same_runs(runs, in_process, tmp_path, monkeyp
     summary = json.loads((root / 'work_dirs/demo/summary.json').read_text())
     assert 0 < summary['recon_mae_01'] < 1 and summary['token_entropy'] > 0 and summary['images_per_second'] > 0
     assert {'finetune_accuracy', 'scratch_accuracy', 'segment_miou'} < set(summary)
-    with Image.open(root / 'work_dirs/demo/segmentation.png') as picture:
-        assert picture.width == 3 * 202 + 2 and len(picture.getcolors(1 << 20)) > 1000
+    with Image.open(root / 'work_dirs/demo/overview.png') as picture:  # eight columns
+        assert picture.width == 8 * 164 + 4 and len(picture.getcolors(1 << 20)) > 1000
     run_tool(
         'test.py',
         'configs/demo/segment_setr_pup.py',

@@ -67,8 +67,9 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
 
+    from beit_mm.apis.plans import TOKENIZERS
     from beit_mm.apis.stored_config import ARGUMENTS, check_part
-    from beit_mm.apis.verbs import TOKENIZERS, checkpoint_of, load_pretrainer
+    from beit_mm.apis.verbs import checkpoint_of, load_pretrainer
     from beit_mm.checkpoint.fit import load_from_file
     from beit_mm.checkpoint.names import meta_of
     from beit_mm.models import Tokenizer
@@ -116,7 +117,9 @@ def encode(tokenizer: Tokenizer, pipeline: list[dict], images: list[str], limit:
     paths = list(iterate_images(images, extensions_of([TRANSFORMS.build(pipeline[0])])))
     paths = [paths[i * len(paths) // limit] for i in range(limit)] if len(paths) > limit else paths
     samples = masked_samples(pipeline, paths)  # those that cannot be read are left out
-    views = torch.stack([torch.from_numpy(sample['tokenizer_images']) for sample in samples]).permute(0, 3, 1, 2)
+    views = torch.stack([torch.from_numpy(sample['tokenizer_images']) for sample in samples.values()]).permute(
+        0, 3, 1, 2
+    )
     tokenizer.to(get_device())
     with torch.no_grad():
         batches = [tokenizer.encode(batch.to(get_device()).float() / 255).cpu() for batch in views.split(BATCH)]

@@ -177,7 +177,7 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
         numbers['scratch_accuracy'] = scratch['accuracy/top1']
     if segmented:
         numbers['segment_miou'] = test('segment_setr_pup', data)['mIoU']
-        draw_segmentation()
+    draw_overview(DRAWN if segmented else LINKED, segmented)
     (RESULTS / 'summary.json').write_text(json.dumps(numbers, indent=2) + '\n')
     print(f'\n{json.dumps(numbers, indent=2)}')
     gain = 1 - numbers['val_mim_loss'] / numbers['token_entropy']
@@ -187,7 +187,7 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
             f'Of the held-out images {numbers["finetune_accuracy"]:.1f} % are classified right after pretraining, '
             f'{numbers["scratch_accuracy"]:.1f} % without.'
         )
-    pictures = [*RUNS.glob('pretrain/**/test*.png'), *RUNS.glob('dvae/**/test*.png'), *RESULTS.glob('segmentation.png')]
+    pictures = [RESULTS / 'overview.png', *RUNS.glob('dvae/**/test*.png')]
     print('Look at\n  ' + '\n  '.join(map(str, [*pictures, RESULTS / 'summary.json'])))
     print(f'Curves: tensorboard --logdir {RUNS}')
 
@@ -200,36 +200,39 @@ def images_per_second() -> float:
     return statistics.median(row['images_per_second'] for row in training.values() if 'images_per_second' in row)
 
 
-def draw_segmentation() -> None:
-    """A picture of some held-out images: the image, its annotation and what the model sees in it."""
+def draw_overview(folder: Path, segmented: bool) -> None:
+    """A picture of held-out images: what the model sees and predicts of them, images like them, their segmentation."""
     import numpy as np
     import torch
     from PIL import Image
-    from torchvision.transforms.functional import resize
-    from torchvision.utils import draw_segmentation_masks, make_grid, save_image
+    from torchvision.transforms.functional import center_crop, resize, to_tensor
 
+    from beit_mm.apis.features import FeatureExtractor, embed
     from beit_mm.apis.inferencers import SegmentationInferencer
+    from beit_mm.apis.verbs import overlay, reconstructions
+    from beit_mm.engine.probing import neighbours
+    from beit_mm.visualization.pictures import titled_grid
 
-    segmenter = SegmentationInferencer(checkpoint('segment_setr_pup'))
-    paths = find_images(DRAWN / 'val')
-    cells = []
-    for path in paths[:: max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]:  # sorted by class
-        image = torch.from_numpy(np.array(Image.open(DRAWN / 'val' / path))).permute(2, 0, 1)
-        annotation = np.array(Image.open((DRAWN / 'annotations/val' / path).with_suffix('.png'))).astype(int) - 1
-        (prediction,) = segmenter(DRAWN / 'val' / path)
-        for labels in (None, annotation, prediction['labels']):
-            cell = (
-                image
-                if labels is None
-                else draw_segmentation_masks(
-                    image,
-                    torch.stack([torch.from_numpy(labels == index) for index in range(len(segmenter.classes))]),
-                    alpha=0.6,
-                    colors=[tuple(color) for color in segmenter.palette],
-                )
-            )
-            cells.append(resize(cell, [160, 200]) / 255)
-    save_image(make_grid(cells, nrow=3, pad_value=1.0), RESULTS / 'segmentation.png')
+    held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class
+    pretrained = checkpoint('pretrain')
+    paths, columns = reconstructions(pretrained, held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES])
+    extract = FeatureExtractor(pretrained)
+    bank = embed(pretrained, folder / 'train', progress=False, on_error='skip')
+    queries = torch.from_numpy(embed(pretrained, paths, progress=False)['features'])
+    _, nearest = next(neighbours(queries, torch.from_numpy(bank['features']), 2))  # B, 2
+    for title, rows in zip(('most alike in training', 'second'), nearest.T.tolist(), strict=True):
+        columns[title] = torch.stack([extract.prepared(bank['paths'][row]) for row in rows]) / 255
+    if segmented:
+        segmentor = SegmentationInferencer(checkpoint('segment_setr_pup'))
+        cells: dict[str, list] = dict(segmentation=[], annotation=[])
+        for path, result in zip(paths, segmentor(paths), strict=True):
+            file = (DRAWN / 'annotations/val' / Path(path).relative_to(folder / 'val')).with_suffix('.png')
+            annotation = np.array(Image.open(file)).astype(int) - 1
+            for name, labels in (('segmentation', result['labels']), ('annotation', annotation)):
+                drawn = overlay(np.array(Image.open(path).convert('RGB')), labels, segmentor.palette)
+                cells[name].append(resize(center_crop(to_tensor(drawn), [min(drawn.size)] * 2), [160, 160]))
+        columns |= {name: torch.stack(pictures) for name, pictures in cells.items()}
+    titled_grid(columns).save(RESULTS / 'overview.png')
 
 
 if __name__ == '__main__':
