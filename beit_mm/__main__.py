@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     add_training(verb, 'folder of images, searched to any depth', required=False)
     length = verb.add_mutually_exclusive_group()
     length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')
-    length.add_argument('--steps', type=int, help='of the pretraining, instead')
+    length.add_argument('--steps', type=int, help='of the pretraining, and at most as many of the tokenizer, instead')
 
     verb = add(verbs, 'finetune', finetune, 'train a classifier', 'images/ --init run --out run_ft --minutes 5')
     add_training(verb, 'folder with one folder a class, or with such folders train and val', required=True)
@@ -109,6 +109,7 @@ def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> 
     verb.add_argument(
         '--init', required=required, metavar='CKPT', help='weights to begin with: any BEiT, or the folder of a run'
     )
+    verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
 
 
@@ -132,11 +133,11 @@ def finetune(**arguments: Any) -> None:
 
 def classify(**arguments: Any) -> None:
     """Prints what apis.verbs.classify finds."""
-    verbs = load('apis.verbs')
+    verbs, readable = load('apis.verbs'), load('datasets.reading').readable
     results = verbs.classify(**arguments)
     for result in results[:MAX_LINES]:
         name, probability = verbs.summary_of(result)
-        print(f'{result["path"]}  {name}  {probability}'.rstrip())
+        print(f'{readable(result["path"])}  {name}  {probability}'.rstrip())
     if len(results) > MAX_LINES:
         print(f'... and {len(results) - MAX_LINES} more{"" if arguments["out"] else "; --out FILE writes all"}')
     if arguments['out']:
@@ -165,10 +166,11 @@ def attention(**arguments: Any) -> None:
 
 def embed(**arguments: Any) -> None:
     """See apis.features."""
-    arguments['checkpoint'] = str(load('apis.verbs').checkpoint_of(arguments['checkpoint']))
     features = load('apis.features')
     with terminal.quiet():
-        found = features.embed(**arguments)
+        found = features.embed(**arguments, on_error='skip')
+    for skipped in found['skipped']:
+        print(f'unreadable: {skipped["error"]}')
     print(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
 
 

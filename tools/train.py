@@ -68,6 +68,7 @@ def train(args: argparse.Namespace, short: bool) -> None:
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     if short:
+        from beit_mm.engine.interruption import resuming_command
         from beit_mm.engine.progress import ProgressHook, with_quiet_terminal
         from beit_mm.terminal import without_output
 
@@ -76,7 +77,11 @@ def train(args: argparse.Namespace, short: bool) -> None:
             runner = with_quiet_terminal(RUNNERS.get(cfg.get('runner_type', 'Runner'))).from_cfg(cfg)
             runner.register_hook(progress)
             progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
-            runner.train()
+            try:
+                runner.train()
+            except SystemExit:  # a signal: its checkpoint is written
+                progress.say(f'Stopped after step {runner.iter:,}. Go on with: {resuming_command()}')
+                raise
         return
     if not args.replay:
         RUNNERS.build(cfg).train()

@@ -159,7 +159,8 @@ class FeatureExtractor(ImageReader):
         """
         samples = list(self([*labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
-        features = np.array([sample['mean'] for sample in read], np.float32).reshape(len(read), -1)
+        width = self.backbone.embed_dims
+        features = np.array([sample['mean'] for sample in read], np.float32).reshape(len(read), width)
         found = [{key: value for key, value in sample.items() if key != 'mean'} for sample in samples]
         return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), found
 
@@ -225,6 +226,7 @@ def embed(
         FileNotFoundError: none of the images could be read.
     """
     if out is not None:
+        out = Path(out).expanduser()
         writer_of(out)  # before the work, not after it
     extractor = FeatureExtractor(checkpoint, device, **options)
     sources = list(iterate_images(images, extensions_of([extractor._load])))

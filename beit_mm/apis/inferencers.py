@@ -412,13 +412,13 @@ def iterate_images(
             f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
             'array, a PIL image, or a list of these'
         )
-    elif Path(sources).is_dir():
-        names = list_images(str(sources), extensions)
+    elif (path := Path(sources).expanduser()).is_dir():
+        names = list_images(str(path), extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
-        yield from (str(Path(sources, name)) for name in names)
-    elif Path(sources).exists():
-        yield sources
+        yield from (str(path / name) for name in names)
+    elif path.exists():
+        yield str(path)
     else:
         raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
 

@@ -19,9 +19,10 @@ from mmengine.config import Config
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import SOURCE_KEY, load_from_file, read_backbone
 from beit_mm.checkpoint.io import CheckpointError
-from beit_mm.checkpoint.names import IMAGENET, convert_state_dict, meta_of
+from beit_mm.checkpoint.names import IMAGENET, meta_of
 from beit_mm.datasets.listing import EXTENSIONS, list_images
 from beit_mm.models.tokenizers.dalle import STRIDE
+from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 from beit_mm.terminal import folder_of_images
@@ -34,6 +35,7 @@ NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')  # that a checkpoint's config may name
+DALLE_VOCABULARY = 8192
 TOKENIZER_FILES = ('checkpoint', 'decoder_checkpoint', 'sha256')  # their arguments
 TOKENIZER_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 NARROW = 192  # width of models up to which the demo's recipes hold
@@ -69,16 +71,17 @@ class Images:
 def find_images(folder: str | Path) -> Images:
     """The images of a folder, some of them held out.
 
-    Where the folder is called `train`, or holds a folder `train`, a folder `val` beside that one holds the held-out
-    images; otherwise a tenth is held out, of each class where the images lie in class folders. The choice depends on
-    the paths only.
+    Where the folder is called `train`, or holds folders `train` and `val`, `val` holds the held-out images; otherwise
+    a tenth is held out, of each class where the images lie in class folders. The choice depends on the paths only.
 
     Raises:
         FileNotFoundError: no such folder, or no images in it.
         ValueError: too few images to learn from.
     """
     root = folder_of_images(folder)
-    root = root / 'train' if (root / 'train').is_dir() else root
+    folders = {path.name for path in root.iterdir() if path.is_dir()}
+    if folders == {'train'} or {'train', 'val'} <= folders:
+        root = root / 'train'
     val = root.parent / 'val'
     train = list_part(root)
     if not train.paths:
@@ -100,25 +103,29 @@ def list_part(folder: Path) -> Part:
 
 
 def split(images: Part) -> tuple[Part, Part]:
-    """A part to learn from and a held-out one: a tenth of each class, and of images without class folders."""
+    """A part to learn from and a held-out one: a tenth of the images, of each folder in proportion.
+
+    One of each folder is learned from, unless all folders have but one.
+    """
     by_class: dict[str, list[str]] = {}
     for path, name in zip(images.paths, images.names, strict=True):
         by_class.setdefault(name, []).append(path)
-    held_out = set()
-    for name, paths in by_class.items():
-        number = math.ceil(HELD_OUT * len(paths)) if len(paths) > 1 else 0
-        held_out |= set(random.Random(name).sample(paths, number))
+    shuffled = [random.Random(name).sample(paths, len(paths)) for name, paths in by_class.items()]
+    free = [path for paths in shuffled for path in paths[1:]]
+    if not free and len(images.paths) > 1:
+        free = images.paths
+    held_out = set(spread(Part(images.root, free, free), max(1, round(HELD_OUT * len(images.paths)))).paths)
     parts = []
     for wanted in (False, True):
-        paths = [path for path in images.paths if (path in held_out) == wanted]
-        parts.append(Part(images.root, paths, [path.split('/')[0] if '/' in path else '' for path in paths]))
+        chosen = [pair for pair in zip(images.paths, images.names, strict=True) if (pair[0] in held_out) == wanted]
+        parts.append(Part(images.root, [path for path, _ in chosen], [name for _, name in chosen]))
     return parts[0], parts[1]
 
 
 def spread(part: Part, number: int) -> Part:
     """At most `number` images of a part, spread evenly over it."""
     step = max(1.0, len(part.paths) / number)
-    chosen = [int(place * step) for place in range(min(number, len(part.paths)))]
+    chosen = [int((place + 0.5) * step) for place in range(min(number, len(part.paths)))]
     return Part(part.root, [part.paths[place] for place in chosen], [part.names[place] for place in chosen])
 
 
@@ -212,7 +219,7 @@ def find_config(name: str) -> Path:
 def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:
     """Writes a config on top of one of configs/."""
     assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
-    text = f'"""{title}\n\nCommand: python tools/train.py {path}\n"""\n'
+    text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'  # no names of others: it is executed
     path.write_text('\n\n'.join([text + f'_base_ = {str(find_config(base))!r}', *assigned]) + '\n')
 
 
@@ -288,7 +295,12 @@ def backbone_of_file(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def plan_training(
-    images: Images, kind: str, init: str | None = None, workers: int | None = None, device: str | None = None
+    images: Images,
+    kind: str,
+    init: str | None = None,
+    workers: int | None = None,
+    device: str | None = None,
+    batch: int | None = None,
 ) -> Plan:
     """Model, batch and workers, from the number of images, the device and its memory.
 
@@ -298,6 +310,7 @@ def plan_training(
         init: checkpoint to begin with.
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
+        batch: images of a step; None: as memory and images allow.
 
     Raises:
         CheckpointError: `init` is no BEiT.
@@ -325,10 +338,13 @@ def plan_training(
     if device == 'cuda':
         free = torch.cuda.mem_get_info()[0] / 2**30
         room = free / GIB_PER_IMAGE * 768 / sizes['embed_dims'] * 196 / (height * width / backbone['patch_size'] ** 2)
-        batch, limit = min(room, 512), f'{free:.0f} GiB of GPU memory'
+        most, limit = min(room, 512), f'{free:.0f} GiB of GPU memory'
     else:
-        batch, limit = 64 if sizes['embed_dims'] <= NARROW else 16, 'a CPU'
-    batch = 2 ** int(math.log2(max(4, min(batch, number / 8))))
+        most, limit = 64 if sizes['embed_dims'] <= NARROW else 16, 'a CPU'
+    if batch is None:
+        batch = 2 ** int(math.log2(max(4, min(most, number / 8))))
+    elif not 0 < batch <= number:
+        raise ValueError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     if workers is None:
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)
@@ -363,17 +379,34 @@ def find_dalle() -> dict[str, Any] | None:
     return None
 
 
-def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """The config of the tokenizer that a checkpoint was trained with, and its file."""
+def located(checkpoint: str) -> str:
+    """A checkpoint's absolute path, or its address. Links stay: a file's name and neighbours say what is in it."""
+    return checkpoint if '://' in checkpoint else str(Path(checkpoint).absolute())
+
+
+def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the tokenizer that a checkpoint was trained with, and its file.
+
+    Of a file that does not say it, as the released ones, it is DALL-E's where the vocabulary fits, but for BEiT v2.
+
+    Raises:
+        CheckpointError: it cannot be known, or is no tokenizer of ours.
+        FileNotFoundError: its file is gone.
+    """
+    meta, weights = meta_of(content), content.get('state_dict', content)
     model = (meta.get('config_dict') or {}).get('model') or {}
     stored = dict(model.get('target_generator') or {})
     files = {key: stored.pop(key) for key in TOKENIZER_FILES if stored.get(key)}
     try:
-        config = check_part(stored, TOKENIZERS, 'target_generator') if stored else find_dalle()
+        config = check_part(stored, TOKENIZERS, 'target_generator') if stored else None
     except RefusedError as error:
         raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
+    if config is None and len(weights.get('head.lm_head.weight', ())) == DALLE_VOCABULARY:
+        config = None if any(name.startswith('patch_aggregation.') for name in weights) else find_dalle()
     if config is None:
         raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens are of')
+    if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
+        raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
     for key in ('checkpoint', 'decoder_checkpoint'):
         if key not in files:
             continue
@@ -386,6 +419,8 @@ def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
                 f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
             )
         config[key] = str(found)
+    if config['type'] == 'beit_mm.DiscreteVAE':
+        check_tokenizer_size(config)
     known = meta.get('tokenizer')
     if 'checkpoint' in files and isinstance(known, dict) and known.get('sha256'):
         config['sha256'] = str(known['sha256'])
@@ -395,10 +430,10 @@ def tokenizer_of(checkpoint: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def tokenizer_of_init(init: str) -> dict[str, Any] | None:
     """The config of the tokenizer that weights were pretrained with; None where there is none, or it cannot be had."""
     content = load_from_file(init)
-    if 'head.lm_head.weight' not in convert_state_dict(content.get('state_dict', content)).state_dict:
+    if 'head.lm_head.weight' not in content.get('state_dict', content):  # by which mmengine finds our head
         return None
     try:
-        return tokenizer_of(Path(init), meta_of(content))
+        return tokenizer_of(Path(init), content)
     except (CheckpointError, FileNotFoundError):
         return None
 
@@ -406,9 +441,25 @@ def tokenizer_of_init(init: str) -> dict[str, Any] | None:
 def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
     """Pixels of a visual token's side, and how many different tokens there are, by a tokenizer's config."""
     if tokenizer['type'] == 'beit_mm.DALLETokenizer':
-        return STRIDE, tokenizer.get('vocab_size', 8192)
-    built = MODELS.build({key: value for key, value in tokenizer.items() if key not in TOKENIZER_FILES})
+        return STRIDE, tokenizer.get('vocab_size', DALLE_VOCABULARY)
+    built = without_weights(tokenizer)
     return built.stride, built.vocab_size
+
+
+def without_weights(tokenizer: Mapping[str, Any]) -> DiscreteVAE:
+    """A tokenizer's shapes, which take no memory."""
+    with torch.device('meta'):
+        return MODELS.build({key: value for key, value in tokenizer.items() if key not in TOKENIZER_FILES})
+
+
+def check_tokenizer_size(tokenizer: Mapping[str, Any]) -> None:
+    """Raises CheckpointError where a stored config asks for more memory than the tokenizer's file has weights for."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in without_weights(tokenizer).state_dict().values())
+    size = sum(Path(tokenizer[key]).stat().st_size for key in ('checkpoint', 'decoder_checkpoint') if key in tokenizer)
+    if needed > 4 * size:  # weights may be stored in fewer bits
+        raise CheckpointError(
+            f'{tokenizer["checkpoint"]} has {size:,} bytes; the tokenizer that a stored config describes has {needed:,}'
+        )
 
 
 def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
@@ -437,7 +488,7 @@ def pretraining_settings(
         target = plan.tokenizer
         stride, vocab_size = stride_and_vocab(target)
         if plan.keeps_head and plan.init:
-            head['init_cfg'] = dict(type='Pretrained', prefix='head.', checkpoint=str(Path(plan.init).resolve()))
+            head['init_cfg'] = dict(type='Pretrained', prefix='head.', checkpoint=located(plan.init))
     else:
         model = Config.fromfile(str(find_config(TOKENIZER))).model
         target = {key: model[key] for key in TOKENIZER_KEYS} | dict(checkpoint=tokenizer and str(tokenizer))
@@ -446,7 +497,7 @@ def pretraining_settings(
     pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views) for name in ('train', 'val')]
     backbone = dict(plan.backbone, _delete_=True, type='beit_mm.BEiTBackbone', masked_input=True, out_type='raw')
     if plan.init:
-        backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(Path(plan.init).resolve()))
+        backbone['init_cfg'] = dict(type='Pretrained', checkpoint=located(plan.init))
     width = sizes_of(backbone['arch'])['embed_dims']
     wide = base.auto_scale_lr.base_batch_size
     return dict(
@@ -484,7 +535,7 @@ def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, wor
     options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
     backbone = dict(options, _delete_=True, type='beit_mm.BEiTBackbone', out_type='avg_featmap', drop_path_rate=0.1)
     backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
-    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(Path(plan.init).resolve())) if plan.init else None
+    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=located(plan.init)) if plan.init else None
     width = sizes_of(backbone['arch'])['embed_dims']
     small = width <= NARROW
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]

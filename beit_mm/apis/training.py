@@ -6,9 +6,9 @@ which the same call goes on with it.
 
 import dataclasses
 import json
+import os
 import secrets
 import shlex
-import shutil
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ from beit_mm.apis.plans import (
     Plan,
     find_images,
     finetuning_settings,
+    located,
     plan_training,
     pretraining_settings,
     spread,
@@ -37,7 +38,7 @@ from beit_mm.apis.plans import (
     write_lists,
 )
 from beit_mm.apis.verbs import checkpoint_of, reconstruct
-from beit_mm.checkpoint.io import atomic_file
+from beit_mm.checkpoint.io import atomic_file, read_checkpoint, write_checkpoint
 from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers
@@ -51,6 +52,7 @@ TOKENIZER_SHARE = 1 / 3  # of the time for training
 MEASURING = 0.03  # of the time, for measuring the steps of a stage
 MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those before, which are slow
 MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
+MIN_BANK = 200  # images with labels, however long it takes
 NUM_PICTURES = 8
 METRICS = ('mim_loss', 'token_entropy', 'mim_acc', 'accuracy/top1', 'tokenizer/recon_mae_01', 'tokenizer/codes_used')
 
@@ -62,6 +64,7 @@ def pretrain(
     steps: int | None = None,
     init: str | Path | None = None,
     workers: int | None = None,
+    batch: int | None = None,
 ) -> Path:
     """Pretrains a BEiT on a folder of images; labels are not looked at. The same call goes on with an unfinished run.
 
@@ -70,9 +73,10 @@ def pretrain(
             it, `val` is held out, else a tenth.
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
-        steps: of the pretraining, instead.
+        steps: of the pretraining, instead, and at most as many of the tokenizer.
         init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is taken over.
         workers: processes that read images.
+        batch: images of a step.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
@@ -83,7 +87,7 @@ def pretrain(
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
     with quiet():
-        return Run('pretrain', images, out, init, workers).finish(dict(minutes=minutes, steps=steps))
+        return Run('pretrain', images, out, init, workers, batch).finish(dict(minutes=minutes, steps=steps))
 
 
 def finetune(
@@ -93,11 +97,12 @@ def finetune(
     minutes: float | None = None,
     epochs: float | None = None,
     workers: int | None = None,
+    batch: int | None = None,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of a folder with one folder a class.
 
     Args:
-        images, out, workers: as of `pretrain`.
+        images, out, workers, batch: as of `pretrain`.
         init: checkpoint of any BEiT, or the folder of a run.
         minutes: of wall clock for all of it, by default 15.
         epochs: times through the images, instead.
@@ -110,7 +115,7 @@ def finetune(
     """
     check_numbers(minutes=minutes, epochs=epochs, workers=workers)
     with quiet():
-        return Run('finetune', images, out, init, workers).finish(dict(minutes=minutes, epochs=epochs))
+        return Run('finetune', images, out, init, workers, batch).finish(dict(minutes=minutes, epochs=epochs))
 
 
 def check_numbers(workers: int | None, **lengths: float | None) -> None:
@@ -130,20 +135,26 @@ class Run:
 
     Args:
         verb: 'pretrain' or 'finetune'.
-        images, out, init, workers: as of `pretrain`.
+        images, out, init, workers, batch: as of `pretrain`.
     """
 
     def __init__(
-        self, verb: str, images: str | Path, out: str | Path, init: str | Path | None, workers: int | None
+        self,
+        verb: str,
+        images: str | Path,
+        out: str | Path,
+        init: str | Path | None,
+        workers: int | None = None,
+        batch: int | None = None,
     ) -> None:
         self.began = time.monotonic()
-        self.verb, self.workers = verb, workers
+        self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
         self.record: dict[str, Any] = dict(
             verb=verb,
             images=str(folder_of_images(images)),
-            init=init and str(checkpoint_of(init).resolve()),
+            init=init and located(str(init) if '://' in str(init) else str(checkpoint_of(init))),
             seconds=0.0,
             stages={},
         )
@@ -168,8 +179,12 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
+            if 'plan' in known:
+                Plan(**known['plan'])
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f'{path} is damaged; choose another --out, or delete the folder') from None
+            raise ValueError(
+                f'{path} is damaged, or of another version of beit_mm; choose another --out, or delete the folder'
+            ) from None
         if differing:
             key = differing[0]
             raise ValueError(
@@ -197,6 +212,9 @@ class Run:
 
     def finish(self, length: Mapping[str, float | None]) -> Path:
         """Does what is left to do; `length` is one of minutes, steps and epochs."""
+        given = {name: value for name, value in length.items() if value is not None}
+        if 'plan' in self.record:
+            self.check_same(given)
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             print(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
@@ -210,12 +228,13 @@ class Run:
             if 'plan' in self.record:
                 self.go_on(images)
             else:
-                self.choose(images, {name: value for name, value in length.items() if value is not None})
+                self.choose(images, given)
             for stage in self.record['stages']:
                 if not self.record['stages'][stage]:
                     self.prepare(images, stage)
                 self.train(stage)
-            shutil.copyfile(self.last_checkpoint(self.verb), self.weights)
+            content = read_checkpoint(self.last_checkpoint(self.verb))
+            write_checkpoint(self.weights, {key: content[key] for key in ('state_dict', 'meta')})
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             print(f'Stopped; what was learned so far is kept. Go on with: {this_command()}', flush=True)
@@ -227,7 +246,7 @@ class Run:
 
     def choose(self, images: Images, length: dict[str, float]) -> None:
         """Makes the plan and says what was chosen."""
-        plan = plan_training(images, self.verb, self.record['init'], self.workers)
+        plan = plan_training(images, self.verb, self.record['init'], self.workers, batch=self.batch)
         write_lists(images, self.lists)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         length = length or dict(minutes=MINUTES)
@@ -239,13 +258,31 @@ class Run:
         print('\n'.join(plan.reasons))
         print(f'length     {number:g} {name}: {" and ".join(stages)}; log and configs in {self.folder}', flush=True)
 
+    def check_same(self, length: Mapping[str, float]) -> None:
+        """Raises ValueError for a length or a batch that differs from the plan's."""
+        planned, batch = self.record['length'], self.record['plan']['batch']
+        if length and length != planned:
+            (name, number), (was, before) = next(iter(length.items())), next(iter(planned.items()))
+            raise ValueError(
+                f'{self.folder} was planned for {before:g} {was}, not {number:g} {name}; choose another --out'
+            )
+        if self.batch not in (None, batch):
+            raise ValueError(
+                f'{self.folder} was planned with batches of {batch}, not {self.batch}; choose another --out'
+            )
+
     def go_on(self, images: Images) -> None:
-        """Says so, if the images are still those of the plan."""
+        """Says so, if the images are still those of the plan. The run may have been moved, and have other workers."""
         if str(images) != self.record['found']:
             raise ValueError(
                 f'{self.record["images"]} had {self.record["found"]} when {self.folder} was planned, now {images}; '
                 'choose another --out'
             )
+        if self.workers is not None:
+            self.record['plan']['workers'] = self.workers
+        for name, stage in self.record['stages'].items():
+            if stage:
+                self.write(images, Plan(**self.record['plan']), name, stage['steps'])
         print(f'Going on with {self.folder} as it was planned.', flush=True)
 
     def prepare(self, images: Images, stage: str) -> None:
@@ -288,7 +325,7 @@ class Run:
             settings = pretraining_settings(*common, None if plan.tokenizer else self.last_checkpoint('tokenizer'))
         else:
             settings = finetuning_settings(*common)
-        title = f'{stage.capitalize()} on {self.record["images"]}, written by python -m beit_mm.'
+        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
         write_config(self.config(stage), title, base, settings)
 
     def train(self, stage: str) -> None:
@@ -329,19 +366,34 @@ class Run:
         if self.verb == 'pretrain':
             lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
         lines += ['![loss](loss.png)', '']
-        (self.folder / REPORT).write_text('\n'.join(lines))
+        (self.folder / REPORT).write_bytes(os.fsencode('\n'.join(lines)))  # names of folders may be any bytes
         print('\n'.join(f'{name:<48} {value}' for name, value in rows))
         print(f'{self.weights}\n{self.folder / REPORT}', flush=True)
 
+    def neighbour_sizes(self) -> tuple[int, int]:
+        """Images with labels and held-out ones for k-NN: so many that it takes about the time that is left for it.
+
+        Features of an image take at most half of what its training step takes; each is computed by two networks.
+        """
+        if 'minutes' not in self.record['length']:
+            return MAX_BANK, MAX_QUERIES
+        seconds = 60 * self.record['length']['minutes'] * REST
+        images = seconds * self.record['stages'][self.verb]['images_per_second']
+        return (
+            min(MAX_BANK, max(MIN_BANK, int(images * 2 / 3))),
+            min(MAX_QUERIES, max(MIN_BANK // 2, int(images / 3))),
+        )
+
     def neighbours(self, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights, on held-out images."""
+        bank_size, queries_size = self.neighbour_sizes()
         trained = FeatureExtractor(self.weights)
         labels = [
             {
                 str(part.root / path): images.classes.index(name)
                 for path, name in zip(part.paths, part.names, strict=True)
             }
-            for part in (spread(images.train, MAX_BANK), spread(images.held_out, MAX_QUERIES))
+            for part in (spread(images.train, bank_size), spread(images.held_out, queries_size))
         ]
         found = {}
         for name, network in (('knn_accuracy', trained), ('knn_accuracy_random', trained.with_random_weights())):
@@ -355,7 +407,7 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     """Rows of the report."""
     rows = {
         'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
-        'token_entropy': ('loss of knowing how frequent each token is', '{:.3f}'),
+        'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
         'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
         'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
         'accuracy/top1': ('classified right, %', '{:.1f}'),

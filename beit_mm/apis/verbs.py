@@ -1,10 +1,12 @@
 """What one does with trained weights, each in one call: classify, segment, reconstruct, attention."""
 
 import csv
+import io
 import json
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import ClassificationInferencer, ImageInput, SegmentationInferencer, iterate_images
 from beit_mm.apis.plans import backbone_of_file, list_part, masking, tokenizer_of
 from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import HUB_FILES, CheckpointError, locate_weights
-from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, locate_weights, weights_in
+from beit_mm.checkpoint.names import convert_state_dict, task_of
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.probing import knn_predict, patch_dataset, pixel_scores
@@ -32,9 +34,8 @@ from beit_mm.visualization.attention import attention_of_image, draw_attention
 from beit_mm.visualization.pictures import titled_grid
 
 Sources = str | Path | Sequence[str | Path]
-RESULTS = ('pretrained.pth', 'finetuned.pth')  # what the folder of a run is used for
 MAX_ROWS = 64  # of a picture of reconstructions
-BATCH = 32
+OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
 GAP = 8  # pixels between the pictures of two points
 
 
@@ -46,22 +47,22 @@ def checkpoint_of(source: str | Path) -> Path:
     """
     if '://' in str(source):
         return locate_weights(str(source), 'Name a file, the folder of a run, or an address.')
-    path = Path(source).expanduser()
-    if path.is_file():
-        return path
-    found = [path / name for name in RESULTS if (path / name).is_file()]
-    found = found or [path / name for name in HUB_FILES if (path / name).is_file()]
-    if not found:
-        what = 'is a folder without ' + ' or '.join(RESULTS) if path.is_dir() else 'does not exist'
-        raise FileNotFoundError(f'{str(source)!r} {what}; expected a checkpoint, or the folder of a finished run')
-    return found[-1]
+    path = weights_in(Path(source).expanduser())
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'{str(source)!r} does not exist; expected a checkpoint, or the folder of a finished run'
+        )
+    return path
 
 
 def task_of_file(checkpoint: Path) -> str:
     """What a checkpoint is for, as `checkpoint.names.task_of` says."""
     content = load_from_file(str(checkpoint))
+    weights = content.get('state_dict', content)
+    if any(name.startswith(OTHER_CLASSIFIERS) for name in weights):
+        return 'classification'
     try:
-        return task_of(convert_state_dict(content.get('state_dict', content)).state_dict)
+        return task_of(convert_state_dict(weights).state_dict)
     except CheckpointError as error:
         raise CheckpointError(f'{checkpoint} {error}.') from None
 
@@ -105,7 +106,7 @@ def classify(
                 'fine-tune it first: python -m beit_mm finetune'
             )
     if out is not None:
-        write_results(Path(out), results)
+        write_results(Path(out).expanduser(), results)
     return results
 
 
@@ -123,6 +124,8 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
     known = {str(folder / path): classes.index(name) for path, name in zip(bank.paths, bank.names, strict=True) if name}
     extract = FeatureExtractor(checkpoint)
     features, labels, _ = extract.of_files(known)
+    if not len(labels):
+        raise UnreadableImageError(f'--labelled: none of the {len(known)} images in {str(labelled)!r} can be read')
     queries, _, found = extract.of_files(dict.fromkeys(map(str, iterate_images(_listed(images))), 0))
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
@@ -131,14 +134,15 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     """Writes what `classify` returned."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO(newline='')
     if path.suffix == '.json':
-        path.write_text(json.dumps(list(results), indent=1) + '\n')
-        return
-    with path.open('w', newline='') as file:
-        rows = csv.writer(file)
+        text.write(json.dumps(list(results), indent=1) + '\n')
+    else:
+        rows = csv.writer(text)
         rows.writerow(['path', 'class', 'probability'])
-        for result in results:
-            rows.writerow([result['path'], *summary_of(result)])
+        rows.writerows([result['path'], *summary_of(result)] for result in results)
+    with atomic_file(path) as file:
+        file.write(os.fsencode(text.getvalue()))  # names of files may be any bytes
 
 
 def summary_of(result: dict[str, Any]) -> tuple[str, str]:
@@ -184,15 +188,17 @@ def segment(
             raise ValueError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if labelled is not None:
             dataset, maps = segment_by_neighbours(path, images, labelled, size, keep_zero_label)
-            return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out))
+            return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out).expanduser())
         if task != 'segmentation':
             kind = 'a classifier' if task == 'classification' else 'pretrained'
             raise ValueError(
                 f'{path} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and classes.txt, '
-                'or train one on it: python -m beit_mm train segment_upernet'
+                'or train a segmentor on it: README, "Segmentation"'
             )
         segmentor = SegmentationInferencer(path)
-        return write_maps(segmentor(_listed(images), on_error='skip'), segmentor.classes, segmentor.palette, Path(out))
+        return write_maps(
+            segmentor(_listed(images), on_error='skip'), segmentor.classes, segmentor.palette, Path(out).expanduser()
+        )
 
 
 def segment_by_neighbours(
@@ -242,14 +248,14 @@ def write_maps(
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / 'classes.txt').write_text('\n'.join(classes) + '\n')
     written = []
-    used: dict[str, int] = {}
+    used: set[str] = set()
     for result in results:
         if 'error' in result:
             written.append(result)
             continue
         stem = Path(result['path']).stem
-        used[stem] = number = used.get(stem, 0) + 1
-        name = f'{stem}.png' if number == 1 else f'{stem}_{number}.png'
+        names = (f'{stem}_{number}.png' if number > 1 else f'{stem}.png' for number in count(1))
+        used.add(name := next(name for name in names if name not in used))
         files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
         Image.fromarray(result['labels']).save(files['labels'])
         overlay(read_image(result['path']), result['labels'], palette).save(files['overlay'])
@@ -260,6 +266,8 @@ def write_maps(
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
     """An image uint8 (H, W, 3) under the colours of its labels (H, W); those below 0 have none."""
     present = np.unique(labels[labels >= 0])
+    if not len(present):
+        return Image.fromarray(pixels)
     masks = torch.stack([torch.from_numpy(labels == label) for label in present])
     image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
     drawn = draw_segmentation_masks(image, masks, alpha=0.6, colors=[tuple(palette[label]) for label in present])
@@ -282,11 +290,20 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
         UnreadableImageError: none of the files is an image; a few broken ones are left out.
         CheckpointError: no pretraining on visual tokens.
     """
+    out = check_picture(out)
     with quiet():
         _, columns = reconstructions(checkpoint, islice(iterate_images(_listed(images)), MAX_ROWS))
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         titled_grid(columns).save(out)
-    return Path(out)
+    return out
+
+
+def check_picture(out: str | Path) -> Path:
+    """The path of a picture; ValueError for an ending that is none, before any work is done."""
+    path = Path(out).expanduser()
+    if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
+        raise ValueError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
+    return path
 
 
 def reconstructions(checkpoint: str | Path, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
@@ -335,7 +352,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
             broken.append(error)
     random.setstate(state)
     if not samples:
-        raise broken[0]
+        raise broken[0] if broken else UnreadableImageError('no images; expected files or folders of images')
     return samples
 
 
@@ -358,6 +375,7 @@ def attention(
     Raises:
         As visualization.attention.attention_of_image.
     """
+    path = check_picture(out)
     texts = points.split(';') if isinstance(points, str) else list(points)
     with quiet():
         found = attention_of_image(checkpoint_of(checkpoint), image, [text.strip() for text in texts], layer)
@@ -368,9 +386,9 @@ def attention(
     for picture in pictures:
         together.paste(picture, (0, top))
         top += picture.height + GAP
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    together.save(out)
-    return Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    together.save(path)
+    return path
 
 
 def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
@@ -396,7 +414,7 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
-        target_generator=tokenizer_of(checkpoint, meta_of(content)),
+        target_generator=tokenizer_of(checkpoint, dict(content, state_dict=ours)),
         data_preprocessor=dict(
             type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
         ),

@@ -11,7 +11,6 @@ import re
 import secrets
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -32,8 +31,10 @@ from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
+RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
 HUB_CONFIGS = ('config.json', 'preprocessor_config.json')
-HASH_IN_NAME = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # as published by OpenMMLab, torchvision and ourselves
+# as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
+HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
@@ -343,27 +344,28 @@ def locate_weights(source: str, advice: str) -> Path:
     cached = Path(torch.hub.get_dir(), 'checkpoints', name)
     folder = os.environ.get(WEIGHTS_VARIABLE)
     places = [Path(folder, cached.name), cached] if folder else [cached]
+    reason = ''  # which the first process of a node knows
     first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
     if first_of_node and not any(place.is_file() for place in places):
         try:
             download(source, cached)
-        except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:  # the caller says what to do
-            warnings.warn(f'download of {source} failed: {" ".join(str(error).split()):.300}', stacklevel=2)
+        except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
+            reason = f' ({" ".join(str(error).split()):.300})'
     dist.barrier()  # always: whether a file is there differs between nodes and moments
     for place in places:
         if place.is_file():
             return place
     raise FileNotFoundError(
         f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
-        f'is {folder or "not set"}), and {source} cannot be downloaded.\n{advice}'
+        f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
     )
 
 
 def fetch_hub_folder(source: str, advice: str) -> Path:
     """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
 
-    It is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where later calls find
-    it without a network.
+    Without a revision it is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where
+    later calls find it without a network.
 
     Args:
         source: hf://owner/name, or hf://owner/name@revision.
@@ -375,7 +377,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
-    if folder and Path(folder, name).is_dir():
+    if folder and not revision and Path(folder, name).is_dir():
         return Path(folder, name)
     try:
         from huggingface_hub import hf_hub_download
@@ -433,15 +435,19 @@ def name_of_url(url: str) -> str:
 
 
 def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's, FileNotFoundError without; any other path as it is."""
+    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is.
+
+    Raises:
+        FileNotFoundError: a folder without them.
+    """
     if not path.is_dir():
         return path
-    for name in HUB_FILES:
+    for name in (*HUB_FILES, *RUN_FILES):
         if (path / name).is_file():
             return path / name
     raise FileNotFoundError(
-        f'{path} is a folder without {" or ".join(HUB_FILES)}; transformers saves weights in pieces as one by '
-        "model.save_pretrained(folder, max_shard_size='100GB')"
+        f'{path} is a folder without {", ".join((*HUB_FILES, *RUN_FILES))}: of a run that is not finished name a '
+        "checkpoint; transformers saves in one piece by model.save_pretrained(folder, max_shard_size='100GB')"
     )
 
 

@@ -83,7 +83,8 @@ class ProgressHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Prints what a validation found."""
         line = f'{self.title} {runner.iter:,}, held-out images:'
-        for name, value in (metrics or {}).items():
+        numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+        for name, value in numbers.items():
             entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
             line += entry if len(line + entry) <= WIDTH else ''
         self.say(line)

@@ -82,7 +82,7 @@ def mistake(message: str, *words: object) -> None:
 
 def test_a_run_leaves_weights_pictures_and_a_report(run, images):
     report = (run / 'report.md').read_text()
-    for text in ('mim_loss', 'how frequent each token is', 'nearest neighbours', 'the same with random weights'):
+    for text in ('mim_loss', 'token_entropy', 'nearest neighbours', 'the same with random weights'):
         assert text in report
     assert Image.open(run / 'reconstruction.png').width > 4 * 160 and Image.open(run / 'loss.png').width > 100
     lists = {name: (run / f'lists/{name}.txt').read_text().split('\n') for name in ('train', 'held_out')}
@@ -238,7 +238,7 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     )
     mistake('text.pth', 'pretrain', images, '--out', out, '--init', tmp_path / 'text.pth')
     mistake('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out)
-    mistake('is a folder without pretrained.pth or finetuned.pth', 'classify', tmp_path / 'empty', image)
+    mistake('is a folder without model.safetensors, ', 'classify', tmp_path / 'empty', image)
     mistake('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image)
     mistake('--labelled: no folder', 'classify', run, image, '--labelled', tmp_path / 'none')
     mistake('has 0 class folders with images; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
@@ -253,21 +253,16 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     assert not out.exists() or not any(out.iterdir())
 
 
-def test_embed_hands_on(run, images, tmp_path, monkeypatch, capsys):
-    calls = []
-
-    class Features:
-        @staticmethod
-        def embed(**arguments):
-            calls.append(arguments)
-            return dict(features=np.zeros((2, 8)), paths=['a', 'b'])
-
-    monkeypatch.setitem(sys.modules, 'beit_mm.apis.features', Features)
-    call('embed', run, images / 'red', '--out', tmp_path / 'features.npz')
-    expected = dict(
-        checkpoint=str(run / 'pretrained.pth'), images=[str(images / 'red')], out=str(tmp_path / 'features.npz')
-    )
-    assert calls == [expected] and capsys.readouterr().out.endswith('features.npz: 2 x 8\n')
+def test_embed_writes_features_and_names_what_it_cannot_read(run, images, tmp_path, capsys):
+    shutil.copytree(images / 'red', tmp_path / 'some')
+    (tmp_path / 'some/0.png').write_bytes(b'nothing')
+    call('embed', run, tmp_path / 'some', '--out', tmp_path / 'features.npz')
+    said = capsys.readouterr().out.splitlines()
+    assert 'some/0.png' in said[0] and said[0].startswith('unreadable: ') and said[1].endswith('features.npz: 19 x 32')
+    with np.load(tmp_path / 'features.npz') as found:
+        assert found['features'].shape == (19, 32) and len(set(found['paths'])) == 19
+    expected = beit_mm.embed(run / 'pretrained.pth', images / 'red/1.png')  # the folder of a run is its weights
+    np.testing.assert_allclose(np.load(tmp_path / 'features.npz')['features'][0], expected['features'][0], atol=1e-5)
 
 
 def test_progress_lines_fit_a_terminal():

@@ -390,7 +390,7 @@ REFUSED = {
     'incomplete': (cut, 'new.pth', 'timm', r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias'),
     'unknown heads': (no_heads, 'new', 'hf', 'heads'),
     'no file': (lambda path: None, 'new.pth', 'beit_mm', 'weight file not found'),
-    'empty folder': (lambda path: path.mkdir(), 'new.pth', 'beit_mm', 'folder without model.safetensors or'),
+    'empty folder': (lambda path: path.mkdir(), 'new.pth', 'beit_mm', 'folder without model.safetensors, '),
 }
 
 
