@@ -71,9 +71,9 @@ def load_config(args: argparse.Namespace) -> Config:
 def parse_options(pairs: list[str]) -> dict[str, object]:
     """Keys and values of `--cfg-options`, as mmengine's DictAction reads them.
 
-    A value that is the path of an existing file or folder, or has spaces and no comma, is taken as it is: DictAction
-    would drop its spaces and split it at its commas. A list of dicts, such as a pipeline, is read as JSON, which
-    DictAction has no form for.
+    A `data_root`, the path of an existing file or folder, and a value with spaces and no comma are taken as they are:
+    DictAction would drop their spaces and split them at their commas. A list of dicts, such as a pipeline, is read as
+    JSON, which DictAction has no form for.
 
     Raises:
         ValueError: a pair without `=`, or what begins as a list of dicts and is no JSON.
@@ -86,7 +86,8 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         key, equals, value = pair.partition('=')
         if not equals:
             raise ValueError(f'--cfg-options: {pair!r} is no KEY=VALUE')
-        if os.path.exists(value) or (' ' in value and not set('[({\',"') & set(value)):
+        is_folder = key.endswith('data_root') and ',' in value
+        if is_folder or os.path.exists(value) or (' ' in value and not set('[({\',"') & set(value)):
             options.values[key] = value
         elif value.startswith('[{'):
             try:

@@ -157,6 +157,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     ('words', 'message'),
     [
         (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
+        (['data_root=no, such folder'], "no folder 'no, such folder"),
         (['data_root=no_such_folder'], "no folder 'no_such_folder"),
         (['data_root=no such folder'], "no folder 'no such folder"),
         (['data_root=https://example.org/images'], 'expected a local folder of images'),
