@@ -7,7 +7,7 @@ Command: python tools/train.py configs/demo/caltech101_finetune.py
              --cfg-options model.backbone.init_cfg=None optim_wrapper.optimizer.lr=1e-3 \
              optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/caltech101/{train,val}/<class>/*.jpg. Fewer labels: --cfg-options
-         train_dataloader.dataset.ann_file=labels.txt, one path a line, relative to data/caltech101/train
+         train_dataloader.dataset.ann_file=labels.txt, a list in data/caltech101, one path a line, relative to train/
 Batch:   1 process x 64 images, lr 4e-3
 Expect:  docs/few_labels.md
 Shorter: fewer epochs with more labels: 48 with 5 a class, 24 with 20, 10 with all; --cfg-options

@@ -4,9 +4,9 @@ After:   configs/demo/caltech101_pretrain.py
 Command: python tools/train.py configs/demo/camvid_pretrain.py
 Data:    data/caltech101/train/**/*.jpg and data/camvid/images/{training,validation}/*.jpg, without any labels, in two
          lists; in the first the 367 frames stand six times. Made in data/ with
-             (find caltech101/train -type f
-              for i in 1 2 3 4 5 6; do find camvid/images/training -type f; done) | sort > camvid_pretrain.txt
-             find camvid/images/validation -type f | sort > camvid_pretrain_val.txt
+             (find -L caltech101/train -type f
+              for i in 1 2 3 4 5 6; do find -L camvid/images/training -type f; done) | sort > camvid_pretrain.txt
+             find -L camvid/images/validation -type f | sort > camvid_pretrain_val.txt
 Batch:   1 process x 64 images, lr 1e-3
 Steps:   3,000, 30 times through the 6,286 lines of the list
 Time:    half an hour on two CPU cores without bfloat16
