@@ -23,6 +23,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
 from beit_mm.datasets.masking import masked_positions
+from beit_mm.engine.loops import EpochLoop, IterLoop
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -175,6 +176,26 @@ def run_ranks(function: Callable[[int], object], folder: Path, world_size: int =
             process.kill()
     assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
     return [answer for _, answer in answers]
+
+
+@contextmanager
+def last_steps() -> Iterator[None]:
+    """Training loops begin two steps, or one epoch, before their end."""
+    run_iter, run_epoch = IterLoop.run_iter, EpochLoop.run_epoch
+
+    def last_iters(self: IterLoop, batch: list) -> None:
+        self._iter = max(self._iter, self.max_iters - 2)
+        run_iter(self, batch)
+
+    def last_epoch(self: EpochLoop) -> None:
+        self._epoch = max(self._epoch, self.max_epochs - 1)
+        self._iter = self._epoch * len(self.dataloader)
+        run_epoch(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IterLoop, 'run_iter', last_iters)
+        patch.setattr(EpochLoop, 'run_epoch', last_epoch)
+        yield
 
 
 # --cfg-options for runs in this process: it waits five seconds for each worker to end.

@@ -1,15 +1,28 @@
 """The pages of docs/ fit the code and each other."""
 
+import argparse
+import ast
+import importlib.util
+import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from helpers import run_tool
+from doc_commands import OPERATORS, PAGES, Command, blocks, commands, config, config_of, inline_commands, parse_tool
+from helpers import ROOT, library_tools, run_tool
 from mkdocs.commands import build
 from mkdocs.config import load_config
+from mmengine.config import Config
+from mmengine.registry import Registry
 
-ROOT = Path(__file__).resolve().parents[1]
+import beit_mm
+from beit_mm import registry
+from beit_mm.__main__ import parser
+from tools import _cli
+
+OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', '.venv/bin/python', 'sbatch']
 
 
 def test_messages_of_the_troubleshooting_page_are_printed_by_the_code():
@@ -29,6 +42,113 @@ def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path, monkeypatch)
     build.build(load_config(str(ROOT / 'mkdocs.yml'), site_dir=str(tmp_path / 'site'), strict=True))
     start = (tmp_path / 'site/index.html').read_text()
     assert 'href="reliability/"' in start and 'href="docs/' not in start
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_commands_of_a_page_have_the_options_that_the_tools_have(page):
+    """Scripts, options, configs and the keys of --cfg-options, without running anything."""
+    problems = []
+    for command in [*(each for block in blocks(page) for each in commands(block)), *inline_commands(page)]:
+        try:
+            check_command(command)
+        except (AssertionError, ValueError, OSError, SystemExit) as error:
+            problems.append(f'{command.text}: {error}')
+    assert not problems, '\n'.join(problems)
+
+
+def check_command(command: Command) -> None:
+    """Fails where the command names what is not there."""
+    words = [word for word in command.words if not re.match(r'[A-Z_]+=', word)]
+    words = words[: next((place for place, word in enumerate(words) if set(word) <= OPERATORS), len(words))]
+    if command.words[0] == '(':  # of the shell alone
+        return
+    script, *rest = words[1:] if words[0] == 'bash' else words
+    if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
+        verb = parser().parse_args(rest[2:3] if rest[2] == 'train' else rest[2:]).verb
+        if verb in ('train', 'config'):
+            name = rest[3] if rest[3].endswith('.py') else f'configs/{rest[3]}.py'
+            check_training(command, [name, *rest[4:]])
+    elif script == 'python' and rest[0] == '-m':
+        assert importlib.util.find_spec(rest[1]), f'no module {rest[1]}'
+    elif script == 'python' and rest[1:] == ['--help']:
+        assert (ROOT / rest[0]).is_file()
+    elif script == 'python':
+        args = parse_tool(*rest)
+        if '--cfg-options' in rest or getattr(args, 'config', None):
+            check_config(command, args)
+    elif script.startswith('tools/dist_'):
+        tool = script.removeprefix('tools/dist_').replace('.sh', '.py')
+        places = 1 if tool == 'train.py' else 2
+        assert re.fullmatch(r'\d+|N', rest[places])
+        check_config(command, parse_tool(f'tools/{tool}', *rest[:places], *rest[places + 1 :]))
+    elif script == 'tools/slurm_train.sh':
+        check_training(command, rest[2:])
+    elif script == 'tools/run_demo.sh':
+        parse_tool('tools/demo/run_demo.py', *rest)
+    elif script == 'mim' and rest[0] in ('train', 'test'):
+        assert rest[1] in ('mmpretrain', 'mmsegmentation') and (rest[2] == 'mine.py' or (ROOT / rest[2]).is_file())
+    elif script == 'mim' and rest[0] == 'run':
+        tools = library_tools(rest[1]) if rest[1] != 'beit_mm' else ROOT / 'tools'
+        assert [*tools.rglob(f'{rest[2]}.py')] and (ROOT / config_of(command.block, rest[3])).is_file()
+    elif script == 'pip':
+        extras = re.findall(r'\.\[(\w+)\]', command.text)
+        assert all(f"'{extra}': [" in (ROOT / 'setup.py').read_text() for extra in extras)
+    else:
+        assert script in OTHER_PROGRAMS, f'{script} is not known'
+
+
+def check_training(command: Command, words: list[str]) -> None:
+    check_config(command, parse_tool('tools/train.py', *words))
+
+
+def check_config(command: Command, args: argparse.Namespace) -> None:
+    """The config is there, and so is each key of --cfg-options, as tools/train.py checks them."""
+    path = config_of(command.block, getattr(args, 'config', 'CONFIG'))
+    if path.startswith(('work_dirs/', 'run/')) or path == 'mine.py':  # written by a run, or by the reader
+        return
+    assert (ROOT / path).is_file(), f'{path} is not there'
+    for key in _cli.parse_options(getattr(args, 'cfg_options', [])):
+        _cli.check_key(config(path), key)
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_python_of_a_page_names_what_is_there(page, tmp_path):
+    """It compiles; its imports, the types of its dicts and their arguments exist; a config on another one is read."""
+    for block in blocks(page):
+        if block.language != 'python':
+            continue
+        tree = ast.parse(block.text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module)
+                assert not [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == 'beit_mm':
+                assert hasattr(beit_mm, node.attr), node.attr
+            elif isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict':
+                check_dict({word.arg: word.value for word in node.keywords})
+        if block.text.startswith('_base_ ='):
+            folder = tmp_path if "'configs/" in block.text else tmp_path / Path(page).parent
+            shutil.copytree(ROOT / 'configs', tmp_path / 'configs', dirs_exist_ok=True)
+            (folder / 'snippet.py').write_text(block.text)
+            Config.fromfile(folder / 'snippet.py')
+
+
+def check_dict(arguments: dict) -> None:
+    """The keywords of a `dict(type='beit_mm.X', ...)` are arguments of X."""
+    name = getattr(arguments.pop('type', None), 'value', '')
+    if not name.startswith('beit_mm.'):
+        return
+    registries = [child for child in vars(registry).values() if isinstance(child, Registry)]
+    found = next((each for child in registries if (each := child.get(name))), None)
+    assert found, f'no {name}'
+    known: set[str] = set()
+    for base in inspect.getmro(found):
+        parameters = inspect.signature(base).parameters
+        known |= set(parameters)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    wrong = {word for word in arguments if word} - known - {'init_cfg'}
+    assert not wrong, f'{name} takes no {wrong}'
 
 
 @pytest.mark.slow

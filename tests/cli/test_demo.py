@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import NO_WORKERS, ROOT, run_tool
+from helpers import NO_WORKERS, ROOT, last_steps, run_tool
 from PIL import Image
-
-from beit_mm.engine.loops import EpochLoop, IterLoop
 
 FOLDER = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
 PUBLIC = [
@@ -34,21 +32,7 @@ TOY_IMAGES = ['--num-train', '70', '--num-val', '10', '--size', '64']
 
 @pytest.fixture(scope='module', autouse=True)
 def _short_runs():
-    """Training loops begin two steps, or one epoch, before their end."""
-    run_iter, run_epoch = IterLoop.run_iter, EpochLoop.run_epoch
-
-    def last_iters(self: IterLoop, batch: list) -> None:
-        self._iter = max(self._iter, self.max_iters - 2)
-        run_iter(self, batch)
-
-    def last_epoch(self: EpochLoop) -> None:
-        self._epoch = max(self._epoch, self.max_epochs - 1)
-        self._iter = self._epoch * len(self.dataloader)
-        run_epoch(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IterLoop, 'run_iter', last_iters)
-        patch.setattr(EpochLoop, 'run_epoch', last_epoch)
+    with last_steps():
         yield
 
 
