@@ -11,8 +11,9 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our own report of a loading speaks of
@@ -67,6 +68,20 @@ def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.For
 def worth_reading(record: logging.LogRecord) -> bool:
     """Whether a record is more than noise."""
     return not NOISE.search(record.getMessage())
+
+
+def with_bar(items: Sequence[Any]) -> Iterator[Any]:
+    """The items; where the standard error output is a terminal, a bar shows how many have been taken."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from mmengine.utils import ProgressBar
+
+    bar = ProgressBar(len(items), file=sys.stderr)
+    for item in items:
+        yield item
+        bar.update()
+    print(file=sys.stderr)
 
 
 def folder_of_images(path: str | Path) -> Path:

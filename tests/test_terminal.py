@@ -73,3 +73,15 @@ def test_the_libraries_say_nothing_when_a_verb_begins(tmp_path):
     assert re.fullmatch(r"error: 1 images in '.*' ?; at least 100 are needed to learn from\n", result.stderr), (
         result.stderr
     )
+
+
+def test_a_bar_shows_how_many_were_taken(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    seen = Terminal()
+    monkeypatch.setattr(sys, 'stderr', seen)
+    assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and '3/3' in seen.getvalue()
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and sys.stderr.getvalue() == ''

@@ -1,6 +1,7 @@
 """Writes a classifier or segmentor as an ONNX graph for images of one size, and checks it with onnxruntime.
 
-    python tools/export_onnx.py CONFIG CHECKPOINT OUT.onnx [--size HEIGHT WIDTH]
+    python tools/export_onnx.py CHECKPOINT OUT.onnx --size 384 384
+    python tools/export_onnx.py CONFIG CHECKPOINT OUT.onnx        of a model that the checkpoint does not describe
 
 The graph takes normalised images, float32 (N, C, H, W), and gives logits, of a segmentor at each pixel; its metadata
 hold mean, std and size.
@@ -12,15 +13,11 @@ import sys
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config file')
+    parser.add_argument('config', nargs='?', help='path of the config file (default: what the checkpoint says)')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('out', help='path of the ONNX file')
     parser.add_argument(
-        '--size',
-        type=int,
-        nargs=2,
-        metavar=('HEIGHT', 'WIDTH'),
-        help="image size in pixels (default: the img_size of the config's backbone)",
+        '--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'), help="image size in pixels (default: the backbone's)"
     )
     args = parser.parse_args()
     from mmengine.config import Config
@@ -28,18 +25,24 @@ def main() -> None:
     from mmengine.runner import load_checkpoint
 
     from beit_mm.apis.export import export_onnx
+    from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+    from beit_mm.apis.verbs import checkpoint_of, task_of_file
     from beit_mm.registry import MODELS
 
-    cfg = Config.fromfile(args.config)
-    init_default_scope(cfg.get('default_scope', 'mmpretrain'))
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    size = args.size or cfg.model.backbone.get('img_size', 224)
-    size = (size, size) if isinstance(size, int) else tuple(size)
-    model = MODELS.build(cfg.model)
     try:
-        load_checkpoint(model, args.checkpoint, strict=True)
-        difference = export_onnx(model, args.out, size)
+        if args.config:
+            cfg = Config.fromfile(args.config)
+            init_default_scope(cfg.get('default_scope', 'mmpretrain'))
+            if 'data_preprocessor' in cfg:
+                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+            model = MODELS.build(cfg.model)
+            load_checkpoint(model, args.checkpoint, strict=True)
+        else:
+            path = checkpoint_of(args.checkpoint)
+            segments = task_of_file(path) == 'segmentation'
+            model = (SegmentationInferencer if segments else ClassificationInferencer)(path, 'cpu').model
+        size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
+        difference = export_onnx(model, args.out, tuple(size))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         sys.exit(f'error: {error}')
     print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")

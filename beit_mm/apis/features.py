@@ -1,7 +1,6 @@
 """Features of images from the checkpoint of any BEiT, and files of them."""
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from mmengine.dataset import Compose
 from mmengine.device import get_device
 from mmengine.registry import DefaultScope
-from mmengine.utils import ProgressBar
 from torch import Tensor
 
 from beit_mm.apis.inferencers import Device, ImageInput, ImageReader, check_on_error, iterate_images, usual_preparation
@@ -24,6 +22,7 @@ from beit_mm.engine.optim import inference_autocast
 from beit_mm.engine.probing import hidden_states, usual_layer
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import with_bar
 
 KINDS = ('mean', 'class_token', 'patches')
 
@@ -231,17 +230,12 @@ def embed(
     extractor = FeatureExtractor(checkpoint, device, **options)
     sources = list(iterate_images(images, extensions_of([extractor._load])))
     features, paths, skipped = [], [], []
-    bar = ProgressBar(len(sources), file=sys.stderr) if progress and sys.stderr.isatty() else None
-    for sample in extractor(sources, [kind], layer, batch_size, on_error):
+    for sample in extractor(with_bar(sources) if progress else sources, [kind], layer, batch_size, on_error):
         if 'error' in sample:
             skipped.append(sample)
         else:
             features.append(sample[kind])
             paths.append(sample['path'] or '')
-        if bar is not None:
-            bar.update()
-    if bar is not None:
-        print(file=sys.stderr)
     if not features:
         raise FileNotFoundError(f'no features: none of {len(sources)} images could be read')
     found = dict(

@@ -8,6 +8,7 @@ import math
 import os
 import pprint
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from beit_mm.terminal import folder_of_images
 PACKAGE = Path(__file__).resolve().parents[1]
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
+DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
 MIN_STEPS = 20
 NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
@@ -93,6 +95,7 @@ def find_images(folder: str | Path) -> Images:
         raise ValueError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
     classes = sorted(set(train.names))
     labelled = '' not in classes and len(classes) > 1 and set(held_out.names) <= set(classes)
+    labelled = labelled and not all(map(DATE.match, classes))
     return Images(train, held_out, classes if labelled else [])
 
 

@@ -19,17 +19,24 @@ from torchvision.utils import draw_segmentation_masks
 
 from beit_mm.apis.evaluation import patch_classifier
 from beit_mm.apis.features import FeatureExtractor
-from beit_mm.apis.inferencers import ClassificationInferencer, ImageInput, SegmentationInferencer, iterate_images
+from beit_mm.apis.inferencers import (
+    ClassificationInferencer,
+    ImageInput,
+    ImageReader,
+    SegmentationInferencer,
+    iterate_images,
+)
 from beit_mm.apis.plans import backbone_of_file, list_part, masking, tokenizer_of
 from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import CheckpointError, atomic_file, locate_weights, weights_in
 from beit_mm.checkpoint.names import convert_state_dict, task_of
+from beit_mm.datasets.image_folder import extensions_of
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.probing import knn_predict, patch_dataset, pixel_scores
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import quiet
+from beit_mm.terminal import quiet, with_bar
 from beit_mm.visualization.attention import attention_of_image, draw_attention
 from beit_mm.visualization.pictures import titled_grid
 
@@ -99,7 +106,8 @@ def classify(
         if labelled is not None:
             results = classify_by_neighbours(path, images, labelled)
         elif task == 'classification':
-            results = ClassificationInferencer(path)(_listed(images), on_error='skip')
+            classifier = ClassificationInferencer(path)
+            results = classifier(_with_bar(images, classifier), on_error='skip')
         else:
             raise ValueError(
                 f'{path} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
@@ -197,7 +205,10 @@ def segment(
             )
         segmentor = SegmentationInferencer(path)
         return write_maps(
-            segmentor(_listed(images), on_error='skip'), segmentor.classes, segmentor.palette, Path(out).expanduser()
+            segmentor(_with_bar(images, segmentor), on_error='skip'),
+            segmentor.classes,
+            segmentor.palette,
+            Path(out).expanduser(),
         )
 
 
@@ -229,7 +240,7 @@ def segment_by_neighbours(
     scores_of, _ = patch_classifier(extract, dataset)
 
     def maps() -> Iterator[dict[str, Any]]:
-        for sample in extract(_listed(images), ['patches'], on_error='skip'):
+        for sample in extract(_with_bar(images, extract), ['patches'], on_error='skip'):
             if 'error' in sample:
                 yield sample
                 continue
@@ -425,3 +436,8 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
 
 def _listed(images: Sources) -> list[str | Path]:
     return [images] if isinstance(images, (str, Path)) else list(images)
+
+
+def _with_bar(images: Sources, reader: ImageReader) -> Iterator[ImageInput]:
+    """The images, of folders those that the reader reads."""
+    return with_bar(list(iterate_images(_listed(images), extensions_of([reader._load]))))

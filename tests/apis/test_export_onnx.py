@@ -203,3 +203,18 @@ def test_command(tmp_path, monkeypatch, capsys):
     torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), logits, rtol=1e-4, atol=1e-4)
     metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'new/model.onnx').metadata_props}
     assert json.loads(metadata['mean']) == MEAN
+
+
+def test_command_without_a_config(tmp_path, monkeypatch, capsys):
+    """The checkpoint says what the model is, and the backbone its size."""
+    model = classifier(**VARIANTS['per_layer'])
+    meta = dict(architecture=dict(num_heads=4), preprocessing=dict(mean=MEAN, std=STD, size=BUILT))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'weights.pth')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'weights.pth', 'model.onnx'])
+    runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
+    assert '32 x 32 pixels' in capsys.readouterr().out
+    images = torch.randn(1, 3, *BUILT)
+    with torch.no_grad():
+        logits = model(images)
+    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), logits, rtol=1e-4, atol=1e-4)

@@ -147,3 +147,28 @@ def test_one_image_of_a_class_is_learned_from(tmp_path):
     Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
     train, held_out = plans.split(plans.list_part(tmp_path))
     assert train.paths == ['x.png'] and held_out.paths == []
+
+
+@pytest.mark.parametrize(
+    ('names', 'classes'),
+    [
+        (['2024-01-05', '2024-12-31'], 0),  # as cameras name them
+        (['202401', '202402'], 0),
+        (['2024-01-05', 'cat'], 2),
+        (['0', '1'], 2),
+    ],
+)
+def test_folders_of_dates_are_no_classes(names, classes, tmp_path):
+    images = find_images(make_folder(tmp_path, **dict.fromkeys(names, 60)))
+    assert len(images.classes) == classes
+
+
+def test_folders_called_train_and_many_small_folders(tmp_path):
+    images = find_images(make_folder(tmp_path / 'vehicles', bus=60, car=60, train=60))
+    assert images.classes == ['bus', 'car', 'train']
+    images = find_images(make_folder(tmp_path / 'only', train=150))  # nothing but that folder
+    assert images.train.root.name == 'train' and len(images.held_out.paths) == 15
+    images = find_images(make_folder(tmp_path / 'pairs', **{f'c{i}': 2 for i in range(150)}))
+    assert len(images.held_out.paths) == 30 and len(images.classes) == 150
+    images = find_images(make_folder(tmp_path / 'singles', **{f'c{i}': 1 for i in range(150)}))
+    assert len(images.held_out.paths) == 15
