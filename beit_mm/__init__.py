@@ -22,7 +22,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
 import importlib
 from typing import Any
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 _MODULES = dict(
     BEiTBackbone='models.vit',
     BEiTPretrainer='models.beit',

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
-NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our own report of a loading speaks of
+NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the \S+ registry")  # of mmengine's registries

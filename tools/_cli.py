@@ -177,10 +177,3 @@ def run(main: Callable[[], None]) -> None:
     from beit_mm.terminal import run
 
     run(main, str(TOOLS))
-
-
-def message_for_user(error: BaseException) -> str | None:
-    """The message that code of ours, tools included, wrote for the user; None where it is none of the user's."""
-    from beit_mm.terminal import message_for_user
-
-    return message_for_user(error, str(TOOLS))

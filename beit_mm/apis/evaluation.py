@@ -4,6 +4,7 @@ Nothing of the backbone is trained. Beside each figure stands, if asked for, tha
 weights: what there is of it comes from pixels and positions alone.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from beit_mm.engine.probing import (
     Standardise,
     accuracy,
     choose_penalty,
+    class_ious,
     confusion,
     image_features,
     knn_predict,
@@ -225,9 +227,7 @@ def labelled_patches(
 
 def ious(counts: Tensor) -> list[float | None]:
     """Intersection over union of each class in %, None where there is no union."""
-    hit = counts.diagonal()
-    union = counts.sum(dim=0) + counts.sum(dim=1) - hit
-    return [100 * float(a / b) if b else None for a, b in zip(hit, union, strict=True)]
+    return [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
 
 
 def segmentation_options(

@@ -209,15 +209,16 @@ class ClassificationInferencer(_Inferencer):
     """A trained classifier, with the names of its `classes` and the preparation of its images.
 
     Args:
-        checkpoint: a file that a fine-tuning of ours wrote; it holds its config. Of other files give the `config`.
+        checkpoint: a file that a fine-tuning of ours wrote, which holds its config, or any BEiT whose tensors show the
+            model. Of other files give the `config`.
         device: such as 'cuda:1' or 'cpu'; None for what there is.
         config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
             Of a FolderRunner's the number of classes is taken from the checkpoint.
 
     Raises:
         FileNotFoundError: no such file.
-        CheckpointError: the checkpoint has no config, or one that names types which only a given config may; or its
-            weights do not fit.
+        CheckpointError: neither config nor tensors show the model, the config names types which only a given config
+            may, or its weights do not fit.
         ValueError: the config describes something else than a classifier.
 
     Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or

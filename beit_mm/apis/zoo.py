@@ -76,7 +76,7 @@ def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
     Raises:
         ValueError: an unknown name; names the nearest.
         FileNotFoundError: no weights; says where they are.
-        CheckpointError: weights of another model.
+        CheckpointError, RuntimeError: weights of another backbone, or of another whole model.
     """
     if name not in released():
         near = get_close_matches(name, released(), n=1, cutoff=0.5)

@@ -96,7 +96,7 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         write_checkpoint(target, weights)
         return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
     if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
-        raise CheckpointError(f'{target} is to be a folder: the hf format has three files. Nothing was written.')
+        raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
     meta = meta_of(content) | describe_source(content, source)
     meta = {key: value for key, value in meta.items() if key in KEPT}
     if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere

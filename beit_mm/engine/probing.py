@@ -370,11 +370,15 @@ def pixel_confusion(scores: Tensor, labels: Tensor) -> Tensor:
     return confusion(predicted, labels.to(scores.device), scores.shape[2])
 
 
+def class_ious(counts: Tensor) -> Tensor:
+    """Intersection over union of each class (K,), nan of one that is neither there nor predicted."""
+    hit = counts.diagonal()
+    return hit / (counts.sum(dim=0) + counts.sum(dim=1) - hit)
+
+
 def mean_iou(counts: Tensor) -> float:
     """Mean over the classes of intersection over union; a class neither there nor predicted does not count."""
-    hit = counts.diagonal()
-    union = counts.sum(dim=0) + counts.sum(dim=1) - hit
-    return float((hit[union > 0] / union[union > 0]).mean())
+    return float(class_ious(counts).nanmean())
 
 
 def accuracy(counts: Tensor) -> float:

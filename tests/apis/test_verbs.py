@@ -1,5 +1,6 @@
 """The verbs: a run from images to a report, what is done with its weights, and one line for each mistake."""
 
+import ast
 import csv
 import dataclasses
 import json
@@ -142,6 +143,59 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
+def stopped(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pretraining of four steps whose second stage was stopped after two."""
+    after = training.ProgressHook.after_train_iter
+
+    def interrupt(hook, runner, *args, **kwargs):
+        after(hook, runner, *args, **kwargs)
+        if (hook.title, runner.iter) == ('pretrain', 1):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
+        with pytest.raises(SystemExit):
+            beit_mm.pretrain(images, out, steps=4)
+
+
+def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, monkeypatch):
+    stopped(images, tmp_path / 'first', monkeypatch)
+    shutil.copytree(tmp_path / 'first', tmp_path / 'second')
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')}
+    with pytest.raises(ValueError, match='was planned for 4 steps, not 9 steps'):
+        beit_mm.pretrain(images, tmp_path / 'second', steps=9)
+    with pytest.raises(ValueError, match='was planned with batches of 4, not 8'):
+        beit_mm.pretrain(images, tmp_path / 'second', batch=8)
+    beit_mm.pretrain(images, tmp_path / 'second', workers=1)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')} == before
+    cfg = Config.fromfile(tmp_path / 'second/config.py')
+    assert cfg.train_dataloader.num_workers == 1 and cfg.work_dir == str(tmp_path / 'second/pretrain')
+    assert (tmp_path / 'second/report.md').is_file() and (tmp_path / 'second/pretrain/iter_4.pth').is_file()
+
+
+def test_a_record_of_another_version_is_said(images, tmp_path):
+    (tmp_path / 'run').mkdir()
+    record = dict(
+        verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length={}, plan=dict(dalle=None)
+    )
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+
+
+def test_names_of_folders_are_never_code(images, tmp_path):
+    """Configs are Python, which is executed; they hold folders' names as data."""
+    folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff'
+    shutil.copytree(images, folder)
+    plan = dataclasses.asdict(plans.plan_training(plans.find_images(folder), 'pretrain'))
+    run = training.Run('pretrain', folder, tmp_path / 'run """', None, 0)
+    run.folder.mkdir()
+    plans.write_lists(plans.find_images(folder), run.lists)
+    run.write(plans.find_images(folder), plans.Plan(**plan), 'tokenizer', 9)
+    tree = ast.parse(run.config('tokenizer').read_text())
+    assert all(isinstance(node, ast.Assign) for node in tree.body[1:])
+    assert Config.fromfile(run.config('tokenizer')).data_root == str(folder)
+
+
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
     plan = plans.plan_training(plans.find_images(images), 'pretrain')
     run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
@@ -215,6 +269,50 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path):
     mistake("asks for 'subprocess.Popen'", 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
 
 
+def test_a_stored_tokenizer_needs_its_file_and_no_more_memory_than_that(run, images, tmp_path):
+    content = torch.load(run / 'pretrained.pth', weights_only=True)
+    stored = content['meta']['config_dict']['model']['target_generator']
+    stored['hidden'] = 2048  # a tokenizer of a gigabyte
+    torch.save(content, tmp_path / 'huge.pth')
+    mistake(
+        'the tokenizer that a stored config describes has',
+        'reconstruct',
+        tmp_path / 'huge.pth',
+        images,
+        '--out',
+        tmp_path / 'a.png',
+    )
+    del stored['checkpoint']
+    torch.save(content, tmp_path / 'none.pth')
+    mistake(
+        'does not name the file of its tokenizer',
+        'reconstruct',
+        tmp_path / 'none.pth',
+        images,
+        '--out',
+        tmp_path / 'a.png',
+    )
+
+
+def test_only_what_can_be_dalles_tokens_is_taken_for_them(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
+    head = {'head.lm_head.weight': torch.zeros(8192, 4)}
+    assert plans.tokenizer_of(tmp_path / 'x.pth', head)['type'] == 'beit_mm.DALLETokenizer'
+    for weights in (head | {'patch_aggregation.0.x': torch.zeros(1)}, {'head.lm_head.weight': torch.zeros(512, 4)}):
+        with pytest.raises(ValueError, match='does not say which tokenizer'):
+            plans.tokenizer_of(tmp_path / 'x.pth', weights)
+
+
+def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):
+    results = []
+    for name in ('x.png', 'other/x.png', 'x_2.png', 'third/x.png'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new('RGB', (4, 3)).save(tmp_path / name)
+        results.append(dict(path=str(tmp_path / name), labels=np.zeros((3, 4), np.uint8)))
+    written = verbs.write_maps(results, ['a'], [[9, 9, 9]], tmp_path / 'maps')
+    assert len({row['labels'] for row in written}) == 4 and len(list((tmp_path / 'maps/labels').iterdir())) == 4
+
+
 def test_mistakes_are_one_line(run, images, tmp_path):
     out, picture = tmp_path / 'out', tmp_path / 'picture.png'
     image = images / 'red/1.png'
@@ -247,6 +345,14 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('broken.png', 'reconstruct', run, tmp_path / 'broken.png', '--out', picture)
     mistake("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture)
     mistake('is pretrained, no segmentor', 'segment', run, image, '--out', out)
+    mistake('expected a picture, a file ending in', 'reconstruct', run, image, '--out', tmp_path / 'picture')
+    mistake('expected a picture, a file ending in', 'attention', run, image, '--out', tmp_path / 'empty')
+    (tmp_path / 'cat').mkdir()
+    (tmp_path / 'dog').mkdir()
+    for name in ('cat', 'dog'):
+        (tmp_path / name / 'x.png').write_bytes(b'nothing')
+    mistake('none of the ', 'classify', run, image, '--labelled', tmp_path)
+    mistake('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99)
     mistake("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture)
     mistake('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture)
     mistake("no config 'nothing'", 'config', 'nothing')

@@ -1,5 +1,7 @@
 """Released models by name."""
 
+import re
+
 import pytest
 import torch
 from helpers import ROOT, narrow_model
@@ -14,6 +16,8 @@ def test_every_file_of_the_page_of_released_files_has_a_name():
     names = list_models()
     assert len(names) >= 30 and names == sorted(set(names))
     assert not [name for name in names if f'{name}.pth' not in page]
+    files = set(re.findall(r'/([\w.-]+)\.pth\b', page))
+    assert len(files) >= 30 and files <= set(names)
     assert list_models('beit_large*ade20k') == ['beit_large_patch16_640_pt22k_ft22ktoade20k']
 
 

@@ -34,7 +34,7 @@ REQUIRED = set('torch torchvision numpy PIL scipy safetensors matplotlib tensorb
 # Its extra `onnx`, and what writes .parquet, which only apis may import, and only inside functions.
 OPTIONAL = {'onnx', 'onnxruntime', 'pyarrow'}
 # What one file tries first and does without.
-TRIED = {'beit_mm/datasets/reading.py': 'torchcodec'}
+TRIED = {'beit_mm/datasets/reading.py': 'torchcodec', 'beit_mm/checkpoint/io.py': 'huggingface_hub'}
 # Attributes of ours that heads of the libraries have too, so that one may ask any module for them.
 SHARED_ATTRIBUTES = {'backbone', 'num_classes', 'pipeline'}
 

@@ -395,7 +395,7 @@ def test_a_folder_of_transformers(tmp_path):
     with pytest.raises(CheckpointError, match='config.json beside the weights is no JSON'):
         load_checkpoint(ours, str(tmp_path))
     (tmp_path / 'model.safetensors').unlink()
-    with pytest.raises(FileNotFoundError, match='a folder without model.safetensors or'):
+    with pytest.raises(FileNotFoundError, match='a folder without model.safetensors, '):
         load_checkpoint(ours, str(tmp_path))
 
 

@@ -75,7 +75,7 @@ def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):
     assert array['path'] is None and array['scores'] == file['scores']
     with pytest.raises(ValueError, match='3 bands; expected 6'):
         classify(values[..., :3])
-    (skipped,) = classify(ROOT / 'docs/images/reconstruction.png', on_error='skip')
+    (skipped,) = classify(ROOT / 'docs/images/attention.png', on_error='skip')
     assert 'neither .tif nor .npy' in skipped['error']
 
 

@@ -18,7 +18,7 @@ def versions(text: str) -> dict[str, str]:
 
 BASE = versions(
     'torch=2.11.0+cu130 torchvision=0.26.0 numpy=2.4.6 pillow=13.0.0 scipy=1.17.1 '
-    'safetensors=0.8.0 matplotlib=3.11.2 tensorboard=2.21.0 setuptools=81.0.0 beit_mm=0.1.0'
+    'safetensors=0.8.0 matplotlib=3.11.2 tensorboard=2.21.0 setuptools=81.0.0 beit_mm=0.2.0'
 )
 ONEDL = BASE | versions(
     'onedl-mmengine=0.10.12 onedl-mmcv=2.3.6 onedl-mmpretrain=1.3.6 onedl-mmsegmentation=1.4.2 onedl-mim=0.5.1'

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 from helpers import NO_WORKERS, ROOT, run_tool
 from mmengine.config import Config
 from mmengine.registry import RUNNERS
+
+from beit_mm.engine.progress import ProgressHook
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
 # The demo's model on twelve images of 48 x 64 pixels: three steps.
@@ -87,7 +90,6 @@ def test_train_resume_and_test_give_the_same_numbers(options, tmp_path):
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
 
 
-@pytest.mark.slow
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -109,6 +111,21 @@ def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypat
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     run_tool('train.py', CONFIG, '--verbose', '--work-dir', 'again', *options)
     assert 'Iter(train)' in capsys.readouterr().err + terminal.getvalue()
+
+
+def test_who_stops_a_run_in_a_terminal_is_told_how_to_go_on(options, monkeypatch):
+    monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
+    after = ProgressHook.after_train_iter
+
+    def interrupt(hook, runner, *args, **kwargs):
+        after(hook, runner, *args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressHook, 'after_train_iter', interrupt)
+    with pytest.raises(SystemExit) as end:
+        run_tool('train.py', CONFIG, *options)
+    assert end.value.code == 130 and Path('work_dirs/pretrain/interrupted.pth').is_file()
+    assert re.search(r'^Stopped after step 1\. Go on with: .* --resume$', terminal.getvalue(), flags=re.M)
 
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import hf_peer
+from peers import HEADS, hf_peer
 from safetensors.torch import save_file
 
+from beit_mm.apis.plans import backbone_of_file, located
+from beit_mm.apis.verbs import checkpoint_of
 from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.checkpoint.io import ABANDONED, fetch_hub_folder, file_sha256, locate_weights, read_checkpoint
 
@@ -215,3 +217,18 @@ def test_a_folder_of_ours_comes_before_the_hub(hub, tmp_path, monkeypatch):
     hf_peer('classification', 'shared').save_pretrained(folder)
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
     assert locate_weights('hf://mine/beit', 'advice') == folder / 'model.safetensors' and not Hub.asked
+
+
+def test_a_cache_of_links_says_as_much_as_the_folder(tmp_path):
+    """The Hub's cache names weights by their hash, and links to them; what lies beside the link counts."""
+    hf_peer('classification', 'shared').save_pretrained(tmp_path / 'theirs')
+    (tmp_path / 'blobs').mkdir()
+    (tmp_path / 'snapshot').mkdir()
+    for file in (tmp_path / 'theirs').iterdir():
+        blob = tmp_path / 'blobs' / file_sha256(file)
+        file.rename(blob)
+        (tmp_path / 'snapshot' / file.name).symlink_to(blob)
+    link = checkpoint_of(tmp_path / 'snapshot')
+    assert located(str(link)) == str(tmp_path / 'snapshot/model.safetensors')
+    arguments, preprocessing = backbone_of_file(located(str(link)))
+    assert preprocessing['size'] and arguments['arch']['num_heads'] == HEADS

@@ -154,4 +154,9 @@ def test_a_process_is_left_as_it_was_found(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     # the exception: who reads local paths and addresses
-    assert sorted(json.loads(done.stdout.splitlines()[-1])) == ['schemes: ', 'schemes: http://', 'schemes: https://']
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == [
+        'schemes: ',
+        'schemes: hf://',
+        'schemes: http://',
+        'schemes: https://',
+    ]

@@ -22,7 +22,7 @@ from beit_mm.datasets.reading import LoadImage
 from beit_mm.engine import interruption
 from beit_mm.engine.interruption import WAITING, InterruptionHook, Watch
 from beit_mm.engine.workers import DeadWorkerError
-from tools._cli import message_for_user
+from beit_mm.terminal import message_for_user
 
 
 class Ended(SystemExit):

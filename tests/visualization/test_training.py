@@ -14,6 +14,7 @@ from mmengine.registry import init_default_scope
 from PIL import Image
 
 from beit_mm.datasets.samplers import SampleKey
+from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT
 from beit_mm.visualization.training import (
@@ -88,10 +89,13 @@ def test_label_maps_are_drawn_beside_their_images(tmp_path):
     picture = Image.open(tmp_path / 'out.png')
     assert picture.size == (MARGIN + 2 * (SIDE + MARGIN), TITLE_HEIGHT + MARGIN + 2 * (SIDE + MARGIN))
     image, labels = tile(picture, 0, 0).astype(int), tile(picture, 0, 1)
-    colours = {tuple(colour) for colour in labels.reshape(-1, 3).tolist()}
-    for colour in colours - {(255, 255, 255)}:  # each class is where its colour is, whatever the augmentation
-        inside = image[(labels == colour).all(axis=2)].mean(axis=0)
-        assert len(inside) == 3 and inside.max() > inside.min() + 10
+    seen = 0
+    for channel, colour in enumerate(distinct_colours(3)):  # the classes are red, green and blue
+        inside = image[(labels == colour).all(axis=2)]
+        if len(inside) > 50:
+            seen += 1
+            assert inside.mean(axis=0).argmax() == channel  # whatever the augmentation
+    assert seen
 
 
 def test_every_patch_is_masked_as_often_at_random(cfg):
