@@ -20,32 +20,35 @@ def main() -> None:
         '--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'), help="image size in pixels (default: the backbone's)"
     )
     args = parser.parse_args()
-    from mmengine.config import Config
-    from mmengine.registry import init_default_scope
-    from mmengine.runner import load_checkpoint
+    from beit_mm.terminal import quiet
 
-    from beit_mm.apis.export import export_onnx
-    from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-    from beit_mm.apis.verbs import checkpoint_of, task_of_file
-    from beit_mm.registry import MODELS
+    with quiet():
+        from mmengine.config import Config
+        from mmengine.registry import init_default_scope
+        from mmengine.runner import load_checkpoint
 
-    try:
-        if args.config:
-            cfg = Config.fromfile(args.config)
-            init_default_scope(cfg.get('default_scope', 'mmpretrain'))
-            if 'data_preprocessor' in cfg:
-                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-            model = MODELS.build(cfg.model)
-            load_checkpoint(model, args.checkpoint, strict=True)
-        else:
-            path = checkpoint_of(args.checkpoint)
-            segments = task_of_file(path) == 'segmentation'
-            model = (SegmentationInferencer if segments else ClassificationInferencer)(path, 'cpu').model
-        size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
-        difference = export_onnx(model, args.out, tuple(size))
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        sys.exit(f'error: {error}')
-    print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")
+        from beit_mm.apis.export import export_onnx
+        from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+        from beit_mm.apis.verbs import checkpoint_of, task_of_file
+        from beit_mm.registry import MODELS
+
+        try:
+            if args.config:
+                cfg = Config.fromfile(args.config)
+                init_default_scope(cfg.get('default_scope', 'mmpretrain'))
+                if 'data_preprocessor' in cfg:
+                    cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+                model = MODELS.build(cfg.model)
+                load_checkpoint(model, args.checkpoint, strict=True)
+            else:
+                path = checkpoint_of(args.checkpoint)
+                segments = task_of_file(path) == 'segmentation'
+                model = (SegmentationInferencer if segments else ClassificationInferencer)(path, 'cpu').model
+            size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
+            difference = export_onnx(model, args.out, tuple(size))
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            sys.exit(f'error: {error}')
+        print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")
 
 
 if __name__ == '__main__':

@@ -22,34 +22,39 @@ from _cli import run  # noqa: E402
 
 def main() -> None:
     args = parse()
-    from beit_mm.apis.evaluation import evaluate_images, evaluate_patches, segmentation_options
-    from beit_mm.apis.features import FeatureExtractor
+    from beit_mm.terminal import quiet
 
-    dense = args.method.startswith('dense-')
-    extractor = FeatureExtractor(args.checkpoint, args.device, None if dense else args.size)
-    models = {args.checkpoint: extractor}
-    if args.random:
-        models['random weights'] = extractor.with_random_weights(args.seed)
-    report = {}
-    for name, model in models.items():
-        method = args.method.removeprefix('dense-')
-        if dense:
-            train, val = (
-                segmentation_options(args.root, split, args.classes, not args.keep_zero_label, **folders)
-                for split, folders in (('train', prefix(args.train)), ('val', prefix(args.val)))
+    with quiet():
+        from beit_mm.apis.evaluation import evaluate_images, evaluate_patches, segmentation_options
+        from beit_mm.apis.features import FeatureExtractor
+
+        dense = args.method.startswith('dense-')
+        extractor = FeatureExtractor(args.checkpoint, args.device, None if dense else args.size)
+        models = {args.checkpoint: extractor}
+        if args.random:
+            models['random weights'] = extractor.with_random_weights(args.seed)
+        report = {}
+        for name, model in models.items():
+            method = args.method.removeprefix('dense-')
+            if dense:
+                train, val = (
+                    segmentation_options(args.root, split, args.classes, not args.keep_zero_label, **folders)
+                    for split, folders in (('train', prefix(args.train)), ('val', prefix(args.val)))
+                )
+                report[name] = evaluate_patches(
+                    model, train, val, method, args.layer, args.size, args.k, args.max_patches, args.workers, args.seed
+                )
+            else:
+                report[name] = evaluate_images(
+                    model, args.train, args.val, method, args.layer, args.kind, args.k, workers=args.workers
+                )
+            report[name]['layer'] = model.layer(args.layer)
+        print_table(report, 'miou' if dense else 'top1')
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(
+                json.dumps(dict(method=args.method, results=report), indent=2) + '\n', encoding='utf-8'
             )
-            report[name] = evaluate_patches(
-                model, train, val, method, args.layer, args.size, args.k, args.max_patches, args.workers, args.seed
-            )
-        else:
-            report[name] = evaluate_images(
-                model, args.train, args.val, method, args.layer, args.kind, args.k, workers=args.workers
-            )
-        report[name]['layer'] = model.layer(args.layer)
-    print_table(report, 'miou' if dense else 'top1')
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(dict(method=args.method, results=report), indent=2) + '\n', encoding='utf-8')
 
 
 def parse() -> argparse.Namespace:

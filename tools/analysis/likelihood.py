@@ -31,33 +31,38 @@ def main() -> None:
     args = parser.parse_args()
     if args.launcher != 'none':
         parser.error('it runs in one process')
-    import torch
-    from mmengine.registry import RUNNERS
+    from beit_mm.terminal import quiet
 
-    from beit_mm.engine.checks import unwrap
+    with quiet():
+        import torch
+        from mmengine.registry import RUNNERS
 
-    cfg = load_config(args)
-    if not cfg.model.get('target_generator'):
-        raise ValueError(f'{args.config} has no visual tokens; expected the config of a pretraining on them')
-    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
-    runner = RUNNERS.build(cfg)
-    load_strictly(runner, args.checkpoint)
-    model = unwrap(runner).eval()
-    batches = []
-    for batch in runner.test_dataloader:
-        inputs = model.data_preprocessor(batch)['inputs']
-        batches.append({name: values.cpu() for name, values in model.log_likelihoods(inputs).items()})
-    nats = {name: torch.cat([batch[name] for batch in batches]).double() for name in batches[0]}  # (images,) each
-    shape = inputs['tokenizer_images'].shape[1:]
-    num_tokens = math.prod(model.target_generator.grid_size(*shape[1:]))
-    uniform = -num_tokens * math.log(model.target_generator.vocab_size)
-    report = table({name: values.mean().item() for name, values in nats.items()}, uniform, num_values=math.prod(shape))
-    print(f'{len(nats["image"])} images of {" x ".join(map(str, shape))} values, {num_tokens} tokens each')
-    print(f'{"":50}{"nats an image":>15}{"bits per value":>16}')
-    for name, row in report.items():
-        print(f'{name:50}{row["nats"]:15,.1f}{row["bits"]:16.4f}')
-    if args.out:
-        Path(args.out).write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
+        from beit_mm.engine.checks import unwrap
+
+        cfg = load_config(args)
+        if not cfg.model.get('target_generator'):
+            raise ValueError(f'{args.config} has no visual tokens; expected the config of a pretraining on them')
+        cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
+        runner = RUNNERS.build(cfg)
+        load_strictly(runner, args.checkpoint)
+        model = unwrap(runner).eval()
+        batches = []
+        for batch in runner.test_dataloader:
+            inputs = model.data_preprocessor(batch)['inputs']
+            batches.append({name: values.cpu() for name, values in model.log_likelihoods(inputs).items()})
+        nats = {name: torch.cat([batch[name] for batch in batches]).double() for name in batches[0]}  # (images,) each
+        shape = inputs['tokenizer_images'].shape[1:]
+        num_tokens = math.prod(model.target_generator.grid_size(*shape[1:]))
+        uniform = -num_tokens * math.log(model.target_generator.vocab_size)
+        report = table(
+            {name: values.mean().item() for name, values in nats.items()}, uniform, num_values=math.prod(shape)
+        )
+        print(f'{len(nats["image"])} images of {" x ".join(map(str, shape))} values, {num_tokens} tokens each')
+        print(f'{"":50}{"nats an image":>15}{"bits per value":>16}')
+        for name, row in report.items():
+            print(f'{name:50}{row["nats"]:15,.1f}{row["bits"]:16.4f}')
+        if args.out:
+            Path(args.out).write_text(json.dumps(report, indent=2) + '\n', encoding='utf-8')
 
 
 def table(means: dict[str, float], uniform: float, num_values: int) -> dict[str, dict[str, float]]:

@@ -48,21 +48,24 @@ def main() -> None:
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     parser.add_argument('--out', type=Path, help='JSON file for the figures')
     args = parser.parse_args()
-    from mmengine.config import Config
-    from mmengine.registry import init_default_scope
+    from beit_mm.terminal import quiet
 
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(parse_options(args.cfg_options))
-    init_default_scope(cfg.default_scope)
-    segmentation = cfg.default_scope == 'mmseg'
-    train, val = (dataset(cfg, split, segmentation) for split in ('train', 'val'))
-    figures = segment(train, val) if segmentation else classify(train, val)
-    print(f'{len(train):,} training images, {len(val):,} held out, {len(train.metainfo["classes"])} classes')
-    print('mIoU, %' if segmentation else 'top-1, %')
-    for name, figure in figures.items():
-        print(f'  {name:16}{figure:6.1f}')
-    if args.out:
-        args.out.write_text(json.dumps(figures, indent=2) + '\n')
+    with quiet():
+        from mmengine.config import Config
+        from mmengine.registry import init_default_scope
+
+        cfg = Config.fromfile(args.config)
+        cfg.merge_from_dict(parse_options(args.cfg_options))
+        init_default_scope(cfg.default_scope)
+        segmentation = cfg.default_scope == 'mmseg'
+        train, val = (dataset(cfg, split, segmentation) for split in ('train', 'val'))
+        figures = segment(train, val) if segmentation else classify(train, val)
+        print(f'{len(train):,} training images, {len(val):,} held out, {len(train.metainfo["classes"])} classes')
+        print('mIoU, %' if segmentation else 'top-1, %')
+        for name, figure in figures.items():
+            print(f'  {name:16}{figure:6.1f}')
+        if args.out:
+            args.out.write_text(json.dumps(figures, indent=2) + '\n')
 
 
 def dataset(cfg: dict, split: str, segmentation: bool) -> BaseDataset:

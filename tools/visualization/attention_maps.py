@@ -47,37 +47,40 @@ def main() -> None:
         parser.error('give one of --short-side and --long-side')
     if not 0 < args.mass <= 1:
         parser.error(f'--mass {args.mass:g} is no share; expected more than 0, at most 1')
-    import numpy as np
+    from beit_mm.terminal import quiet
 
-    from beit_mm.visualization.attention import attention_of_image, draw_attention, largest_mass_mask
+    with quiet():
+        import numpy as np
 
-    found = attention_of_image(
-        args.checkpoint,
-        args.image,
-        args.points,
-        args.layer,
-        softmax=not args.scores,
-        short_side=args.short_side,
-        long_side=args.long_side,
-        mean=args.mean,
-        std=args.std,
-        device=args.device,
-    )
-    rows, columns = found.maps.shape[-2:]
-    print(f'{args.image}: {rows} x {columns} patches, mean {found.mean}, std {found.std}')
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f'{Path(args.image).stem}_layer{found.layer}' + '_scores' * args.scores
-    for (x, y), where, attention in zip(found.points, found.patches, found.maps, strict=True):
-        path = folder / f'{stem}_{x:.0f}_{y:.0f}.png'
-        draw_attention(found.image, where, attention, None if args.scores else args.mass).save(path)
-        print(path)
-    if args.npz:
-        numbers = dict(points=np.array(found.points), patches=np.array(found.patches), maps=found.maps.numpy())
-        if not args.scores:
-            numbers['masks'] = largest_mass_mask(found.maps, args.mass).numpy()
-        np.savez(folder / f'{stem}.npz', **numbers)
-        print(folder / f'{stem}.npz')
+        from beit_mm.visualization.attention import attention_of_image, draw_attention, largest_mass_mask
+
+        found = attention_of_image(
+            args.checkpoint,
+            args.image,
+            args.points,
+            args.layer,
+            softmax=not args.scores,
+            short_side=args.short_side,
+            long_side=args.long_side,
+            mean=args.mean,
+            std=args.std,
+            device=args.device,
+        )
+        rows, columns = found.maps.shape[-2:]
+        print(f'{args.image}: {rows} x {columns} patches, mean {found.mean}, std {found.std}')
+        folder = Path(args.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f'{Path(args.image).stem}_layer{found.layer}' + '_scores' * args.scores
+        for (x, y), where, attention in zip(found.points, found.patches, found.maps, strict=True):
+            path = folder / f'{stem}_{x:.0f}_{y:.0f}.png'
+            draw_attention(found.image, where, attention, None if args.scores else args.mass).save(path)
+            print(path)
+        if args.npz:
+            numbers = dict(points=np.array(found.points), patches=np.array(found.patches), maps=found.maps.numpy())
+            if not args.scores:
+                numbers['masks'] = largest_mass_mask(found.maps, args.mass).numpy()
+            np.savez(folder / f'{stem}.npz', **numbers)
+            print(folder / f'{stem}.npz')
 
 
 if __name__ == '__main__':

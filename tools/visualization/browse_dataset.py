@@ -29,16 +29,19 @@ def main() -> None:
     args = parser.parse_args()
     if args.number < 1:
         parser.error(f'--number {args.number} is below 1')
-    from mmengine.registry import init_default_scope
+    from beit_mm.terminal import quiet
 
-    from beit_mm.visualization.training import draw_training_samples
+    with quiet():
+        from mmengine.registry import init_default_scope
 
-    cfg = load_config(args)
-    init_default_scope(cfg.default_scope)
-    picture = draw_training_samples(cfg, args.number, args.seed, args.epoch, not args.no_tokens, args.channels)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(args.out)
-    print(args.out)
+        from beit_mm.visualization.training import draw_training_samples
+
+        cfg = load_config(args)
+        init_default_scope(cfg.default_scope)
+        picture = draw_training_samples(cfg, args.number, args.seed, args.epoch, not args.no_tokens, args.channels)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        picture.save(args.out)
+        print(args.out)
 
 
 if __name__ == '__main__':

@@ -45,34 +45,37 @@ def main() -> None:
     if args.foreground is not None and not 0 < args.foreground < 1:
         parser.error(f'--foreground {args.foreground:g}; expected a level between 0 and 1')
     project = projection(args.scatter) if args.scatter else None
-    import numpy as np
+    from beit_mm.terminal import quiet
 
-    from beit_mm.apis.features import FeatureExtractor, embed
-    from beit_mm.apis.inferencers import iterate_images
-    from beit_mm.visualization.features import draw_neighbours, draw_pca, draw_points
+    with quiet():
+        import numpy as np
 
-    args.out.mkdir(parents=True, exist_ok=True)
-    files = [str(path) for path in iterate_images(args.images)]
-    whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True)
-    if (bands := whole.backbone.patch_embed.proj.in_channels) != 3:
-        raise ValueError(f'{args.checkpoint}: a model of images with {bands} bands; expected RGB images, 3 bands')
-    maps = [sample['patches'] for sample in whole(files, ['patches'], args.layer)]
-    shown = [whole.prepared(path).float() / 255 for path in files]
-    draw_pca(files, shown, maps, args.foreground).save(args.out / 'pca.png')
-    print(args.out / 'pca.png')
-    if not args.among:
-        return
-    options = dict(kind=args.kind, layer=args.layer, device=args.device)
-    bank = embed(args.checkpoint, args.among, on_error='skip', **options)
-    queries = embed(args.checkpoint, files, progress=False, **options)
-    draw_neighbours(queries, bank).save(args.out / 'neighbours.png')
-    print(args.out / 'neighbours.png')
-    if project:
-        if len(bank['paths']) < MIN_POINTS:
-            raise ValueError(f'--among has {len(bank["paths"])} images; --scatter needs {MIN_POINTS} or more')
-        labels = [Path(path).parent.name for path in bank['paths']]
-        draw_points(np.asarray(project(bank['features'])), labels).savefig(args.out / 'scatter.png', dpi=100)
-        print(args.out / 'scatter.png')
+        from beit_mm.apis.features import FeatureExtractor, embed
+        from beit_mm.apis.inferencers import iterate_images
+        from beit_mm.visualization.features import draw_neighbours, draw_pca, draw_points
+
+        args.out.mkdir(parents=True, exist_ok=True)
+        files = [str(path) for path in iterate_images(args.images)]
+        whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True)
+        if (bands := whole.backbone.patch_embed.proj.in_channels) != 3:
+            raise ValueError(f'{args.checkpoint}: a model of images with {bands} bands; expected RGB images, 3 bands')
+        maps = [sample['patches'] for sample in whole(files, ['patches'], args.layer)]
+        shown = [whole.prepared(path).float() / 255 for path in files]
+        draw_pca(files, shown, maps, args.foreground).save(args.out / 'pca.png')
+        print(args.out / 'pca.png')
+        if not args.among:
+            return
+        options = dict(kind=args.kind, layer=args.layer, device=args.device)
+        bank = embed(args.checkpoint, args.among, on_error='skip', **options)
+        queries = embed(args.checkpoint, files, progress=False, **options)
+        draw_neighbours(queries, bank).save(args.out / 'neighbours.png')
+        print(args.out / 'neighbours.png')
+        if project:
+            if len(bank['paths']) < MIN_POINTS:
+                raise ValueError(f'--among has {len(bank["paths"])} images; --scatter needs {MIN_POINTS} or more')
+            labels = [Path(path).parent.name for path in bank['paths']]
+            draw_points(np.asarray(project(bank['features'])), labels).savefig(args.out / 'scatter.png', dpi=100)
+            print(args.out / 'scatter.png')
 
 
 def projection(name: str) -> Callable:

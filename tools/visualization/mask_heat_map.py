@@ -20,18 +20,21 @@ def main() -> None:
     args = parser.parse_args()
     if args.number < 1:
         parser.error(f'--number {args.number} is below 1')
-    from mmengine.registry import init_default_scope
+    from beit_mm.terminal import quiet
 
-    from beit_mm.visualization.training import draw_mask_statistics, draw_masks
+    with quiet():
+        from mmengine.registry import init_default_scope
 
-    cfg = load_config(args)
-    init_default_scope(cfg.default_scope)
-    frequency, counts = draw_masks(cfg, args.number, args.seed)
-    print(f'{counts.mean():.2f} of {frequency.size} patches on average, {counts.min()} to {counts.max()}')
-    print(f'a patch: in {frequency.min():.1%} to {frequency.max():.1%} of the masks')
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw_mask_statistics(frequency, counts).savefig(args.out, dpi=100)
-    print(args.out)
+        from beit_mm.visualization.training import draw_mask_statistics, draw_masks
+
+        cfg = load_config(args)
+        init_default_scope(cfg.default_scope)
+        frequency, counts = draw_masks(cfg, args.number, args.seed)
+        print(f'{counts.mean():.2f} of {frequency.size} patches on average, {counts.min()} to {counts.max()}')
+        print(f'a patch: in {frequency.min():.1%} to {frequency.max():.1%} of the masks')
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        draw_mask_statistics(frequency, counts).savefig(args.out, dpi=100)
+        print(args.out)
 
 
 if __name__ == '__main__':

@@ -22,23 +22,26 @@ def main() -> None:
         '--out', type=Path, default=Path('work_dirs/schedule.png'), help='default: work_dirs/schedule.png'
     )
     args = parser.parse_args()
-    from mmengine.registry import init_default_scope
+    from beit_mm.terminal import quiet
 
-    from beit_mm.visualization.training import draw_schedules, run_schedules
+    with quiet():
+        from mmengine.registry import init_default_scope
 
-    cfg = load_config(args)
-    init_default_scope(cfg.default_scope)
-    found = run_schedules(cfg, args.images)
-    print(f'{found.total:,} steps')
-    print(f'{"":24}{"first":>12}{"highest":>12}{"last":>12}')
-    rows = {f'lr, {name}': curve for name, curve in found.lr.items()} | {'weight decay': found.weight_decay}
-    if len(found.momentum):
-        rows |= {"teacher's momentum": found.momentum, "teacher's temperature": found.temperature}
-    for name, curve in rows.items():
-        print(f'{name:24}{curve[0]:12.3g}{curve.max():12.3g}{curve[-1]:12.3g}')
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw_schedules(found).savefig(args.out, dpi=100)
-    print(args.out)
+        from beit_mm.visualization.training import draw_schedules, run_schedules
+
+        cfg = load_config(args)
+        init_default_scope(cfg.default_scope)
+        found = run_schedules(cfg, args.images)
+        print(f'{found.total:,} steps')
+        print(f'{"":24}{"first":>12}{"highest":>12}{"last":>12}')
+        rows = {f'lr, {name}': curve for name, curve in found.lr.items()} | {'weight decay': found.weight_decay}
+        if len(found.momentum):
+            rows |= {"teacher's momentum": found.momentum, "teacher's temperature": found.temperature}
+        for name, curve in rows.items():
+            print(f'{name:24}{curve[0]:12.3g}{curve.max():12.3g}{curve[-1]:12.3g}')
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        draw_schedules(found).savefig(args.out, dpi=100)
+        print(args.out)
 
 
 if __name__ == '__main__':
