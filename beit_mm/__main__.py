@@ -21,7 +21,9 @@ def main() -> None:
     if words[:1] == ['train']:  # tools/train.py has its own options
         train(words[1:])
         return
-    args = parser().parse_args(words)
+    args, unknown = parser().parse_known_args(words)
+    if unknown:
+        refuse(args.verb, unknown[0])
     arguments = {key: value for key, value in vars(args).items() if key not in ('verb', 'call')}
     args.call(**arguments)
 
@@ -91,6 +93,16 @@ def parser() -> argparse.ArgumentParser:
     verb = add(verbs, 'config', config, 'print a config, to be changed', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
+
+
+def refuse(verb: str, word: str) -> None:
+    """Ends the command for a word that a verb does not know, with the nearest option."""
+    from difflib import get_close_matches
+
+    (verbs,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    own = verbs.choices[verb]
+    near = get_close_matches(word, own._option_string_actions, n=1)
+    own.error(f'unrecognized argument: {word}' + (f'; did you mean {near[0]}?' if near else ''))
 
 
 def add(

@@ -19,6 +19,7 @@ LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when the
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
+WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the \S+ registry")  # of mmengine's registries
 
 
@@ -107,7 +108,8 @@ def run(main: Callable[[], None], *folders: str) -> None:
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit('stopped')
+        print('stopped', file=sys.stderr)
+        sys.exit(130)
     except Exception as error:
         if (message := message_for_user(error, *folders)) is None:
             raise
@@ -137,7 +139,10 @@ def message_for_user(error: BaseException, *folders: str) -> str | None:
             return str(link)
         if isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
             return unknown_type(missing[1])
-    return str(error) if isinstance(error, OSError) else None
+    if isinstance(error, OSError):
+        # of a process that reads images torch hands on the whole traceback, which ends with "class: message"
+        return WORKER.sub('', str(error).rstrip()) if WORKER.match(str(error)) else str(error)
+    return None
 
 
 def unknown_type(name: str) -> str:

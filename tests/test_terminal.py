@@ -85,3 +85,11 @@ def test_a_bar_shows_how_many_were_taken(monkeypatch):
     assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and '3/3' in seen.getvalue()
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
     assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and sys.stderr.getvalue() == ''
+
+
+def test_an_error_of_a_worker_is_its_last_line():
+    text = 'Caught X in DataLoader worker process 0.\nOriginal Traceback:\n  File "x"\nbeit_mm.X: a.png is empty'
+    for message, said in ((text, 'a.png is empty'), ('a.png: is empty', 'a.png: is empty')):
+        with pytest.raises(OSError) as caught:
+            raise OSError(message)
+        assert terminal.message_for_user(caught.value) == said

@@ -55,6 +55,8 @@ def load_config(args: argparse.Namespace) -> Config:
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    if not args.config.endswith(('.py', '.yml', '.yaml', '.json')):
+        raise ValueError(f'{args.config!r} is no config; expected the path of one, a file ending in .py')
     cfg = Config.fromfile(args.config)
     options = parse_options(args.cfg_options)
     for key in options:
@@ -156,7 +158,8 @@ def check_key(cfg: Config, key: str) -> None:
         near = get_close_matches(name, {*place, *known}, n=1, cutoff=0.85 if 'type' in place else 0.7)
         if name not in known and (near or known):
             advice = f'; did you mean {".".join([*parents[:depth], near[0]])}?' if near else ''
-            raise ValueError(f'--cfg-options: {key}: {name} is no entry of the config{advice}')
+            where = f'{key}: {name}' if parents else key
+            raise ValueError(f'--cfg-options: {where} is no entry of the config{advice}')
         return
 
 

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,8 +216,10 @@ def find_config(name: str) -> Path:
             raise ValueError(f'{name!r} names {len(found)} configs; expected one of {names}')
         if found:
             return found[0]
-    places = ' or '.join(map(str, config_folders())) or 'an installed package'
-    raise FileNotFoundError(f'no config {name!r}; looked for a file of this name, and in {places}')
+    known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
+    near = get_close_matches(name.removesuffix('.py'), known, n=1)
+    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {config_folders()}'
+    raise FileNotFoundError(f'no config {name!r}; {advice}')
 
 
 def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:

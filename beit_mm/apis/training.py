@@ -6,6 +6,7 @@ which the same call goes on with it.
 
 import dataclasses
 import json
+import math
 import os
 import secrets
 import shlex
@@ -41,7 +42,7 @@ from beit_mm.apis.verbs import checkpoint_of, reconstruct
 from beit_mm.checkpoint.io import atomic_file, read_checkpoint, write_checkpoint
 from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
-from beit_mm.engine.workers import end_workers
+from beit_mm.engine.workers import end_workers, watch_workers
 from beit_mm.terminal import folder_of_images, quiet, without_output
 from beit_mm.visualization.training import draw_runs, read_scalars
 
@@ -237,7 +238,8 @@ class Run:
             write_checkpoint(self.weights, {key: content[key] for key in ('state_dict', 'meta')})
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
-            print(f'Stopped; what was learned so far is kept. Go on with: {this_command()}', flush=True)
+            kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
+            print(f'Stopped{kept}. Go on with: {this_command()}', flush=True)
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if 'plan' in self.record:
@@ -273,6 +275,10 @@ class Run:
 
     def go_on(self, images: Images) -> None:
         """Says so, if the images are still those of the plan. The run may have been moved, and have other workers."""
+        begun = any(self.folder.glob('*/*.pth'))
+        if str(images) != self.record['found'] and not begun:
+            self.choose(images, self.record['length'])
+            return
         if str(images) != self.record['found']:
             raise ValueError(
                 f'{self.record["images"]} had {self.record["found"]} when {self.folder} was planned, now {images}; '
@@ -367,7 +373,8 @@ class Run:
             lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
         lines += ['![loss](loss.png)', '']
         (self.folder / REPORT).write_bytes(os.fsencode('\n'.join(lines)))  # names of folders may be any bytes
-        print('\n'.join(f'{name:<48} {value}' for name, value in rows))
+        width = max(len(name) for name, _ in rows)
+        print('\n'.join(f'{name:<{width}}  {value}' for name, value in rows))
         print(f'{self.weights}\n{self.folder / REPORT}', flush=True)
 
     def neighbour_sizes(self) -> tuple[int, int]:
@@ -400,7 +407,7 @@ class Run:
             (bank, of_bank, _), (features, truth, _) = (network.of_files(part) for part in labels)
             predicted = knn_predict(features, bank, of_bank, len(images.classes))
             found[name] = 100 * (predicted == truth).float().mean().item()
-        return found
+        return dict(found, knn_images=len(truth))
 
 
 def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -415,7 +422,14 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
         'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
         'images_per_second': ('images a second in training', '{:,.0f}'),
     }
-    return [(text, form.format(numbers[name])) for name, (text, form) in rows.items() if name in numbers]
+    found = [(text, form.format(numbers[name])) for name, (text, form) in rows.items() if name in numbers]
+    if number := numbers.get('knn_images'):
+        share = numbers['knn_accuracy'] / 100
+        error = 100 * math.sqrt(share * (1 - share) / number)
+        far = numbers['knn_accuracy'] - numbers['knn_accuracy_random'] > 2 * error
+        text = f'{number:,} images, standard error {error:.1f}' + ('' if far else ': too close to tell')
+        found.insert(-1, ('neighbours were tried on', text))
+    return found
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -461,13 +475,16 @@ def seconds_per_step(config: Path, limit: float) -> tuple[float, float]:
     began = time.monotonic()
     cfg = Config.fromfile(str(config))
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
-    cfg.custom_hooks = [hook for hook in cfg.custom_hooks if 'Interruption' not in hook['type']]
+    # the training itself says which images are broken, and whether too many are
+    left_out = ('beit_mm.InterruptionHook', 'beit_mm.UnreadableImagesHook')
+    cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
     cfg.visualizer = dict(type='Visualizer')
     clock_hook = StepClock(limit)
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = f'{folder}/measured'
         runner = make_runner(cfg, clock_hook)
+        watch_workers([runner.train_dataloader])
         try:
             runner.train()
         finally:

@@ -139,8 +139,8 @@ class UnreadableImagesHook(Hook):
         if not added:
             return
         count = len(self.listing.lines - self.held_out)
-        for path in added:
-            message = f'{path} cannot be read, another image stands in ({count} so far).'
+        for number, path in enumerate(added, count - len(added) + 1):
+            message = f'{path} cannot be read, another image stands in ({number} so far).'
             print_log(message, logger='current', level=logging.WARNING)
         self.check_rate(count, len(runner.train_dataloader.dataset))
 

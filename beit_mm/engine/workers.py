@@ -37,6 +37,9 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         if self.first is not None:
             self.first(worker)
+        if os.isatty(2):  # libjpeg writes there of each flawed image; errors go to the main process
+            with open(os.devnull, 'wb') as nothing:
+                os.dup2(nothing.fileno(), 2)
         for number in (signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):

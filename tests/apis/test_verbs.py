@@ -355,7 +355,8 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99)
     mistake("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture)
     mistake('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture)
-    mistake("no config 'nothing'", 'config', 'nothing')
+    mistake("no config 'xyz'", 'config', 'xyz')
+    mistake("no config 'demo/pretrian'; did you mean 'demo/pretrain'?", 'config', 'demo/pretrian')
     assert not out.exists() or not any(out.iterdir())
 
 
@@ -376,6 +377,37 @@ def test_progress_lines_fit_a_terminal():
     line = progress_line('pretrain', 100_000, 1_000_000, numbers, 36_000)
     assert len(line) <= 120 and line.endswith('10:00:00 left') and 'data 0.012 s' in line
     assert [clock(seconds) for seconds in (0.4, 62, 3723)] == ['0:00', '1:02', '1:02:03']
+
+
+def test_a_misspelt_option_has_the_nearest(capsys):
+    with pytest.raises(SystemExit) as end:
+        call('pretrain', 'images', '--out', 'run', '--minuts', 2)
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and 'did you mean --minutes?' in said and 'usage: python -m beit_mm pretrain' in said
+
+
+def test_a_folder_of_broken_images_is_one_line(tmp_path):
+    """From a process that reads images, too; mended, the same command plans anew."""
+    folder = tmp_path / 'images'
+    folder.mkdir()
+    for number in range(40):
+        (folder / f'{number:02}.png').write_bytes(b'nothing')
+    message = 'images cannot be read, at most'
+    mistake(message, 'pretrain', folder, '--out', tmp_path / 'run', '--steps', 3, '--workers', 1)
+    assert len((tmp_path / 'run/tokenizer/unreadable_images.txt').read_text().splitlines()) == 4  # of those held out
+    for number in range(30):
+        Image.new('RGB', (40, 40), (8 * number, 0, 0)).save(folder / f'{number:02}.png')
+    for number in range(30, 40):
+        (folder / f'{number:02}.png').unlink()
+    beit_mm.pretrain(folder, tmp_path / 'run', steps=3)
+    assert (tmp_path / 'run/report.md').is_file()
+
+
+def test_the_report_says_how_far_its_figures_go():
+    numbers = dict(knn_accuracy=12.1, knn_accuracy_random=6.7, knn_images=1000, images_per_second=5.0)
+    assert ('neighbours were tried on', '1,000 images, standard error 1.0') in training.describe_numbers(numbers)
+    few = training.describe_numbers(numbers | dict(knn_images=32))
+    assert ('neighbours were tried on', '32 images, standard error 5.8: too close to tell') in few
 
 
 def test_configs_are_printed_and_trained_by_name(capsys, monkeypatch):

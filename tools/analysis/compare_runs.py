@@ -39,7 +39,8 @@ def main() -> None:
 
     with quiet():
         from beit_mm.visualization.training import draw_runs, read_scalars
-    found = {str(folder): read_scalars(folder) for folder in args.runs}
+    folders = [work_dir_of(folder) for folder in args.runs]
+    found = {str(folder): read_scalars(folder) for folder in folders}
     for name, (training, validation) in found.items():
         if not training and not validation:
             raise FileNotFoundError(f'{name} has no */vis_data/scalars.json; expected the work directory of a training')
@@ -53,13 +54,19 @@ def main() -> None:
     rows = [['run', 'step', 'minutes', 'images/s', *metrics]]
     rows += [[name, *figures(*parts, metrics)] for name, parts in found.items()]
     print_rows(rows)
-    if differing := differences([flat_config(folder) for folder in args.runs]):
+    if differing := differences([flat_config(folder) for folder in folders]):
         print('\nConfigs differ in')
         print_rows([['', *found], *([key, *values] for key, values in differing.items())])
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw_runs(found, keys).savefig(args.out, dpi=120)
         print(args.out)
+
+
+def work_dir_of(folder: Path) -> Path:
+    """A work directory; of a run of python -m beit_mm the one of its last stage."""
+    stages = [folder / name for name in ('finetune', 'pretrain') if (folder / 'plan.json').is_file()]
+    return next((stage for stage in stages if stage.is_dir()), folder)
 
 
 def print_rows(rows: list[list[str]]) -> None:
@@ -110,11 +117,16 @@ def flat(value: object, key: str = '') -> Iterator[tuple[str, str]]:
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
         value = dict(enumerate(value))
     if not isinstance(value, dict) or not value:
-        yield key, repr(value)
+        yield key, repr(plain(value))
         return
     for name, entry in value.items():
         if key or name not in OF_THE_START:
             yield from flat(entry, f'{key}.{name}'.lstrip('.'))
+
+
+def plain(value: object) -> object:
+    """Lists in the place of tuples, which a plan that was stored as JSON does not have."""
+    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def differences(configs: list[dict[str, str]]) -> dict[str, list[str]]:
