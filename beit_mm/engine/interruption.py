@@ -77,7 +77,7 @@ class InterruptionHook(Hook):
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
         self.every = 1  # steps between two exchanges
-        self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began
+        self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began; 0: not yet
         self.workers: list[WorkerInit] = []
         self.handlers: dict[signal.Signals, Any] = {}
 
@@ -120,7 +120,7 @@ class InterruptionHook(Hook):
     def start(self, runner: Runner) -> None:
         """Attends to signals."""
         self.code = self.agreed = self.steps = 0
-        self.every, self.pending, self.since = 1, None, time.monotonic()
+        self.every, self.pending, self.since = 1, None, 0.0
         self.group = connect() if get_world_size() > 1 else None
         if threading.current_thread() is threading.main_thread() and checkpoint_hook_of(runner) is not None:
             for number in EXIT_CODES:
@@ -155,6 +155,9 @@ class InterruptionHook(Hook):
         """What any process was told before the last step began, so that none waits for another; 0: nothing yet."""
         if self.group is None:
             return self.code
+        if not self.since:  # before the first step, whose time is not known yet
+            self.since = time.monotonic()
+            return 0
         self.steps += 1
         if self.pending is not None:
             work, told = self.pending
