@@ -75,7 +75,7 @@ def find_images(folder: str | Path) -> Images:
     """The images of a folder, some of them held out.
 
     Where the folder is called `train`, or holds folders `train` and `val`, `val` holds the held-out images; otherwise
-    a tenth is held out, of each class where the images lie in class folders. The choice depends on the paths only.
+    a tenth is held out, of each folder in proportion. The choice depends on the paths only.
 
     Raises:
         FileNotFoundError: no such folder, or no images in it.
@@ -96,7 +96,7 @@ def find_images(folder: str | Path) -> Images:
         raise ValueError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
     classes = sorted(set(train.names))
     labelled = '' not in classes and len(classes) > 1 and set(held_out.names) <= set(classes)
-    labelled = labelled and not all(map(DATE.match, classes))
+    labelled = labelled and not all(map(DATE.fullmatch, classes))
     return Images(train, held_out, classes if labelled else [])
 
 
@@ -218,7 +218,8 @@ def find_config(name: str) -> Path:
             return found[0]
     known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
     near = get_close_matches(name.removesuffix('.py'), known, n=1)
-    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {config_folders()}'
+    places = ' or '.join(map(str, config_folders())) or 'an installed package'
+    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {places}'
     raise FileNotFoundError(f'no config {name!r}; {advice}')
 
 
@@ -407,8 +408,9 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
         config = check_part(stored, TOKENIZERS, 'target_generator') if stored else None
     except RefusedError as error:
         raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
-    if config is None and len(weights.get('head.lm_head.weight', ())) == DALLE_VOCABULARY:
-        config = None if any(name.startswith('patch_aggregation.') for name in weights) else find_dalle()
+    of_v2 = any(name.startswith('patch_aggregation.') for name in weights)
+    if config is None and not of_v2 and len(weights.get('head.lm_head.weight', ())) == DALLE_VOCABULARY:
+        config = find_dalle()
     if config is None:
         raise CheckpointError(f'{checkpoint} does not say which tokenizer its visual tokens are of')
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:

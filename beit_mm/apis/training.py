@@ -392,7 +392,7 @@ class Run:
         )
 
     def neighbours(self, images: Images) -> dict[str, float]:
-        """k-NN accuracy, %, of the pretrained backbone and of one with random weights, on held-out images."""
+        """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
         bank_size, queries_size = self.neighbour_sizes()
         trained = FeatureExtractor(self.weights)
         labels = [

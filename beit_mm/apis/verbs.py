@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
-from beit_mm.apis.evaluation import patch_classifier
+from beit_mm.apis.evaluation import patch_classifier, segmentation_options
 from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import (
     ClassificationInferencer,
@@ -229,14 +229,8 @@ def segment_by_neighbours(
             'classes.txt with a name a line'
         )
     extract = FeatureExtractor(checkpoint, size=size, whole=True)
-    dataset = patch_dataset(
-        extract.backbone,
-        size,
-        data_root=str(folder),
-        classes='classes.txt',
-        reduce_zero_label=not keep_zero_label,
-        data_prefix=prefix,
-    )
+    options = segmentation_options(folder, 'train', reduce_zero_label=not keep_zero_label, **prefix)
+    dataset = patch_dataset(extract.backbone, size, **options)
     scores_of, _ = patch_classifier(extract, dataset)
 
     def maps() -> Iterator[dict[str, Any]]:
