@@ -11,6 +11,7 @@ from torch import Tensor
 from beit_mm.checkpoint.io import (
     SUFFIXES,
     CheckpointError,
+    blaming,
     file_sha256,
     locate_weights,
     read_checkpoint,
@@ -91,6 +92,12 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         raise ValueError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
     source, target = locate_weights(str(source), 'Name a file, a folder of transformers, or an address.'), Path(target)
     content = read_checkpoint(source)
+    with blaming(source):
+        return _convert(content, source, target, to)
+
+
+def _convert(content: Mapping[str, Any], source: Path, target: Path, to: str) -> Conversion:
+    """`convert_checkpoint` of a file's content."""
     weights = weights_of(content)
     if 'blocks.input.w' in weights:
         write_checkpoint(target, weights)
@@ -195,7 +202,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
                 f'has a segmentation head that transformers has not: its UperNet is as wide as the backbone, {dims}'
             )
         blocks = meta['architecture'].get('out_indices') or []
-        if len(blocks) != 4:
+        if len(blocks) != 4 or not all(0 <= block < depth for block in blocks):
             blocks = released_out_indices(depth)
         # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
         # which the released UperNet uses: its own files name the blocks then, and give other logits there

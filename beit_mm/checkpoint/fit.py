@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.io import HUB_SCHEME, CheckpointError, locate_weights, read_checkpoint
+from beit_mm.checkpoint.io import HUB_SCHEME, CheckpointError, blaming, locate_weights, read_checkpoint
 from beit_mm.checkpoint.names import (
     POSITIONS,
     SHARED_TABLE,
@@ -59,6 +60,12 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
     """
     path = locate_weights(filename, ADVICE)
     content = read_checkpoint(path)
+    with blaming(path):
+        return _as_read(content, path)
+
+
+def _as_read(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A file's content as `load_from_file` returns it."""
     source = describe_source(content, path)
     meta_of(content).pop('config', None)
     if source['format'] in ('unilm', 'timm', 'hf'):
@@ -75,9 +82,12 @@ def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]
                 print_log(message, logger='current', level=logging.WARNING)
     elif source['format'] is not None:
         content['state_dict'] = weights_of(content)  # under names without wrappers
-    # mmengine takes the whole content for a state dict where it has none
-    whole = not isinstance(content.get('state_dict'), dict)
+    whole = 'state_dict' not in content  # mmengine takes it for a state dict then
     given = content if whole else content['state_dict']
+    if not isinstance(given, dict):
+        raise CheckpointError(f'{path} has a state_dict of type {type(given).__name__}, expected names and tensors')
+    if others := [name for name in given if not isinstance(name, str)]:
+        raise CheckpointError(f'{path} is no checkpoint of a model: {ascii(others[0]):.60} is no name of a tensor')
     state_dict: Any = OrderedDict(given)
     state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
     for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
@@ -93,13 +103,14 @@ def read_backbone(checkpoint: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     """
     content = load_from_file(checkpoint)
     state_dict = content.get('state_dict', content)
-    try:
-        source = state_dict._metadata[''][SOURCE_KEY]
-        return backbone_arguments(convert_state_dict(state_dict).state_dict, source), state_dict
-    except CheckpointError as error:
-        raise CheckpointError(f'{checkpoint} {error}.') from None
-    except ValueError as error:
-        raise CheckpointError(f'{checkpoint}: {error}, and the file does not say to which rectangle.') from None
+    with blaming(checkpoint):
+        try:
+            source = state_dict._metadata[''][SOURCE_KEY]
+            return backbone_arguments(convert_state_dict(state_dict).state_dict, source), state_dict
+        except CheckpointError as error:
+            raise CheckpointError(f'{checkpoint} {error}.') from None
+        except ValueError as error:
+            raise CheckpointError(f'{checkpoint}: {error}, and the file does not say to which rectangle.') from None
 
 
 # --- into a backbone ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ import torch
 from mmengine import dist
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
@@ -39,6 +40,7 @@ META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings 
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
 HASH_PIECE = 1 << 20  # bytes
+STALLED = 60.0  # seconds in which a server sends nothing
 ABANDONED = 3600  # seconds since something was written to a partial download
 LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
@@ -60,6 +62,20 @@ class CheckpointError(ValueError):
 
 class UnsafeCheckpointError(CheckpointError):
     """The file asks for more than tensors and plain values; none of it was run."""
+
+
+@contextmanager
+def blaming(path: str | Path) -> Iterator[None]:
+    """Turns what odd content of a file makes any code raise into a CheckpointError of one line."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = ' '.join(ascii(str(error))[1:-1].split())
+        raise CheckpointError(
+            f'{path} is no checkpoint of a BEiT: reading it as one ends in {type(error).__name__}: {reason:.200}.'
+        ) from error
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -202,8 +218,8 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
-        mapped: tensors are read when they are used, which is for a look at the values beside them. They would change,
-            or end the process, when the file is written again or cut.
+        mapped: tensors are read when they are used, which is for a look at the values beside them: no check sum is
+            compared. They would change, or end the process, when the file is written again or cut.
 
     Returns:
         The file's content, tensors on the CPU. Of a safetensors file its tensors by name; of one that
@@ -244,7 +260,7 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     statistics = dict(HistoryBuffer._statistics_methods)
     try:
         if zipped:
-            check_zip(path)
+            check_zip(path, sums=not mapped)
         with _allowed(), path.open('rb') as file:
             # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
             content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
@@ -309,7 +325,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         check_content([weights, meta], path.stat().st_size)
     except LimitError as error:
         raise CheckpointError(f'{path} is refused: {error}.') from None
-    except (SafetensorError, ValueError, RecursionError) as error:
+    except Exception as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
@@ -417,6 +433,8 @@ def download(url: str, path: Path) -> None:
             killed.unlink(missing_ok=True)
     partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
     digits = HASH_IN_NAME.search(path.name)
+    seconds = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds or STALLED)  # torch gives none
     try:
         torch.hub.download_url_to_file(url, str(partial), digits and digits[1])
         try:
@@ -425,6 +443,7 @@ def download(url: str, path: Path) -> None:
             raise ValueError(str(error).replace(str(partial), 'what came')) from None
         os.replace(partial, path)
     finally:
+        socket.setdefaulttimeout(seconds)
         partial.unlink(missing_ok=True)
 
 
@@ -452,6 +471,11 @@ def weights_in(path: Path) -> Path:
 
 
 # --- writing --------------------------------------------------------------------------------------
+
+
+def inert(text: str) -> str:
+    r"""Text of a config with `{\x7b` for `{{` in its strings: mmengine fills in templates before Python reads it."""
+    return text.replace('{{', '{\\x7b')
 
 
 @contextmanager

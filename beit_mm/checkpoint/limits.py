@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +33,14 @@ class LimitError(ValueError):
     """More than a checkpoint has any use for."""
 
 
-def check_zip(path: Path) -> None:
+def check_zip(path: Path, sums: bool = True) -> None:
     """Raises LimitError where a zip file holds what torch.save does not write, or more than its own size.
 
     A file of code beside the tensors would be one `sys.path` entry away from being imported.
+
+    Args:
+        path: the file.
+        sums: whether the check sums are compared too, at which torch's reader does not look.
 
     Raises:
         LimitError, zipfile.BadZipFile: says what.
@@ -44,12 +48,7 @@ def check_zip(path: Path) -> None:
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive, path.open('rb') as file:
         entries = archive.infolist()
-        file.seek(max(size - ZIP_END - ZIP64_LOCATOR, 0))
-        tail = file.read()
-    # torch takes the list of entries from where the locator points, Python from where it has to be
-    located = int.from_bytes(tail[8:16], 'little') if tail.startswith(b'PK\x06\x07') else None
-    if tail[-ZIP_END:][:4] != b'PK\x05\x06' or located not in (None, size - len(tail) - ZIP64_END):
-        raise LimitError('its end is not one that torch.save writes')
+        check_zip_end(file, size, len(entries))
     folders, total = set(), 0
     for entry in entries:
         match = ZIP_ENTRY.fullmatch(entry.filename)
@@ -63,6 +62,30 @@ def check_zip(path: Path) -> None:
         raise LimitError(f'it holds {len(folders)} folders, and torch.save did not write it')
     if total > size:
         raise LimitError(f'its entries are {total:,} bytes together, the file has {size:,}')
+    if sums:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
+
+
+def check_zip_end(file: BinaryIO, size: int, entries: int) -> None:
+    """Raises LimitError unless one list of entries lies before the end of a zip file, where its end says it is.
+
+    torch takes the list from where the end says it is, Python the one before the end: they could be two.
+    """
+    file.seek(max(size - ZIP_END - ZIP64_LOCATOR - ZIP64_END, 0))
+    tail = file.read()
+    end, locator, end64 = tail[-ZIP_END:], tail[ZIP64_END:-ZIP_END], tail[:ZIP64_END]
+    fields = [end[10:12], end[12:16], end[16:20]]  # number of entries; bytes and place of their list
+    last = size - ZIP_END
+    right = end[:4] == b'PK\x05\x06' and end[20:] == b'\0\0'  # no comment
+    if locator[:4] == b'PK\x06\x07':
+        last -= ZIP64_LOCATOR + ZIP64_END
+        right &= end64[:4] == b'PK\x06\x06' and int.from_bytes(locator[8:16], 'little') == last
+        fields = [end64[32:40], end64[40:48], end64[48:56]]
+    number, length, place = (int.from_bytes(field, 'little') for field in fields)
+    if not right or place + length != last or number != entries:
+        raise LimitError('its end is not one that torch.save writes')
 
 
 def check_content(content: Any, size: int) -> None:
@@ -148,12 +171,20 @@ def _described(value: Any) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes that a copy of a tensor would have; LimitError for one without values or in a form that nobody saves."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor_bytes(tensor._values()) + tensor_bytes(tensor._indices())
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise LimitError(f'it holds a tensor {"without values" if tensor.is_meta else f"of layout {tensor.layout}"}')
+    """Bytes that a copy of a tensor would have.
+
+    LimitError for one that is not dense: nobody compares the indices of a sparse tensor with its size, so that adding
+    it would write anywhere in memory.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type != 'cpu':
+        raise LimitError(f'it holds a tensor {_form(tensor)}; expected dense ones')
     return tensor.numel() * tensor.element_size()
+
+
+def _form(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return 'without values'
+    return f'of layout {tensor.layout}' if tensor.layout is not torch.strided else 'that is nested or quantized'
 
 
 def check_names(values: dict) -> None:

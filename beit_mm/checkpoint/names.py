@@ -108,6 +108,8 @@ OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gam
     f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
 )
 MAX_NUMBER = 1e6  # of pixels, means, blocks
+MAX_SIDE = 64  # patches along a side of an image or window: 1024 pixels in patches of 16
+PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 # Keys of the state dict; a whole checkpoint of DINO's has a student too, whose average the teacher is.
@@ -222,11 +224,17 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
+    for part, shape in (('attn.qkv', (3 * dims, dims)), ('mlp.fc1', (hidden, dims))):  # the memory that a model takes
+        if (found := tuple(weights[f'backbone.blocks.0.{part}.weight'].shape)) != shape:
+            raise CheckpointError(f'is no BEiT of width {dims}: {part}.weight is {found}, expected {shape}')
     heads = tables[0].shape[1] if tables else source['architecture'].get('num_heads') or dims / HEAD_DIMS
     if heads != int(heads):
         raise CheckpointError(
             f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
         )
+    if heads < 1 or dims % heads:
+        raise CheckpointError(f'says that it has {heads} attention heads, of which its width {dims} is no multiple')
     size = source['preprocessing'].get('size') or []
     grid = tuple(-(-side // patch) for side in size) or None
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
@@ -234,15 +242,12 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
         size = [side * patch for side in known]
     elif tables and not position and (known := grid_of(TABLE, tables[0], grid)) != grid:
         size = [side * patch for side in known]
+    elif not (position or tables) and grid and max(grid) > MAX_SIDE:  # no tensor that this could be compared with
+        raise CheckpointError(f'says that its images have {size} pixels, expected at most {MAX_SIDE} patches a side')
     shared, own = (f'backbone.{name}' in weights for name in (SHARED_TABLE, f'blocks.0.attn.{TABLE}'))
     norms = dict(norm='raw', fc_norm='avg_featmap')
     return dict(
-        arch=dict(
-            embed_dims=dims,
-            num_layers=depth,
-            num_heads=int(heads),
-            feedforward_channels=len(weights['backbone.blocks.0.mlp.fc1.bias']),
-        ),
+        arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
         img_size=tuple(size) or (224, 224),
         patch_size=patch,
         in_channels=channels,
@@ -261,9 +266,10 @@ def released_out_indices(depth: int) -> list[int]:
 
 def check_complete(weights: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
-    depth = 1 + max(int(name.split('.')[2]) for name in weights if name.startswith('backbone.blocks.'))
+    # as many as there are, whatever number a name has
+    blocks = {name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}
     needed = [f'backbone.{part}' for part in STEM_PARTS]
-    needed += [f'backbone.blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS]
+    needed += [f'backbone.blocks.{block}.{part}' for block in range(max(len(blocks), 1)) for part in BLOCK_PARTS]
     if missing := [name for name in needed if name not in weights]:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
@@ -410,14 +416,15 @@ def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
         CheckpointError: something else than a list of names.
     """
     dataset = meta.get('dataset_meta')
-    names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES')
-    if not names:
+    names = dataset.get('classes') if isinstance(dataset, dict) else None
+    names = meta.get('CLASSES') if names is None else names
+    if names is None:
         return None
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
             f'the classes in the checkpoint are of type {type(names).__name__}, expected a list of names'
         )
-    return tuple(names)
+    return tuple(names) or None
 
 
 def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -466,7 +473,14 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     classes = [labels.get(str(label)) for label in range(len(labels))] if isinstance(labels, dict) else []
     says_them = classes and all(isinstance(name, str) for name in classes) and not meta.get('dataset_meta')
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
-    described = {name: _numbers(preprocessing.get(name)) for name in ('mean', 'std')}
+    described = {}
+    channels = {
+        len(tensor[0]) for name, tensor in weights.items() if PATCH_EMBEDDING.search(name) and tensor.dim() == 4
+    }
+    for name, least in (('mean', -MAX_NUMBER), ('std', 0)):
+        values = _numbers(preprocessing.get(name))
+        fits = not channels or len(values) in (1, *channels)
+        described[name] = values if fits and min(values, default=0) > least else []
     described['size'] = size if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else []
     return dict(
         path=str(path),

@@ -141,6 +141,34 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     assert 'Passed over, since they cannot be read: iter_6.pth' in ' '.join(capfd.readouterr())
 
 
+def test_a_flipped_bit_in_a_named_file_is_noticed_too(config):
+    train(config)
+    path = Path(config.work_dir, 'iter_6.pth')
+    damaged(path)
+    for resume in (True, False):
+        with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged .* does not have its check sum'):
+            train(config, load_from=str(path), resume=resume)
+
+
+STRANGE = {
+    'an iteration that is no number': dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}),
+    'a meta that is a list': dict(meta=[1], state_dict={}, optimizer={}),
+    'a batch that is text': dict(meta=dict(iter=99, epoch=0, batch='x'), state_dict={}, optimizer={}),
+    'no weights': dict(meta=dict(iter=99, epoch=0), optimizer={}),
+    'numbers': {1: 2},
+}
+
+
+def test_strange_files_in_the_folder_are_passed_over(config, capfd):
+    train(config)
+    for name, content in STRANGE.items():
+        torch.save(content, Path(config.work_dir, f'{name}.pth'))
+    capfd.readouterr()
+    assert chosen(Config(dict(config, resume=True))) == f'{config.work_dir}/iter_6.pth'
+    passed_over = ' '.join(capfd.readouterr())
+    assert all(f'{name}.pth' in passed_over for name in STRANGE if name != 'numbers')
+
+
 def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
     train(config)
     emptied(Path(config.work_dir, 'iter_6.pth'))
@@ -207,10 +235,8 @@ def test_a_test_looks_for_no_checkpoint(config, images, monkeypatch):
     assert runner._load_from is None and (Path(config.work_dir) / f'x.{"0" * 8}.part').exists()
 
 
-@pytest.mark.parametrize('asynchronous', [False, True])
-def test_a_full_disk_ends_no_run(asynchronous, config, monkeypatch, capfd):
+def test_a_full_disk_ends_no_run(config, monkeypatch, capfd):
     """Steps 3 and 4 cannot be written; the last good file stays until there is a newer one."""
-    config.default_hooks.checkpoint.asynchronous = asynchronous
     folder, write, found = Path(config.work_dir), checkpoints.CheckpointHook._write, {}
 
     def on_a_full_disk(self, path, *args):
@@ -285,41 +311,24 @@ def test_the_best_checkpoint_is_replaced_only_by_a_written_one(config, images, m
     assert names(config) == ['best_mim_loss_iter_6.pth', 'iter_6.pth', 'last_checkpoint', 'run_id']
 
 
-def test_an_asynchronous_file_holds_the_step_it_was_asked_for(config, monkeypatch):
-    """The thread is held back until the step after; what it writes is equal to what a waiting run writes."""
-    config.default_hooks.checkpoint.max_keep_ckpts = -1
-    train(config)
-    expected = {file.name: torch.load(file, weights_only=True) for file in Path(config.work_dir).glob('iter_*.pth')}
-    config.work_dir += '_asynchronous'
-    config.default_hooks.checkpoint.asynchronous = True
-    stepped, step = [], torch.optim.AdamW.step
+def test_all_of_a_file_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
+    """A power cut leaves the old file or the new one: bytes first, then the name, then the folder's list of names."""
+    path, done, fsync, replace = tmp_path / 'file', [], os.fsync, os.replace
 
-    def noted(self, *args, **kwargs):
-        result = step(self, *args, **kwargs)
-        stepped.append(len(stepped))
-        return result
+    def synced(number):
+        fsync(number)
+        done.append((os.readlink(f'/proc/self/fd/{number}'), os.fstat(number).st_size))
 
-    write = checkpoints.CheckpointHook._write
+    def renamed(source, target):
+        replace(source, target)
+        done.append((str(source), str(target)))
 
-    def late(self, path, *args):
-        number = int(path.stem.removeprefix('iter_'))
-        while len(stepped) <= min(number, 5):
-            pass
-        return write(self, path, *args)
-
-    monkeypatch.setattr(torch.optim.AdamW, 'step', noted)
-    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', late)
-    # the next file would wait for the one before it, and that one for the next step
-    config.default_hooks.checkpoint.interval = 2
-    train(config)
-    files = sorted(Path(config.work_dir).glob('iter_*.pth'))
-    assert [file.name for file in files] == ['iter_2.pth', 'iter_4.pth', 'iter_6.pth']
-    for file in files:
-        content, other = torch.load(file, weights_only=True), expected[file.name]
-        for name, tensor in content['state_dict'].items():
-            assert torch.equal(tensor, other['state_dict'][name]), (file.name, name)
-        for index, state in content['optimizer']['state'].items():
-            assert torch.equal(state['exp_avg'], other['optimizer']['state'][index]['exp_avg'])
+    monkeypatch.setattr(os, 'fsync', synced)
+    monkeypatch.setattr(os, 'replace', renamed)
+    with atomic_file(path) as file:
+        file.write(b'all of it')
+    (partial, size), name, (folder, _) = done
+    assert size == len(b'all of it') and name == (partial, str(path)) and folder == str(tmp_path)
 
 
 def test_an_atomic_file_is_whole_or_not_there(tmp_path):

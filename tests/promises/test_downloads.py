@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import socket
 import threading
 import time
 import warnings
@@ -77,6 +78,18 @@ def test_an_answer_that_is_cut_is_not_kept(site, tmp_path, form, length):
     for _ in range(2):
         assert torch.equal(read_checkpoint(locate_weights(f'{address}/beit.pth', 'advice'))['w'], WEIGHTS['w'])
     assert Site.asked == ['/beit.pth'] * 2 and os.listdir(cache) == ['beit.pth']
+
+
+def test_a_server_that_falls_silent_is_not_waited_for(site, monkeypatch):
+    address, cache = site
+    Site.answers['/beit.pth'] = b'PK', 1000
+    silent = threading.Event()
+    monkeypatch.setattr(Site, 'finish', lambda self: silent.wait(20))
+    monkeypatch.setattr('beit_mm.checkpoint.io.STALLED', 0.2)
+    with pytest.raises(FileNotFoundError, match=r'/beit.pth cannot be downloaded \(.*timed out\)\.\nadvice'):
+        locate_weights(f'{address}/beit.pth', 'advice')
+    silent.set()
+    assert not os.listdir(cache) and socket.getdefaulttimeout() is None
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,28 @@ def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
     assert {'epoch_1.pth', 'epoch_2.pth', 'epoch_4.pth'} <= {file.name for file in work.iterdir()}
 
 
+def test_no_text_of_a_resumed_file_is_in_what_the_run_writes(run, tmp_path):
+    """mmengine's inferencers execute `cfg`, and a run's own is the present one's, not the earlier one's."""
+    first, config = run
+    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
+    said = 'of_the_file'
+    texts = dict.fromkeys(('cfg', 'experiment_name', 'mmengine_version', 'last_ckpt', 'other'), said)
+    content['meta'] |= dict(texts, run=f'{said}\x1b', config=said, config_dict=dict(a=said), dataset_meta=dict(a=said))
+    content['message_hub']['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), number=1.5)
+    content['message_hub']['log_scalars'][f'train/{said}\x1b[2J'] = content['message_hub']['log_scalars']['train/loss']
+    content['message_hub']['resumed_keys'] |= dict.fromkeys((*texts, 'number', f'train/{said}\x1b[2J'), True)
+    torch.save(content, tmp_path / 'epoch_3.pth')
+    runner = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    runner.train()
+    found = torch.load(f'{runner.work_dir}/epoch_4.pth', weights_only=True)
+    # but for its own config, which names the file that it resumes from
+    assert said not in repr({key: value for key, value in found.items() if key not in ('state_dict', 'optimizer')})
+    assert said.encode() not in Path(runner.work_dir, 'run_id').read_bytes()
+    info = found['message_hub']['runtime_info']
+    assert found['meta']['cfg'] == info['cfg'] == runner.cfg.pretty_text and info['seed'] == runner.seed
+    assert info['number'] == 1.5 and len(found['message_hub']['log_scalars']['train/loss']['values']) == 12
+
+
 @pytest.mark.parametrize('part', ['head', 'optimizer'])
 def test_a_run_does_not_go_on_with_nan(part, run, tmp_path):
     """The backbone's own weights are looked at whenever they are loaded."""

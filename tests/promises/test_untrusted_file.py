@@ -10,7 +10,9 @@ import json
 import os
 import pickle
 import resource
+import subprocess
 import time
+import tracemalloc
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path, PurePath
@@ -23,11 +25,20 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
 
+from beit_mm.apis.features import FeatureExtractor
+from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import CheckpointError, UnsafeCheckpointError, read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.fit import load_from_file, read_backbone
+from beit_mm.checkpoint.io import (
+    ALLOWED,
+    CheckpointError,
+    UnsafeCheckpointError,
+    _name_of,
+    read_checkpoint,
+    write_checkpoint,
+)
 from beit_mm.checkpoint.limits import LimitError, check_content
-from beit_mm.checkpoint.names import describe_source
+from beit_mm.checkpoint.names import IMAGENET, describe_source
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
@@ -116,6 +127,37 @@ def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for):
     assert victim.exists()
 
 
+def test_a_file_starts_no_process(tmp_path):
+    path, victim = tmp_path / 'weights.pth', tmp_path / 'made_by_the_file'
+    # protocol 2 would write the module's name of Python 2
+    torch.save(dict(x=Calls(subprocess.Popen, ['touch', str(victim)])), path, pickle_protocol=3)
+    for reader in READERS.values():
+        with pytest.raises(UnsafeCheckpointError, match='it asks for subprocess.Popen'):
+            reader(path)
+    assert torch.load(path, weights_only=False)['x'].wait() == 0 and victim.exists()
+
+
+def test_what_may_be_called_is_a_short_list():
+    """Beside torch's own: mmengine's two classes, and stand-ins of ours for what checkpoints of others name."""
+    dall_e = {'dall_e.decoder.Decoder', 'dall_e.decoder.DecoderBlock', 'dall_e.encoder.Encoder', 'dall_e.utils.Conv2d'}
+    modules = ('activation.ReLU', 'container.Sequential', 'conv.Conv2d', 'linear.Identity', 'pooling.MaxPool2d')
+    paths = {f'{module}.{kind}Path' for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')}
+    assert {_name_of(entry) for entry in ALLOWED} == {
+        'mmengine.logging.history_buffer.HistoryBuffer',
+        'mmengine.config.config.ConfigDict',
+        'argparse.Namespace',
+        'builtins.getattr',
+        'numpy.dtype',
+        'numpy.ndarray',
+        *(f'numpy.{core}.multiarray.{name}' for core in ('core', '_core') for name in ('scalar', '_reconstruct')),
+        *(dall_e | {'dall_e.encoder.EncoderBlock', 'torch.nn.modules.upsampling.Upsample'}),
+        *(f'torch.nn.modules.{name}' for name in modules),
+        *paths,
+    }
+    own = {entry for entry in ALLOWED if not isinstance(entry, tuple) and 'mmengine' in entry.__module__}
+    assert own == {HistoryBuffer, ConfigDict}
+
+
 # --- archives -------------------------------------------------------------------------------------
 
 
@@ -181,6 +223,49 @@ def test_torch_and_python_read_the_same_list_of_entries(tmp_path):
     refused(path, 'its end is not one that torch.save writes|damaged')
 
 
+def test_an_archive_has_one_list_of_entries(tmp_path):
+    """torch takes the list from where the end says it is, Python the one before the end."""
+    path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
+    content = path.read_bytes()
+    end = len(content) - 98
+    place = int.from_bytes(content[end + 48 : end + 56], 'little')
+    entries = content[place:end]
+    hidden = entries.replace(b'w/byteorder', b'w/eviler.py')
+    ends = bytearray(content[end:])
+    ends[64:72] = (end + len(entries)).to_bytes(8, 'little')  # where the larger form of the end is now
+    path.write_bytes(content[:place] + hidden + entries + ends)
+    with zipfile.ZipFile(path) as archive:
+        assert 'w/eviler.py' not in archive.namelist()
+    assert 'eviler.py' in torch._C.PyTorchFileReader(str(path)).get_all_records()
+    refused(path, 'its end is not one that torch.save writes')
+    path.write_bytes(content)
+    with zipfile.ZipFile(path, 'a') as archive:
+        archive.comment = b'room for another end'
+    refused(path, 'its end is not one that torch.save writes')
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(
+    ('make', 'said'),
+    [
+        (
+            lambda: torch.sparse_coo_tensor([[10**9], [0]], [1.0], (12, 2), check_invariants=False),
+            'layout torch.sparse',
+        ),
+        (lambda: torch.eye(3).to_sparse_csr(), 'of layout torch.sparse_csr'),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), 'that is nested or quantized'),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 'that is nested or quantized'),
+        (lambda: torch.empty(3, device='meta'), 'without values'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else '',
+)
+def test_only_dense_tensors_come_in(tmp_path, make, said):
+    """Nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory."""
+    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH).state_dict().items()}
+    for content in (weights | {'backbone.rel_pos_bias.relative_position_bias_table': make()}, dict(meta=[make()])):
+        refused(saved(tmp_path / 'w.pth', dict(state_dict=content)), f'a tensor .*{said}.*; expected dense ones')
+
+
 # --- few bytes that unfold ------------------------------------------------------------------------
 
 
@@ -222,8 +307,6 @@ HISTORY.mean = torch.Size
         (lambda: dict(w=torch.zeros(10_000).as_strided((10_000, 9_999), (1, 0))), 'claims .* bytes'),
         (lambda: {str(number): torch.zeros(1 << 20).expand(20, 1 << 20) for number in range(2)}, 'claims .* bytes'),
         (lambda: dict(w=[np.zeros(1 << 20), *[bytearray(1 << 20)] * 300]), 'claims .* bytes'),
-        (lambda: dict(w=torch.eye(3).to_sparse_csr()), 'a tensor of layout'),
-        (lambda: dict(w=torch.empty(3, device='meta')), 'a tensor without values'),
         (lambda: dict(meta=dict(beit_mm_format=doubled(40))), 'unfolds to more than 2,000,000 values'),
         (lambda: dict(meta=doubled(40, lambda pair=(): dict(enumerate(pair)))), 'unfolds to more than'),
         (lambda: with_attribute('_metadata', {'': dict(version=doubled(40))}), 'unfolds to more than'),
@@ -409,6 +492,108 @@ def test_what_describes_no_image_is_passed_over(tmp_path, said):
     else:
         load_checkpoint(BEiTBackbone(ARCH), str(path))
     convert_checkpoint(path, tmp_path / 'x.pth')
+
+
+def plain_file(path, meta=None, **changes):
+    """A BEiT that knows no positions, with other tensors and a meta."""
+    weights = BEiTBackbone(ARCH, abs_pos_embed=False).state_dict()
+    return saved(
+        path, dict(state_dict={f'backbone.{name}': tensor for name, tensor in weights.items()} | changes, meta=meta)
+    )
+
+
+def test_a_name_is_no_number_of_blocks(tmp_path):
+    name = f'backbone.blocks.{10**5}.norm1.weight'
+    path = plain_file(tmp_path / 'w.pth', **{name: torch.ones(8)})
+    tracemalloc.start()
+    for reader in (read_backbone, lambda path: convert_checkpoint(path, tmp_path / 'x.pth')):
+        with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
+            reader(str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20  # bytes
+
+
+@pytest.mark.parametrize(
+    ('meta', 'said'),
+    [
+        (dict(preprocessing=dict(size=[16_000, 16_000])), 'its images have .* pixels, expected at most 64 patches'),
+        (dict(architecture=dict(num_heads=-2)), 'has -2 attention heads'),
+        (dict(architecture=dict(num_heads=3)), 'has 3 attention heads'),
+        (dict(architecture=dict(num_heads=[2])), 'TypeError'),
+    ],
+)
+def test_what_no_tensor_bears_out_is_refused(tmp_path, meta, said):
+    path = plain_file(tmp_path / 'w.pth', dict(architecture=dict(num_heads=2)) | meta)
+    with pytest.raises(CheckpointError, match=said):
+        FeatureExtractor(path, 'cpu')
+
+
+def test_a_size_is_that_of_the_positions(tmp_path):
+    weights = BEiTBackbone(ARCH, img_size=32).state_dict()
+    said = dict(preprocessing=dict(size=[16_000] * 2), architecture=dict(num_heads=2))
+    assert FeatureExtractor(saved(tmp_path / 'w.pth', dict(state_dict=weights, meta=said)), 'cpu').backbone.grid == (
+        2,
+        2,
+    )
+
+
+def test_a_model_takes_no_memory_that_its_file_has_not(tmp_path):
+    """Some names alone would make a model of any width."""
+    wide = {'backbone.patch_embed.proj.weight': torch.ones(2048, 1, 1, 1)}
+    with pytest.raises(CheckpointError, match=r'no BEiT of width 2048: attn.qkv.weight is \(24, 8\)'):
+        FeatureExtractor(plain_file(tmp_path / 'w.pth', dict(architecture=dict(num_heads=2)), **wide), 'cpu')
+
+
+@pytest.mark.parametrize('levels', [dict(mean=[1, 2]), dict(std=[1, 0, 1]), dict(std=[-1.0]), dict(std=[1] * 4)])
+def test_levels_that_fit_no_image_are_passed_over(tmp_path, levels):
+    path = plain_file(tmp_path / 'w.pth', dict(preprocessing=levels, architecture=dict(num_heads=2)))
+    extractor = FeatureExtractor(path, 'cpu')
+    found = [extractor.mean.flatten().tolist(), extractor.std.flatten().tolist()]
+    assert found == [pytest.approx(values) for values in IMAGENET.values()]
+
+
+ODD = ['text', {1: 2}, torch.tensor(1), torch.zeros(0)]
+PLACES = [
+    ('state_dict',),
+    ('meta',),
+    *(('meta', key) for key in ('preprocessing', 'dataset_meta', 'config_dict')),
+    *(
+        ('meta', *keys)
+        for keys in (('preprocessing', 'size'), ('architecture', 'num_heads'), ('dataset_meta', 'classes'))
+    ),
+    *(('state_dict', f'backbone.{key}') for key in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.bias')),
+    ('state_dict', 5),
+]
+OPENERS = {
+    **READERS,
+    'transformers': lambda path: convert_checkpoint(path, path.with_suffix(''), 'hf'),
+    'features': lambda path: FeatureExtractor(path, 'cpu'),
+    'classifier': lambda path: ClassificationInferencer(path, 'cpu'),
+}
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('place', PLACES, ids=lambda place: '.'.join(map(str, place)))
+def test_odd_content_is_one_line(tmp_path, place):
+    """Or of no use to the reader, which then does without."""
+    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH, img_size=32).state_dict().items()}
+    weights |= {'head.fc.weight': torch.ones(3, 8), 'head.fc.bias': torch.ones(3)}
+    meta = dict(preprocessing=dict(IMAGENET, size=[32, 32]), architecture=dict(num_heads=2))
+    content = dict(state_dict=weights, meta=dict(meta, dataset_meta=dict(classes=['a', 'b', 'c'])))
+    for value in ODD:
+        inner = odd = dict(content)
+        for key in place[:-1]:
+            inner[key] = dict(inner[key])
+            inner = inner[key]
+        inner[place[-1]] = value
+        path = saved(tmp_path / 'w.pth', odd)
+        for opener in OPENERS.values():
+            try:
+                opener(path)
+            except ValueError as error:
+                assert isinstance(error, CheckpointError) or 'give another' in str(error)
+                assert '\n' not in str(error) and len(str(error)) < 700
 
 
 @pytest.mark.parametrize(('name', 'value'), [('blocks.0.mlp.fc1.weight', float('nan')), ('cls_token', float('inf'))])
