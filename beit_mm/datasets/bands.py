@@ -17,7 +17,7 @@ from mmcv.transforms import BaseTransform
 from numpy.lib import format as npy
 from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 
-from beit_mm.datasets.reading import MAX_BYTES_PER_PIXEL, MAX_PIXELS, open_file, unreadable
+from beit_mm.datasets.reading import MAX_BYTES_PER_PIXEL, MAX_PIXELS, check_aspect, open_file, unreadable
 from beit_mm.registry import TRANSFORMS
 
 MAX_BANDS = 16
@@ -85,6 +85,7 @@ class LoadBands(BaseTransform):
             values = read_bands(results['img_path'], self.max_pixels)
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
+        check_aspect(results.get('img_path') or 'an array', image)
         results['img'] = image
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
@@ -140,7 +141,7 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     Raises:
         UnreadableImageError: the file cannot be read.
     """
-    # Decoders of broken files raise nearly everything, see transforms.read_image.
+    # Decoders of broken files raise nearly everything, see reading.read_image.
     with unreadable(path, Exception), open_file(path, max_pixels) as file:
         start = file.read(len(NPY_START))
         file.seek(0)

@@ -1,20 +1,26 @@
 """Datasets of images: a folder of any shape or a list of files, without classes and with."""
 
+import json
 import logging
+import math
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
+from mmpretrain.datasets import ResizeEdge
 
 from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.listing import BAND_EXTENSIONS, EXTENSIONS, Paths, Samples, list_images, list_subfolders
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.multi_crop import MultiCrop
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, decoding_scale
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.shards import Shards, ShardSamples, read_shards
+from beit_mm.datasets.transforms import TwoViews
 from beit_mm.registry import DATASETS
 
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
@@ -29,7 +35,8 @@ class UnlabeledImages(BaseDataset):
         data_root: folder of images, searched to any depth; class folders are not needed and do no harm; or of tar
             shards with their index, see datasets.shards.
         ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`, a label after it
-            is ignored. '' takes every image of the folder, in sorted order.
+            is ignored; a path that is no plain text stands in JSON's quotes, see `quoted`. '' takes every image of the
+            folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
         on_error: what an unreadable image does: 'error' raises, 'skip' takes another one in its place, always the same
             one for the same key, and names the file in `unreadable`. With `test_mode=True` it always raises.
@@ -54,6 +61,7 @@ class UnlabeledImages(BaseDataset):
         if '://' in data_root:
             raise ValueError(f'data_root is the address {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
+        scale_decoding(self.pipeline.transforms)
 
     def load_data_list(self) -> Sequence[dict]:
         folder = self.data_prefix['img_path']
@@ -61,7 +69,7 @@ class UnlabeledImages(BaseDataset):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
         shards = read_shards(folder)
         if self.ann_file:  # without the labels
-            paths = Paths.of(re.sub(r'\s+\d+$', '', line) for line in read_lines(self.ann_file) if line)
+            paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
         else:
             paths = shards.paths if shards else list_images(folder, extensions_of(self.pipeline.transforms))
         if not paths:
@@ -95,6 +103,30 @@ class UnlabeledImages(BaseDataset):
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
+def scale_decoding(transforms: Sequence) -> None:
+    """Has LoadImage decode large JPEGs no larger than what stands right behind it needs.
+
+    That is one of our crops, which draws its box from the sizes in the file's header, as it would later, or
+    mmpretrain's ResizeEdge, whose result then is a view of the whole image. All other transforms get full images.
+
+    Args:
+        transforms: of a pipeline, LoadImage first.
+    """
+    if len(transforms) < 2 or not isinstance(load := transforms[0], LoadImage) or not load.scaled:
+        return
+    if isinstance(step := transforms[1], TwoViews):
+        if not any(isinstance(other, MultiCrop) for other in transforms):  # which has boxes of its own
+            load.choose_scale = step.choose_scale
+    elif isinstance(step, ResizeEdge) and step.edge == 'short':
+        load.choose_scale = partial(whole_scale, short_side=step.scale)
+
+
+def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
+    """For LoadImage, the scale of an image whose short side is resized; it divides both, to keep the aspect ratio."""
+    scale = decoding_scale([min(height, width)], [short_side])
+    return math.gcd(scale, height, width)
+
+
 def extensions_of(transforms: Sequence) -> tuple[str, ...]:
     """Endings of the files that a pipeline reads."""
     return BAND_EXTENSIONS if any(isinstance(transform, LoadBands) for transform in transforms) else EXTENSIONS
@@ -109,6 +141,30 @@ def read_lines(path: str) -> list[str]:
     if number := next((number for number, line in enumerate(lines, start=1) if '\0' in line), None):
         raise ValueError(f'{path}, line {number} holds a NUL byte; expected text in UTF-8')
     return lines
+
+
+def quoted(name: str) -> str:
+    """A name for a list with one a line: as it is, or as a JSON string where a reader would take it for another.
+
+    That is one with spaces around it, line ends, what cannot be printed, or bytes that are no UTF-8.
+    """
+    plain = name.isprintable() and name == name.strip() and not name.startswith('"')
+    return name if plain else json.dumps(name)
+
+
+def unquoted(text: str) -> str:
+    """What `quoted` was given."""
+    try:
+        name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
+        return text if '\0' in name else name
+    except ValueError:  # it only begins with the sign
+        return text
+
+
+def split_label(line: str) -> tuple[str, int | None]:
+    """Path and label of a line in a list."""
+    path, label = match.groups() if (match := LABEL.fullmatch(line)) else (line, None)
+    return unquoted(path), None if label is None else int(label)
 
 
 @DATASETS.register_module()
@@ -136,7 +192,7 @@ class ImageFolder(UnlabeledImages):
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
-            path, classes = classes, [line for line in read_lines(classes) if line]
+            path, classes = classes, [unquoted(line) for line in read_lines(classes) if line]
             if not classes:
                 raise ValueError(f'no class names in {path!r}; expected one a line')
         if classes is not None and len(set(classes)) < len(classes):
@@ -225,9 +281,9 @@ class ImageFolder(UnlabeledImages):
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
                 continue
-            path, label = match.groups() if (match := LABEL.fullmatch(line)) else (line, None)
+            path, label = split_label(line)
             of_folder = labels.get(path.split('/')[0])
-            label = of_folder if label is None else int(label)
+            label = of_folder if label is None else label
             where = f'{self.ann_file}, line {number}: {path!r}'
             if label is None:
                 raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')

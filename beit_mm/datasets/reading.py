@@ -3,9 +3,9 @@
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import BinaryIO
 
 import numpy as np
@@ -25,11 +25,21 @@ except (ImportError, OSError, RuntimeError):  # not installed, before 0.16, made
 
     UPRIGHT_DECODED = False
 
+try:  # called directly: its register_heif_opener would change what Pillow opens for everybody
+    from pillow_heif import HeifImageFile
+except ImportError:
+    HeifImageFile = None
+
 Image.preinit()  # registers the plugins of the other formats
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # that JPEG opens MPO too is Pillow's doing
+HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # of .heic files, bytes 8 to 12
 MAX_PIXELS = 178_956_970  # beyond it Pillow takes an image for a decompression bomb
+MAX_ASPECT = 50  # long side / short side; a resizing to a short side would make far more pixels than there are
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits; a larger file cannot be an image of so many pixels
 MAX_WHOLE = 2**24  # bytes that a JPEG or PNG file may have beside its pixels to be read at once
+LARGE_JPEG = 2**20  # pixels; smaller ones are decoded in full whatever is made of them
+SCALES = (8, 4, 2)  # at a fraction 1/k of its sides a JPEG is decoded in about 1/k of the time
+MARGIN = 2  # times the wanted size that is decoded at least: 1 level from full decoding on average
 LARGE_PNG = 2**26  # pixels; fewer are left to Pillow, which takes no offence at slightly wrong files
 PNG_ORIENTATIONS = (b'eXIf', b'iTXt', b'Raw profile type')  # chunks with EXIF may stand behind the pixels
 MAX_SCANS = 100  # of a JPEG; progressive ones have about 10, and each goes over all pixels
@@ -92,18 +102,25 @@ class LoadImage(BaseTransform):
     first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the **BGR** array
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
+    A JPEG of more than a megapixel is decoded at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge behind it,
+    in a dataset's pipeline or an inferencer's, makes something half as large of it at most: see `scale_decoding`.
+
     Args:
         max_pixels: largest width x height of a file that is read; beyond it nothing but its header is.
+        scaled: False decodes every file in full.
 
     Raises:
-        UnreadableImageError: the file cannot be read; the message names it.
+        UnreadableImageError: the file cannot be read, or has a side 50 times as long as the other; names it.
         ValueError: `max_pixels` is below 1.
     """
 
-    def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True) -> None:
         if max_pixels < 1:
             raise ValueError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
         self.max_pixels = max_pixels
+        self.scaled = scaled
+        # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8
+        self.choose_scale: Callable[[dict, int, int], int] | None = None
 
     def transform(self, results: dict | str | np.ndarray) -> dict:
         if not isinstance(results, dict):  # from mmseg's MMSegInferencer
@@ -111,13 +128,41 @@ class LoadImage(BaseTransform):
         if 'img' in results:
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
-            results['img'] = image = read_image(results['img_path'], self.max_pixels)
+            choose_scale = self.choose_scale and partial(self.choose_scale, results)
+            results['img'] = image = read_image(results['img_path'], self.max_pixels, choose_scale)
+        check_aspect(results.get('img_path') or 'an array', image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 
 
-def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """The pixels of an image file: uint8 array (H, W, 3), RGB, upright. Raises UnreadableImageError."""
+def check_aspect(path: str, image: np.ndarray) -> None:
+    """Raises UnreadableImageError for an image (H, W, C) that is hardly more than a line."""
+    height, width = image.shape[:2]
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        with unreadable(path, OSError):
+            raise OSError(f'{width} x {height} pixels; expected a long side of at most {MAX_ASPECT} short ones')
+
+
+def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
+    """The largest k at which a k-th of the sides is still MARGIN times what is wanted, in pixels; else 1."""
+    fits = (k for k in SCALES if all(side >= MARGIN * k * size for side, size in zip(sides, wanted, strict=True)))
+    return next(fits, 1)
+
+
+def read_image(
+    path: str, max_pixels: int = MAX_PIXELS, choose_scale: Callable[[int, int], int] | None = None
+) -> np.ndarray:
+    """The pixels of an image file: uint8 array (H, W, 3), RGB, upright.
+
+    Args:
+        path: of the file.
+        max_pixels: as LoadImage.
+        choose_scale: asked for a large JPEG, by its upright height and width: which part of its sides is needed, as 1,
+            2, 4 or 8. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
+
+    Raises:
+        UnreadableImageError: the file cannot be read.
+    """
     # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
     # that skips unreadable images.
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
@@ -125,8 +170,14 @@ def read_image(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         if is_large_plain_png(image) and (data := content(image)) is not None:
             if not any(note in data for note in PNG_ORIENTATIONS):
                 return decode(decode_png, data)
-        tag = orientation(image)
-        if image.format == 'JPEG' and image.mode == 'RGB' and (data := content(image)) is not None:
+        tag, scale = orientation(image), 1
+        if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > LARGE_JPEG:
+            scale = choose_scale(*(image.size if tag in SIDEWAYS else image.size[::-1]))
+            while tag in UPRIGHT and (image.width % scale or image.height % scale):
+                scale //= 2  # what the last pixel lacks must lie at the end of the upright sides
+        if scale > 1:
+            image.draft('RGB', (image.width // scale, image.height // scale))
+        elif image.format == 'JPEG' and image.mode == 'RGB' and (data := content(image)) is not None:
             pixels = decode(decode_jpeg, data)
             if tag not in UPRIGHT or UPRIGHT_DECODED:
                 return pixels
@@ -149,6 +200,8 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         reason = f'{type(error).__name__}: {error}'
         if isinstance(error, UnidentifiedImageError):
             reason = 'unknown format'
+        elif str(error) == 'unknown pixel mode':  # of Pillow's TIFF reader
+            reason = 'its bands are no RGB; docs/many_bands.md and LoadBands are for images of many bands'
         elif isinstance(error, OSError):
             reason = error.strerror or str(error)
         failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
@@ -240,7 +293,10 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         try:
             factory = next(opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True)
         except StopIteration:
-            raise UnidentifiedImageError from None
+            if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
+                raise UnidentifiedImageError from None
+            if (factory := HeifImageFile) is None:
+                raise OSError('HEIC; pip install pillow-heif to have it read, or convert it') from None
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
         if image.width * image.height > max_pixels:

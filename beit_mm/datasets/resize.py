@@ -5,12 +5,15 @@ where that is less work: single pixels beside hard edges then differ by several 
 float32 are not rounded. Images have any number of channels.
 """
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 LOBES = 3  # of the Lanczos filter
 BLOCK = 16  # output pixels that share one matrix
@@ -35,6 +38,14 @@ def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     the scale when shrinking; contiguous."""
     resized = _filter_columns(_transpose(_filter_columns(_transpose(image), size[1])), size[0])
     return resized if image.dtype == np.uint8 else resized.clip(0, 255, out=resized)
+
+
+def resize_box(image: np.ndarray, box: Sequence[float], size: tuple[int, int], resample: int) -> np.ndarray:
+    """Resizes a box (top, left, height, width) with fractions of pixels, of uint8 RGB (H, W, 3), by Pillow itself."""
+    top, left, height, width = box
+    y, x = int(top), int(left)
+    crop = Image.fromarray(np.ascontiguousarray(image[y : math.ceil(top + height), x : math.ceil(left + width)]))
+    return np.array(crop.resize(size[::-1], resample, (left - x, top - y, left - x + width, top - y + height)))
 
 
 def _transpose(image: np.ndarray) -> np.ndarray:

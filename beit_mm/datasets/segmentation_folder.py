@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, read_lines
+from beit_mm.datasets.image_folder import UnlabeledImages, read_lines, unquoted
 from beit_mm.datasets.listing import list_images
 from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
@@ -97,7 +97,7 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         header = lines[0].split('\t') if lines else []
         if 'Name' in header:  # a table
             lines = [line.split('\t')[header.index('Name')] for line in lines[1:]]
-        return tuple(lines), None
+        return tuple(map(unquoted, lines)), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
         raise ValueError(

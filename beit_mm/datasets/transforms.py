@@ -5,6 +5,7 @@ What is random is drawn from `random` and `numpy.random`, which the datasets see
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import cv2
@@ -12,21 +13,23 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 from mmpretrain.datasets import RandAugment as RandAugmentBGR
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
+from PIL import Image
 from torch import Tensor
 
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.datasets.resize import resize_bicubic, resize_lanczos
+from beit_mm.datasets.reading import decoding_scale
+from beit_mm.datasets.resize import resize_bicubic, resize_box, resize_lanczos
 from beit_mm.registry import TRANSFORMS
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
 LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
+MAX_LONG_SIDE = 4  # of a whole image, in short sides: attention takes memory with the square of the patches
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
 BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 
 
-class TwoViews(BaseTransform):
+class TwoViews(BaseTransform, ABC):
     """Base of the two crops: from `img` (H, W, C) to `images` (size) and `tokenizer_images` (second_size).
 
     uint8 RGB stays uint8 RGB; other images, uint8 or float32 of 0-255, keep their type and channels.
@@ -40,12 +43,30 @@ class TwoViews(BaseTransform):
         self.size = as_size(size)
         self.second_size = None if second_size is None else as_size(second_size)
 
-    def add_views(self, results: dict, box: Box, flip: bool) -> dict:
-        top, left, height, width = box
-        crop = np.ascontiguousarray(results['img'][top : top + height, left : left + width])
-        views = dict(images=resize_bicubic(crop, self.size))
-        if self.second_size is not None:
-            views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
+    @abstractmethod
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
+        """The box of an image, and whether the views are flipped."""
+
+    def choose_scale(self, results: dict, height: int, width: int) -> int:
+        """Draws before the image is decoded, for LoadImage: so the box does not depend on the scale."""
+        box, flip = self.draw(height, width)
+        results['drawn'] = box, flip, height
+        return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
+
+    def transform(self, results: dict) -> dict:
+        image = results['img']
+        box, flip, height = results.pop('drawn', None) or (*self.draw(*image.shape[:2]), len(image))
+        if (scale := round(height / len(image))) > 1:
+            box = tuple(side / scale for side in box)
+            views = dict(images=resize_box(image, box, self.size, Image.Resampling.BICUBIC))
+            if self.second_size is not None:
+                views['tokenizer_images'] = resize_box(image, box, self.second_size, Image.Resampling.LANCZOS)
+        else:
+            top, left, height, width = box
+            crop = np.ascontiguousarray(image[top : top + height, left : left + width])
+            views = dict(images=resize_bicubic(crop, self.size))
+            if self.second_size is not None:
+                views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
         if flip:  # by torch: numpy takes 15 times as long
             views = {key: torch.from_numpy(view).flip(1).numpy() for key, view in views.items()}
         results.update(views)
@@ -89,10 +110,9 @@ class TwoViewRandomResizedCrop(TwoViews):
         self.ratio = ratio
         self.flip_prob = flip_prob
 
-    def transform(self, results: dict) -> dict:
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
         flip = random.random() < self.flip_prob
-        height, width = results['img'].shape[:2]
-        return self.add_views(results, draw_box(height, width, self.scale, self.ratio), flip)
+        return draw_box(height, width, self.scale, self.ratio), flip
 
 
 @TRANSFORMS.register_module()
@@ -119,18 +139,17 @@ class RandomResizedCrop(TwoViewRandomResizedCrop):
 class TwoViewCenterCrop(TwoViews):
     """The largest centred box of the first view's shape, resized to both sizes; for validation. Args as TwoViews."""
 
-    def transform(self, results: dict) -> dict:
-        height, width = results['img'].shape[:2]
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
         ratio = self.size[1] / self.size[0]
-        box = center_box(height, width, ratio, ratio)
-        return self.add_views(results, box, flip=False)
+        return center_box(height, width, ratio, ratio), False
 
 
 @TRANSFORMS.register_module()
 class ResizeToPatches(BaseTransform):
     """Resizes `img` (H, W, C) whole: its short side to about `short_side`, both sides to whole patches; bicubic.
 
-    No part is cut off and no patch is padded; the aspect ratio changes by at most half a patch a side.
+    No part is cut off and no patch is padded; the aspect ratio changes by at most half a patch a side. The long side
+    becomes at most 4 times `short_side`, as by mmseg's Resize(scale=(2048, 512)): a longer image is seen smaller.
 
     Args:
         short_side: in pixels.
@@ -147,12 +166,18 @@ class ResizeToPatches(BaseTransform):
         self.patch_size = patch_size
 
     def transform(self, results: dict) -> dict:
-        sides = results['img'].shape[:2]
-        scale = self.short_side / min(sides) / self.patch_size
-        size = tuple(max(1, round(side * scale)) * self.patch_size for side in sides)
+        limits = self.short_side, MAX_LONG_SIDE * self.short_side
+        grid = whole_grid(results['img'].shape[:2], *limits, self.patch_size)
+        results['img_shape'] = size = (grid[0] * self.patch_size, grid[1] * self.patch_size)
         results['img'] = resize_bicubic(np.ascontiguousarray(results['img']), size)
-        results['img_shape'] = size
         return results
+
+
+def whole_grid(sides: Sequence[int], short_side: float, long_side: float, patch_size: int) -> tuple[int, int]:
+    """Patches, (rows, columns), of an image (height, width) resized whole to about these sides in pixels, at most."""
+    scale = min(short_side / min(sides), long_side / max(sides)) / patch_size
+    rows, columns = (max(1, round(side * scale)) for side in sides)
+    return rows, columns
 
 
 def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:

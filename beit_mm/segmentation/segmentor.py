@@ -12,6 +12,7 @@ for columns, and mirrors them back where the image was flipped. Logits as large 
 never made.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -33,6 +34,7 @@ from beit_mm.engine.optim import DTYPES, usable_dtype
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS, TRANSFORMS
 
+MAX_LOGITS = 2**27  # of an image at its own size; of more than these labels alone are made
 WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 FLIPS = (False, True)
@@ -120,6 +122,27 @@ class SlidingSegmentor(EncoderDecoder):
         dtype = getattr(torch, usable_dtype(self.test_cfg.get('precision', 'bfloat16'), device))
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
+
+    def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
+        """mmseg's; of images whose logits would take gigabytes at their own size labels alone, in strips of rows."""
+        samples = data_samples or []
+        sizes = {sample.ori_shape for sample in samples}
+        changed = any(  # mirrored or padded images are left to mmseg
+            sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
+            for sample in samples
+        )
+        classes = seg_logits.shape[1]
+        if changed or len(sizes) != 1 or classes == 1 or classes * math.prod(size := sizes.pop()) <= MAX_LOGITS:
+            return super().postprocess_result(seg_logits, data_samples)
+        rows, columns = (  # H, h and W, w
+            bilinear_matrix(source, target, self.align_corners).to(seg_logits)
+            for source, target in zip(seg_logits.shape[2:], size, strict=True)
+        )
+        for sample, logits in zip(samples, seg_logits, strict=True):  # C, h, w
+            strips = rows.split(max(1, MAX_LOGITS // (8 * classes * size[1])))
+            labels = [(strip @ logits @ columns.T).argmax(dim=0, keepdim=True) for strip in strips]
+            sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
+        return samples
 
     @property
     def divisor(self) -> int:

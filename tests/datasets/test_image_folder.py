@@ -5,6 +5,7 @@ import pytest
 from labelled import CLASSES, TEST_PIPELINE, make_images
 from PIL import Image
 
+from beit_mm.datasets.image_folder import quoted, unquoted
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.registry import DATASETS
 
@@ -63,6 +64,13 @@ def test_given_classes_are_matched_by_name(folder):
     ]
     (folder / 'names.txt').write_text('red\nblue\n\n')
     assert build(folder, classes=str(folder / 'names.txt')).CLASSES == ('red', 'blue')
+
+
+def test_quotes_of_others_are_part_of_a_name(folder):
+    """Only what is a JSON string of a possible name was quoted by us."""
+    for text in ('"', '"a', '"a" b"', '"\\ud800"', '"\\u0000"', '"\\x"'):
+        assert unquoted(text) == text
+    assert unquoted(quoted('"a"')) == '"a"' and quoted('a "b"') == 'a "b"'
 
 
 def test_lists_with_and_without_labels(folder):

@@ -1,6 +1,7 @@
 """Odd images, made here, are read right or refused with their path."""
 
 import io
+import struct
 
 import mmcv
 import numpy as np
@@ -10,6 +11,7 @@ import torchvision
 from PIL import Image
 
 from beit_mm.datasets import reading
+from beit_mm.datasets.listing import EXTENSIONS
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 
 
@@ -172,6 +174,33 @@ def test_whatever_a_decoder_raises_is_the_files_doing(tmp_path, monkeypatch, sce
 
             patch.setattr('PIL.PngImagePlugin.PngImageFile.load', load)
             read_image(path)
+
+
+def test_what_needs_another_reader_is_said(tmp_path, monkeypatch):
+    """A HEIC file without its package, and a .tif of six bands."""
+    monkeypatch.setattr('beit_mm.datasets.reading.HeifImageFile', None)
+    (tmp_path / 'a.heic').write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
+    with pytest.raises(UnreadableImageError, match='a.heic: .*HEIC; pip install pillow-heif'):
+        read_image(str(tmp_path / 'a.heic'))
+    tags = {256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: 8, 277: 6, 278: 4, 279: 96}  # 4 x 4 pixels of 6 x 8 bits
+    entries = b''.join(struct.pack('<HHII', tag, 3, 1, value) for tag, value in tags.items())
+    start = b'II*\0' + struct.pack('<I', 8 + 96) + bytes(96)
+    (tmp_path / 'bands.tif').write_bytes(start + struct.pack('<H', len(tags)) + entries + bytes(4))
+    with pytest.raises(UnreadableImageError, match='bands.tif: .*docs/many_bands.md and LoadBands'):
+        read_image(str(tmp_path / 'bands.tif'))
+
+
+def test_heic_is_read_where_pillow_heif_is_and_by_us_alone(tmp_path, scene):
+    heif = pytest.importorskip('pillow_heif')
+    path, image = tmp_path / 'a.heic', scene.resize((80, 60))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    heif.from_pillow(image.transpose(Image.Transpose.ROTATE_90)).save(path, quality=95, exif=exif.tobytes())
+    found = read_image(str(path))
+    assert found.shape == (60, 80, 3) and np.abs(found.astype(int) - np.asarray(image)).mean() < 8
+    assert '.heic' in EXTENSIONS
+    with pytest.raises(OSError, match='cannot identify image file'):  # another program's Pillow is as it was
+        Image.open(path)
 
 
 def test_a_mode_without_a_way_to_rgb_is_named(tmp_path, monkeypatch, scene):

@@ -4,13 +4,12 @@ import copy
 import os
 import pickle
 
-import numpy as np
 import pytest
 from labelled import CLASSES, make_images
 from mmengine.dataset import ClassBalancedDataset, ConcatDataset
 
 from beit_mm.datasets import listing
-from beit_mm.datasets.listing import Paths, Samples, list_images, list_subfolders
+from beit_mm.datasets.listing import Paths, Samples
 from beit_mm.registry import DATASETS
 
 
@@ -29,6 +28,18 @@ def described(dataset):
 
 
 WHOLE = [(f'{name}/{index}.png', label) for label, name in enumerate(CLASSES) for index in range(3)]
+
+
+def test_heic_images_are_counted_where_nothing_reads_them(tmp_path, monkeypatch):
+    for name in ('a.jpg', 'b.HEIC', 'c.heif', 'd/e.heic', 'd/f.png', 'heic'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = []
+    monkeypatch.setattr(listing, 'print_log', lambda message, **options: said.append(message))
+    monkeypatch.setattr(listing, 'HeifImageFile', None)
+    assert list(listing.list_images(str(tmp_path), ('.jpg', '.png'))) == ['a.jpg', 'd/f.png']
+    assert said == [f'{tmp_path}: 3 HEIC images are left out; to have them read, pip install pillow-heif']
+    assert not len(listing.list_images(str(tmp_path), listing.BAND_EXTENSIONS)) and len(said) == 1
 
 
 def test_paths_are_a_sequence_of_strings():
@@ -83,99 +94,3 @@ def test_lists_with_odd_bytes_are_read(folder):
     (folder / 'list.txt').write_text('blue/1.png', encoding='utf-16')
     with pytest.raises(ValueError, match='list.txt, line 1 holds a NUL byte; expected text in UTF-8'):
         build(folder, ann_file='list.txt')
-
-
-# --- the cache ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(folder, tmp_path, monkeypatch):
-    """Everything is remembered; the folders have not changed for a while."""
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    monkeypatch.setattr(listing, 'MIN_REMEMBERED', 1)
-    settle(folder)
-    return tmp_path / 'cache/beit_mm'
-
-
-def settle(folder, when=1e9):
-    """Sets the time of the last change of all folders."""
-    for path in (folder, *folder.rglob('*/')):
-        os.utime(path, (when, when))
-
-
-def searches(monkeypatch):
-    """The folders that are searched from now on."""
-    found, search = [], listing.search
-    monkeypatch.setattr(listing, 'search', lambda root, *rest: found.append(root) or search(root, *rest))
-    return found
-
-
-def test_a_long_list_is_remembered_until_a_folder_changes(folder, cache, monkeypatch):
-    searched = searches(monkeypatch)
-    first = build(folder)
-    assert len(searched) == 3 and len(list(cache.iterdir())) == 1
-    assert described(build(folder)) == described(first) == WHOLE and len(searched) == 3
-    (folder / 'blue/0.png').rename(folder / 'blue/9.png')
-    assert described(build(folder))[2] == ('blue/9.png', 0) and len(searched) == 6
-    build(folder)
-    assert len(searched) == 9  # the last change is too fresh to be told from a next one by its time
-    settle(folder, when=1e9 + 1)
-    (folder / 'green/1.png').write_bytes(b'')  # the file, not the folder
-    build(folder)
-    build(folder)
-    assert len(searched) == 12
-    assert list(list_images(str(folder))) == [name for name, _ in described(build(folder))]
-
-
-def test_a_link_that_leads_elsewhere_now_is_noticed(folder, cache, tmp_path):
-    for place in ('one', 'two'):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / f'{place}.png').touch()
-        os.utime(tmp_path / place, (1e9, 1e9))
-    (tmp_path / 'current').symlink_to('one')
-    (folder / 'blue/more').symlink_to(tmp_path / 'current')
-    settle(folder)
-    assert 'blue/more/one.png' in list_images(str(folder))
-    (tmp_path / 'current').unlink()
-    (tmp_path / 'current').symlink_to('two')
-    assert 'blue/more/two.png' in list_images(str(folder))
-
-
-@pytest.mark.parametrize('damage', [b'', b'PK\x03\x04 no archive', 'cut', 'pickle', 'shorter'])
-def test_a_damaged_list_is_made_again(folder, cache, damage, tmp_path):
-    expected = list_subfolders(str(folder), CLASSES)
-    (file,) = cache.iterdir()
-    if damage == 'pickle':
-        arrays = dict(np.load(file)) | dict(paths=np.array([Trap(str(tmp_path / 'ran'))], object))
-        np.savez(file, **arrays)
-    elif damage == 'shorter':
-        arrays = dict(np.load(file))
-        np.savez(file, **dict(arrays, paths=arrays['paths'][:-10]))
-    else:
-        file.write_bytes(file.read_bytes()[:-100] if damage == 'cut' else damage)
-    paths, counts = list_subfolders(str(folder), CLASSES)
-    assert (list(paths), counts) == (list(expected[0]), expected[1])
-    assert not (tmp_path / 'ran').exists()
-
-
-class Trap:
-    """Leaves a mark when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
-def test_without_a_place_to_remember_it_lists_again(folder, cache, monkeypatch):
-    cache.parent.mkdir(exist_ok=True)
-    cache.write_text('a file where the folder should be')
-    searched = searches(monkeypatch)
-    assert described(build(folder)) == described(build(folder)) == WHOLE and len(searched) == 6
-
-
-def test_short_lists_are_not_remembered(folder, cache, monkeypatch):
-    monkeypatch.setattr(listing, 'MIN_REMEMBERED', 10)
-    build(folder)
-    assert not cache.exists()

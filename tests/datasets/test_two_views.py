@@ -115,6 +115,20 @@ def test_views_share_box_and_flip():
     assert 10 < flips < 30
 
 
+@pytest.mark.parametrize('scale', [1, 2], ids=['decoded in full', 'decoded at a half'])
+def test_the_models_view_is_bicubic_and_the_tokenizers_lanczos(image, scale):
+    crop = TwoViewRandomResizedCrop(size=48, second_size=48, flip_prob=0)
+    top, left, height, width = box = (20, 36, 180, 200)
+    results = crop(dict(img=image, drawn=([scale * side for side in box], False, scale * len(image))))
+    part = image[top : top + height, left : left + width]
+    for view, name in (('images', 'BICUBIC'), ('tokenizer_images', 'LANCZOS')):
+        distances = {
+            other: np.abs(results[view].astype(int) - pillow(part, (48, 48), Image.Resampling[other])).mean()
+            for other in ('BILINEAR', 'HAMMING', 'BICUBIC', 'LANCZOS')
+        }
+        assert min(distances, key=distances.get) == name and distances[name] < 0.3, distances
+
+
 def test_flip_mirrors_the_view(image):
     random.seed(1)
     plain = TwoViewRandomResizedCrop(flip_prob=0).transform(dict(img=image))

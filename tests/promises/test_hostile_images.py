@@ -9,13 +9,20 @@ import struct
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
 from PIL import Image
 
 from beit_mm.apis.inferencers import iterate_images
+from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.listing import list_images
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import read_labels
@@ -82,18 +89,19 @@ def memory(key: str) -> float:
     return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith(key)) / 1024
 
 
-def measure(*paths: Path) -> tuple[list[str], float, float]:
+def measure(*paths: Path, read: Callable[[str], object] = read_image) -> tuple[list[str], float, float]:
     """Messages of files read in a process of their own, the seconds, and the MiB added at most."""
     ours, theirs = multiprocessing.Pipe()
 
     def read_all() -> None:
+        torch.set_num_threads(1)  # a fork has none of the threads that its libraries count on
         ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
         messages, before, start = [], memory('VmRSS'), time.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter('error')
             for path in paths:
                 try:
-                    read_image(str(path))
+                    read(str(path))
                 except UnreadableImageError as error:
                     messages.append(str(error))
         theirs.send((messages, time.monotonic() - start, memory('VmHWM') - before))
@@ -104,6 +112,49 @@ def measure(*paths: Path) -> tuple[list[str], float, float]:
     answer = ours.recv()
     process.join()
     return answer
+
+
+@pytest.mark.parametrize('size', [(5000, 1), (1, 20_000)])
+def test_an_image_that_is_hardly_more_than_a_line_is_refused(size, tmp_path):
+    """97 bytes would become gigabytes, where a pipeline enlarges the short side first."""
+    Image.new('RGB', size).save(tmp_path / 'line.png')
+    np.save(tmp_path / 'line.npy', np.zeros((*size, 6), np.uint8))
+    for load, name in ((LoadImage(), 'line.png'), (LoadBands(), 'line.npy')):  # six bands
+        with pytest.raises(UnreadableImageError, match=f'{name}: .* pixels; expected a long side of at most 50 short'):
+            load(dict(img_path=str(tmp_path / name)))
+
+
+PIPELINES = [
+    ('_base_/datasets/mim_in1k.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
+    ('_base_/datasets/finetune_in1k.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
+    ('beit_plus/finetune_large_512_in1k.py', 'mmpretrain', 'test_pipeline'),
+    ('_base_/datasets/ade20k_512.py', 'mmseg', 'train_pipeline', 'test_pipeline'),
+    ('demo/caltech101_pretrain.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
+    ('demo/caltech101_finetune.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
+    ('demo/bands_finetune.py', 'mmpretrain', 'test_pipeline'),
+]
+
+
+@pytest.mark.parametrize(('config', 'scope', 'names'), [(file, scope, names) for file, scope, *names in PIPELINES])
+def test_the_longest_images_take_little_memory_in_the_configs(config, scope, names, tmp_path):
+    cfg = Config.fromfile(ROOT / 'configs' / config)
+    with DefaultScope.overwrite_default_scope(scope):
+        pipelines = [Compose(cfg[name]) for name in names]
+    bands = 'bands' in config
+    for width, height in ((50, 1), (1, 50), (40, 2000)):
+        if bands:
+            np.save(path := tmp_path / f'{width}.npy', np.zeros((height, width, 6), np.uint16))
+        else:
+            Image.new('RGB', (width, height)).save(path := tmp_path / f'{width}.png')
+            Image.new('L', (width, height)).save(tmp_path / 'labels.png')
+        sample = dict(img_path=str(path), seg_map_path=str(tmp_path / 'labels.png'), gt_label=0, num_classes=150)
+
+        def prepare(path: str, sample: dict = sample) -> None:
+            for pipeline in pipelines:
+                pipeline(dict(sample))
+
+        messages, _, added = measure(path, read=prepare)
+        assert not messages and added < 400
 
 
 def test_images_above_the_pixel_limit_cost_nothing(tmp_path):

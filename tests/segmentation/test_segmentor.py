@@ -8,6 +8,7 @@ from mmengine.config import ConfigDict
 from mmengine.registry import DefaultScope
 from mmseg.apis import inference_model
 from mmseg.models.segmentors import EncoderDecoder
+from mmseg.structures import SegDataSample
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
 from PIL import Image
 
@@ -156,6 +157,26 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
         array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
         swapped = inference_model(model, pixels).seg_logits.data
     assert torch.equal(array, file) and not torch.equal(swapped, file)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('align_corners', [False, True])
+def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
+    """With the same answers, where two classes are not as good as even, and without logits of the image's size."""
+    model = narrow_segmentor()
+    model.align_corners = align_corners
+    logits = torch.randn(2, CLASSES, 20, 30)
+
+    def samples() -> list[SegDataSample]:
+        return [SegDataSample(metainfo=dict(ori_shape=(170, 211), img_shape=(20, 30))) for _ in logits]
+
+    expected = model.postprocess_result(logits, samples())
+    monkeypatch.setattr('beit_mm.segmentation.segmentor.MAX_LOGITS', 170 * 211 * CLASSES - 1)
+    for sample, peer in zip(model.postprocess_result(logits, samples()), expected, strict=True):
+        best, second = peer.seg_logits.data.topk(2, dim=0).values
+        clear = best - second > 1e-4
+        assert clear.float().mean() > 0.99 and 'seg_logits' not in sample
+        assert torch.equal(sample.pred_sem_seg.data[0][clear], peer.pred_sem_seg.data[0][clear])
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
     python tools/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
     python tools/benchmarks/pipeline.py --data DIR      # your own
     python tools/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
+    python tools/benchmarks/pipeline.py --photos DIR    # DIR's images at 0.2, 2 and 12 megapixels, decoded no larger
+                                                        # than needed beside in full, in two configs
 
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
 ratio is taken between neighbouring rounds and hardly does.
@@ -33,7 +35,9 @@ from beit_mm.registry import DATASETS
 sys.path.append(str(Path(__file__).parents[1] / 'demo'))
 from scenes import OBJECTS, paint_scene  # noqa: E402
 
-FINETUNE = Path(__file__).resolve().parents[2] / 'configs/_base_/datasets/finetune_in1k.py'
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+FINETUNE = CONFIGS / '_base_/datasets/finetune_in1k.py'
+PRETRAIN = ('demo/caltech101_pretrain.py', 'beit/pretrain_800e.py')
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
 THEIRS = [
     dict(type='LoadImageFromFile'),
@@ -132,6 +136,37 @@ def images_per_second(dataset, epoch: int) -> float:
     return len(dataset) / (time.process_time() - start)
 
 
+def time_photos(folder: str, images: int, rounds: int) -> None:
+    """Images a second and difference of the views, decoded no larger than needed and in full."""
+    print(f'{"config, size of the images":50s} {"full":>6s} {"scaled":>6s} {"ratio":>5s}  levels: mean, 99.9 %, most')
+    sources = [path for path in sorted(Path(folder).rglob('*')) if path.suffix.lower() in ('.jpg', '.jpeg')][:images]
+    for size in ((500, 375), (1632, 1224), (4032, 3024)):
+        with tempfile.TemporaryDirectory() as resized:
+            for index, path in enumerate(sources):
+                image = Image.open(path).convert('RGB').resize(size, Image.Resampling.BICUBIC)
+                image.save(Path(resized, f'{index:04d}.jpg'), quality=93)
+            for config in PRETRAIN:
+                datasets = []
+                for scaled in (False, True):
+                    load, *steps = Config.fromfile(CONFIGS / config).train_pipeline
+                    datasets.append(ours([dict(load, scaled=scaled), *steps], dict(data_root=resized)))
+                rates = []
+                for epoch in range(rounds + 1):  # each is first in every other round; the first round warms up
+                    pair = {index: images_per_second(datasets[index], epoch) for index in (epoch % 2, 1 - epoch % 2)}
+                    rates.append((pair[0], pair[1]))
+                full, scaled = map(statistics.median, zip(*rates[1:], strict=True))
+                ratio = statistics.median(b / a for a, b in rates[1:])
+                views = [
+                    [data[SampleKey(0, 0, i)]['inputs']['images'].int() for i in range(len(sources))]
+                    for data in datasets
+                ]
+                levels = (torch.stack(views[0]) - torch.stack(views[1])).abs().float().numpy()
+                print(
+                    f'{f"{config}, {size[0]} x {size[1]}":50s} {full:6.1f} {scaled:6.1f} {ratio:5.2f}  '
+                    f'{levels.mean():.2f} {np.percentile(levels, 99.9):.0f} {levels.max():.0f}'
+                )
+
+
 def ours(pipeline: list[dict], data: dict):
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         return DATASETS.build(dict(type='beit_mm.UnlabeledImages', pipeline=pipeline, **data))
@@ -143,9 +178,13 @@ def main() -> None:
     parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
     parser.add_argument('--finetune', action='store_true', help="fine-tuning's pipeline on ImageNet")
+    parser.add_argument('--photos', metavar='DIR', help='folder of JPEGs, timed at three sizes')
     args = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    if args.photos:
+        time_photos(args.photos, args.images, args.rounds)
+        return
 
     if not args.finetune:
         time_masks()

@@ -125,6 +125,8 @@ def unpack_classes(source: Path, target: Path) -> None:
         with tarfile.open(fileobj=open_file(), mode='r|', tarinfo=Member) as archive:
             for member in archive:
                 budget.spend(BLOCK + member.size)
+                if not (member.isfile() or member.isdir()):
+                    raise ArchiveError(f'{source} holds {member.name!r}, which is no file: another archive?')
                 archive.extract(member, part, filter='data')  # nothing is written outside of the folder
         part.rename(folder)
     if name is None:

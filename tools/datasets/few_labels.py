@@ -12,6 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from _cli import few_of_each  # noqa: E402
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,7 +26,7 @@ def main() -> None:
     if args.per_class < 1:
         sys.exit(f'error: per_class is {args.per_class}; expected 1 or more')
     from beit_mm.datasets import ImageFolder
-    from beit_mm.datasets.listing import few_of_each
+    from beit_mm.datasets.image_folder import quoted
     from beit_mm.datasets.shards import INDEX
 
     if Path(args.folder, INDEX).exists():
@@ -34,7 +37,7 @@ def main() -> None:
         sys.exit(f'error: {error}')
     chosen = few_of_each(args.folder, dataset.metainfo['classes'], args.per_class, args.seed)
     args.target.parent.mkdir(parents=True, exist_ok=True)
-    args.target.write_text(''.join(f'{path}\n' for path in chosen), encoding='utf-8', errors='surrogateescape')
+    args.target.write_text(''.join(f'{quoted(path)}\n' for path in chosen), encoding='utf-8')
     print(f'{args.target}: {len(chosen):,} of {len(dataset):,} images of {len(dataset.metainfo["classes"])} classes')
 
 
