@@ -130,31 +130,6 @@ class BEiTPretrainer(BaseModel):
         return tokens, predicted if mask is None else torch.where(mask, predicted, tokens)
 
     @torch.no_grad()
-    def log_likelihoods(self, inputs: dict) -> dict[str, Tensor]:
-        """The terms of the evidence lower bound of each image, with its most likely visual tokens z.
-
-        Returns:
-            Nats, float (B,): `image`, ln p(x | z) of the tokenizer's decoder; `masked_tokens`, the sum of
-            ln p(z_i | masked image) over the masked patches, which pretraining maximises; `all_tokens`, the same over
-            all patches. Without a mask both are the latter.
-
-        Raises:
-            RuntimeError: the tokenizer has no decoder.
-
-        Source: paper section 2.4, equation 3.
-        """
-        images, mask = inputs['tokenizer_images'], inputs['mask']
-        tokens = self.target_generator.encode(images)  # B, h, w
-        hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
-        log_p = self.head(hidden).float().log_softmax(dim=-1)  # B, h*w, V
-        log_p = log_p.gather(-1, tokens.flatten(1).unsqueeze(-1)).squeeze(-1)  # B, h*w
-        return dict(
-            image=self.target_generator.log_likelihood(images, tokens),
-            masked_tokens=(log_p if mask is None else log_p * mask.flatten(1)).sum(dim=1),
-            all_tokens=log_p.sum(dim=1),
-        )
-
-    @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
         """What the model saw, what it was to predict and what it predicted.
 

@@ -13,7 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.vit import BEiTBackbone, truncated_normal_
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 
 
@@ -23,9 +23,9 @@ class BEiTV2Pretrainer(BEiTPretrainer):
 
     The patches of an early block, beside the class token of the last one, go through a few more blocks, which predict
     the same visual tokens through the same head. What the early patches do not know they can learn from the class token
-    alone. The blocks are built and initialised like those of the backbone that follow the early one, and are dropped
-    afterwards. (In the released code only their sizes are: their linear layers begin with torch's uniform weights and
-    biases, the output matrices divided by sqrt(2 * depth).)
+    alone. The blocks have the sizes of those of the backbone that follow the early one, and are dropped afterwards. As
+    in the released code their linear layers begin with torch's uniform weights and biases, about twice as large as the
+    backbone's, and the output matrices are divided by sqrt(2 * depth).
 
     Args:
         early_layers: number of blocks after which the patches are taken (released: 9 of 12 base, 21 of 24 large).
@@ -56,7 +56,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):
             for module in block.modules():
                 if isinstance(module, nn.Linear):
-                    truncated_normal_(module.weight)
+                    module.reset_parameters()
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task, read_backbone
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.io import CheckpointError, blaming
 from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
 from beit_mm.registry import MODELS
@@ -477,8 +477,8 @@ class BEiTBackbone(BaseModule):
             CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
         """
         options, state_dict = read_backbone(checkpoint)
-        backbone = cls(**options)
-        backbone.load_state_dict(state_dict)
+        with blaming(checkpoint):
+            (backbone := cls(**options)).load_state_dict(state_dict)
         return backbone.eval()
 
     def init_weights(self) -> None:
@@ -577,9 +577,9 @@ def _fit_on_load(
     if not weights:
         hint = f' The file, {source["path"]}, holds {source["names"]}.' if source else ''
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
-    fitted, report = fit_state_dict(
-        weights, backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode, source
-    )
+    own = (backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
+    with blaming(source['path'] if source else 'the state dict'):
+        fitted, report = fit_state_dict(weights, *own, source)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = of_every_task(report.unexpected_keys)

@@ -184,26 +184,6 @@ def test_prediction_sums_up_to_the_loss():
     assert torch.equal(torch.stack([r['tokens'] for r in results]), tokens)
 
 
-@torch.no_grad()
-def test_likelihoods_are_those_of_the_probabilities():
-    """Section 2.4: products of probabilities, patch by patch; ln p(x | z) has a test with scipy."""
-    model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
-    found = model.log_likelihoods(inputs)
-    tokens = model.target_generator.encode(inputs['tokenizer_images'])
-    probabilities = model.head(model(inputs)[:, 1:]).softmax(dim=-1).double()  # B, h*w, V
-    for i in range(3):
-        right = [probabilities[i, n, token].log().item() for n, token in enumerate(tokens[i].flatten())]
-        masked = [value for value, hidden in zip(right, inputs['mask'][i].flatten(), strict=True) if hidden]
-        assert found['all_tokens'][i].item() == pytest.approx(sum(right), rel=1e-5)
-        assert found['masked_tokens'][i].item() == pytest.approx(sum(masked), rel=1e-5)
-    expected = model.target_generator.log_likelihood(inputs['tokenizer_images'], tokens)
-    assert torch.equal(found['image'], expected)
-    sums = model(inputs, mode='predict')  # what pretraining minimises
-    assert found['masked_tokens'].tolist() == pytest.approx([-result['loss'] for result in sums], rel=1e-5)
-    unmasked = model.log_likelihoods(dict(inputs, mask=None))
-    assert torch.equal(unmasked['masked_tokens'], unmasked['all_tokens'])
-
-
 def test_pictures_show_what_was_hidden():
     model, inputs = MODELS.build(narrow_model()).eval(), make_inputs()
     inputs['images'] = inputs['images'].clamp(-1, 1)

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from doc_commands import blocks
 from helpers import ROOT, library_tools, make_runner, narrow_dino_model, narrow_model, run_tool
+from label_maps import make_label_maps
 from labelled import CLASSES, classifier_config, make_images
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose, default_collate
@@ -591,6 +593,52 @@ def test_mmsegs_inferencers(tmp_path):
         for source in sources:
             assert np.array_equal(infer(source)['predictions'], expected['labels'])
             assert np.array_equal(apis.inference_model(loaded, source).pred_sem_seg.data[0], expected['labels'])
+
+
+NARROWER = {  # text of the page -> what is run in its place
+    "arch='base'": 'arch=dict(embed_dims=32, num_layers=12, num_heads=2)',
+    '768': '32',
+    'size=224': 'size=32',
+    'scale=224': 'scale=32',
+    'scale=256': 'scale=36',
+    '512': '64',
+    '2048': '256',
+    '341': '43',
+    'num_workers=2': 'num_workers=0',
+    'persistent_workers=True': 'persistent_workers=False',
+    'batch_size=32': 'batch_size=3',
+    'num_classes = 10': 'num_classes = 3',
+}
+
+
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg'])
+def test_the_complete_configs_of_the_page_train_and_validate(scope, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (text,) = (block.text for block in blocks('docs/mixing.md') if f"default_scope = '{scope}'" in block.text)
+    for theirs, narrow in NARROWER.items():
+        text = text.replace(theirs, narrow)
+    (tmp_path / 'mine.py').write_text(text)
+    config = Config.fromfile('mine.py')
+    config.work_dir, config.param_scheduler = str(tmp_path / 'work_dir'), None
+    if scope == 'mmpretrain':
+        make_images(tmp_path / 'images', per_class=2)
+        config.train_cfg.update(max_epochs=1, val_interval=1)
+    else:
+        make_label_maps(tmp_path / 'data/ade20k', number=2, size=(64, 80))
+        for image in (tmp_path / 'data/ade20k/images').rglob('*.png'):
+            Image.open(image).save(image.with_suffix('.jpg'))
+        config.train_cfg.update(max_iters=2, val_interval=2)
+    backbone = dict(config.model.backbone, init_cfg=None, out_type='raw', out_indices=(-1,))
+    torch.manual_seed(1)
+    released = MODELS.build(backbone).state_dict()
+    torch.save(released, config.model.backbone.init_cfg.checkpoint)
+    with DefaultScope.overwrite_default_scope(scope):
+        runner = make_runner(config)
+        runner.train()
+    assert len(runner.model.backbone.load_report.matched) == 3 + 12 * 16  # all but norms, which belong to the task
+    assert runner.iter == 2 and runner.message_hub.get_scalar('train/loss').current() > 0
+    measured = dict(mmpretrain='val/accuracy/top1', mmseg='val/mIoU')[scope]
+    assert 0 <= runner.message_hub.get_scalar(measured).current() <= 100
 
 
 def test_mmpretrains_picture_of_a_schedule(tmp_path, monkeypatch):

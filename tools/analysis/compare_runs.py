@@ -11,6 +11,7 @@ images_per_second; and the minutes of the training steps, without validations an
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import statistics
 import sys
@@ -71,10 +72,12 @@ def work_dir_of(folder: Path) -> Path:
 
 def print_rows(rows: list[list[str]]) -> None:
     """Columns as wide as their widest cell, the first to the left."""
+    from beit_mm.terminal import printable
+
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = (f'{cell:>{width}}' for cell, width in zip(others, widths[1:], strict=True))
-        print('  '.join([f'{first:{widths[0]}}', *cells]))
+        print(printable('  '.join([f'{first:{widths[0]}}', *cells])))
 
 
 def shared_metrics(validations: list[Scalars]) -> list[str]:
@@ -105,11 +108,26 @@ def figures(training: Scalars, validation: Scalars, metrics: list[str]) -> list[
 
 
 def flat_config(folder: Path) -> dict[str, str]:
-    """Key with dots -> value of the config with which a run was last started; empty where there is none."""
-    from mmengine.config import Config
+    """Key with dots -> value of the config with which a run was last started; empty where there is none.
 
+    Runs may be other people's: of the file that mmengine has written values are read, and nothing is executed.
+    """
     files = [*sorted(folder.glob('*.py')), *sorted(folder.glob('*/vis_data/config.py'))]
-    return dict(flat(Config.fromfile(files[-1]).to_dict())) if files else {}
+    lines = ast.parse(files[-1].read_text(encoding='utf-8')).body if files else []
+    settings = {line.targets[0].id: value_of(line.value) for line in lines if isinstance(line, ast.Assign)}
+    return dict(flat(settings))
+
+
+def value_of(node: ast.expr) -> object:
+    """The value of an expression of literals and dict(...); of another one its text."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'dict':
+        return {keyword.arg: value_of(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.List | ast.Tuple):
+        return [value_of(entry) for entry in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 def flat(value: object, key: str = '') -> Iterator[tuple[str, str]]:

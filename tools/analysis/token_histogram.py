@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import parse_options, run  # noqa: E402
+from _cli import merge_options, parse_options, run  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
     side: int | tuple[int, ...] = SIZE
     if Path(source).suffix == '.py':
         cfg = Config.fromfile(source)
-        cfg.merge_from_dict(options)
+        merge_options(cfg, options)
         init_default_scope(cfg.default_scope)
         tokenizer = MODELS.build(cfg.model.get('target_generator') or cfg.model)
         steps = (cfg.get('val_dataloader') or cfg.train_dataloader).dataset.pipeline

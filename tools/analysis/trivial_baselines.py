@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from _cli import parse_options, run
+from _cli import merge_options, parse_options, run
 
 if TYPE_CHECKING:
     from mmengine.dataset import BaseDataset
@@ -55,7 +55,7 @@ def main() -> None:
         from mmengine.registry import init_default_scope
 
         cfg = Config.fromfile(args.config)
-        cfg.merge_from_dict(parse_options(args.cfg_options))
+        merge_options(cfg, parse_options(args.cfg_options))
         init_default_scope(cfg.default_scope)
         segmentation = cfg.default_scope == 'mmseg'
         train, val = (dataset(cfg, split, segmentation) for split in ('train', 'val'))
@@ -76,10 +76,7 @@ def dataset(cfg: dict, split: str, segmentation: bool) -> BaseDataset:
     if not loader:
         raise ValueError(f'the config has no {split}_dataloader; expected one with labels')
     steps = ['beit_mm.LoadImage', *(['beit_mm.LoadAnnotation'] if segmentation else [])]
-    values = dict(loader['dataset'], pipeline=[dict(type=step) for step in steps])
-    if 'data_root' in cfg:  # a FolderRunner's
-        values.setdefault('data_root', cfg['data_root'])
-    built = DATASETS.build(values)
+    built = DATASETS.build(dict(loader['dataset'], pipeline=[dict(type=step) for step in steps]))
     if 'classes' not in built.metainfo:
         raise ValueError(f'the {split} dataset of the config has no classes; expected one with labels')
     return built

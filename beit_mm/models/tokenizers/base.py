@@ -72,14 +72,6 @@ class Tokenizer(nn.Module, ABC):
         """
         raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
 
-    def log_likelihood(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """ln p(x | z), nats (B,), of images (B, C, H, W) in [0, 1] given tokens int64 (B, h, w).
-
-        Raises:
-            RuntimeError: the tokenizer has no decoder.
-        """
-        raise RuntimeError(f'this {type(self).__name__} has no decoder, so images have no likelihood given its tokens')
-
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens of an image of `height` x `width` pixels.
 
@@ -115,19 +107,6 @@ class CodebookTokenizer(Tokenizer):
     @abstractmethod
     def to_images(self, output: Tensor) -> Tensor:
         """The decoder's output as pixels in [0, 1]."""
-
-    def log_density(self, output: Tensor, images: Tensor) -> Tensor:
-        """ln density of pixels in [0, 1] under the distribution that the decoder's output describes.
-
-        Args:
-            output: (B, 2 C, H, W), location and ln scale of the logit-Laplace distribution.
-            images: float (B, C, H, W) in [0, 1].
-
-        Returns:
-            Nats per value, (B, C, H, W).
-        """
-        mu, log_b = output.chunk(2, dim=1)
-        return math.log(1 - 2 * EPS) - logit_laplace_nll(map_pixels(images), mu, log_b)
 
     def prepare(self, device: torch.device) -> None:
         """Called before the networks run on tensors of `device`."""
@@ -178,30 +157,6 @@ class CodebookTokenizer(Tokenizer):
         Raises:
             RuntimeError: the tokenizer was built without a decoder.
         """
-        return self.to_images(self._decoder_output(tokens))
-
-    @torch.no_grad()
-    def log_likelihood(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """ln p(x | z): of 8-bit images given tokens, under the decoder.
-
-        The decoder describes a density. Times the width of an 8-bit level, 1/255, it is the probability of the level.
-
-        Args:
-            images: float (B, C, H, W) in [0, 1].
-            tokens: int64 (B, H / stride, W / stride).
-
-        Returns:
-            Nats of each image, float32 (B,).
-
-        Raises:
-            RuntimeError: the tokenizer was built without a decoder.
-
-        Source: paper section 2.4, the first term of equations 2 and 3.
-        """
-        density = self.log_density(self._decoder_output(tokens), images)  # B, C, H, W
-        return (density - math.log(255)).flatten(1).sum(dim=1)
-
-    def _decoder_output(self, tokens: Tensor) -> Tensor:
         if self.decoder is None:
             raise RuntimeError(
                 f'this {type(self).__name__} has no decoder, so its tokens cannot be decoded; '
@@ -209,7 +164,7 @@ class CodebookTokenizer(Tokenizer):
             )
         self.prepare(tokens.device)
         with without_autocast(tokens):
-            return self.decoder.from_tokens(tokens).float()
+            return self.to_images(self.decoder.from_tokens(tokens).float())
 
     def _features(self, images: Tensor) -> Tensor:
         self.grid_size(*images.shape[-2:])

@@ -16,14 +16,13 @@ from beit_mm.models.tokenizers.base import CodebookTokenizer, load_exactly, map_
 from beit_mm.registry import MODELS
 
 ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
+DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
+GET_ENCODER = f'Get {ENCODER_URL} (or https://cdn.openai.com/dall-e/encoder.pkl)'
 ENCODER_ADVICE = (
-    f'Get {ENCODER_URL} (or https://cdn.openai.com/dall-e/encoder.pkl) and name the file in '
+    f'{GET_ENCODER} and name the file in '
     'target_generator.checkpoint; for a smoke run set target_generator.random_weights=True.'
 )
-DECODER_ADVICE = (
-    'Get https://cdn.openai.com/dall-e/decoder.pkl and name the file in '
-    'target_generator.decoder_checkpoint, or leave that key out.'
-)
+DECODER_ADVICE = f'Get {DECODER_URL} and name the file in target_generator.decoder_checkpoint, or leave that key out.'
 SMOKE_SEED = 0  # random weights are the same on all ranks, whatever the run's seed
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
 BLOCKS_PER_GROUP = 2

@@ -158,18 +158,6 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
             return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
         return (0.5 * output + 0.5).clamp(0, 1)
 
-    def log_density(self, output: Tensor, images: Tensor) -> Tensor:
-        """As CodebookTokenizer; of 'mse' that of a Gaussian around the decoded image.
-
-        'mse' says nothing of its variance. It is the mean squared error of these images, so it is fitted on what it is
-        applied to: the density depends on the batch, and gives no bound.
-        """
-        if self.loss == 'laplace':
-            return super().log_density(output, images)
-        error = (0.5 * output + 0.5 - images).square()
-        variance = error.mean()
-        return -0.5 * (error / variance + torch.log(2 * math.pi * variance))
-
     def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
         state, file = read_weights(checkpoint, sha256, CHECKPOINT_ADVICE)
         self.provenance.update(file)
