@@ -9,6 +9,7 @@ import pickle
 import resource
 import runpy
 import secrets
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -240,3 +241,24 @@ def refused(message: str, tool: str, *arguments: object) -> None:
 def tree(folder: Path) -> dict[str, bytes]:
     """Files below a folder, by their path relative to it."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def set_num_classes(config: object, number: int) -> None:
+    """Sets each `num_classes` in a config, at any depth."""
+    if isinstance(config, dict):
+        if 'num_classes' in config:
+            config['num_classes'] = number
+        config = list(config.values())
+    if isinstance(config, list):
+        for entry in config:
+            set_num_classes(entry, number)
+
+
+def draw_caltech101(folder: Path) -> None:
+    """Drawn images in the layout of Caltech-101, of as many classes: those without drawings have one image each."""
+    run_tool('demo/draw_images.py', folder, '--num-train', '70', '--num-val', '10', '--size', '64')
+    for split in ('train', 'val'):
+        (image, *_), drawn = sorted((folder / split).rglob('*.jpg')), len(list((folder / split).iterdir()))
+        for number in range(drawn, 97):
+            (folder / split / f'z{number}').mkdir()
+            shutil.copy(image, folder / split / f'z{number}')

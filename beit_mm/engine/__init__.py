@@ -1,12 +1,20 @@
-"""How a run goes: optimizer wrappers and constructors, checks, hooks, metrics, the runner of a folder."""
+"""How a run goes: optimizer wrappers and constructors, checks, hooks, metrics."""
 
-from .bad_steps import BadStepHook, ReplayHook
+from .bad_steps import BadStepHook
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .hooks import CompileHook, DenseKNNHook, DINOHook, KNNHook, RuntimeInfoHook, StepSeedHook, ThroughputHook
+from .hooks import (
+    CompileHook,
+    DenseKNNHook,
+    DINOHook,
+    KNNHook,
+    LoggerHook,
+    RuntimeInfoHook,
+    StepSeedHook,
+    ThroughputHook,
+)
 from .interruption import InterruptionHook
 from .loops import EpochLoop, IterLoop
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
-from .runner import FolderRunner
 from .unreadable import UnreadableImagesHook

@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,14 +28,24 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint, remove_leftovers, save_torch
-from beit_mm.checkpoint.names import FORMAT_VERSION
+from beit_mm.checkpoint.io import (
+    CheckpointError,
+    atomic_file,
+    blaming,
+    inert,
+    read_checkpoint,
+    remove_leftovers,
+    save_torch,
+)
+from beit_mm.checkpoint.limits import LimitError, check_zip
+from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.engine.hooks import fetch_logs
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
+RUN = re.compile(r'\w{1,40}')  # `new_run`
 RUN_FILE = 'run_id'  # in the checkpoints' folder: the run that writes there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 IGNORED = {'backend_args', 'file_client_args', 'filename_tmpl', 'save_optimizer', 'save_param_scheduler'}
@@ -58,10 +67,6 @@ class CheckpointHook(EngineCheckpointHook):
     process left half written is removed.
 
     Args:
-        asynchronous: a thread writes while the training goes on; takes memory for a second copy of the weights and the
-            optimizer's state.
-        rescale: a run with another effective batch than before goes on with a learning rate in proportion to it, at
-            the same place in the data; otherwise it is refused.
         kwargs: mmengine's: interval, by_epoch, max_keep_ckpts, save_best, out_dir, ...
 
     Raises:
@@ -71,7 +76,7 @@ class CheckpointHook(EngineCheckpointHook):
 
     keep_ckpt_ids: deque[int]  # numbers of the checkpoints that are kept; mmengine sets it
 
-    def __init__(self, *args, asynchronous: bool = False, rescale: bool = False, **kwargs):
+    def __init__(self, *args, **kwargs):
         if ignored := sorted(IGNORED & kwargs.keys()):
             raise ValueError(
                 f'CheckpointHook has no {", ".join(ignored)}: it writes local files that a run resumes from'
@@ -79,12 +84,9 @@ class CheckpointHook(EngineCheckpointHook):
         super().__init__(*args, **kwargs)
         if '://' in str(self.out_dir or ''):
             raise ValueError(f'out_dir is {self.out_dir!r}; expected a local folder')
-        self.rescale = rescale
         self.run = ''  # of which start from the beginning the checkpoints are
         self.outdated: list[str] = []  # names of files to be removed once another one is written
         self.postponed: int | None = None  # number of a checkpoint that waits for the end of an accumulation
-        self._thread = ThreadPoolExecutor(1) if asynchronous else None
-        self._writing: Future | None = None
 
     # --- going on ---------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class CheckpointHook(EngineCheckpointHook):
         """Cleans up, and chooses the checkpoint to go on from."""
         if not isinstance(runner._train_loop, BaseLoop):  # a test, perhaps beside the training
             return
-        folder = self._folder(runner)
+        folder = self.folder(runner)
         if is_main_process():
             remove_leftovers(folder)
         # torchrun counts on each node for itself: where no process has died it says 0.
@@ -111,17 +113,21 @@ class CheckpointHook(EngineCheckpointHook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Makes the position fit this run's batches, and notes which files the checkpoint has taken the place of."""
-        meta = checkpoint.get('meta', {})
-        if not runner._resume or 'batch' not in meta:
+        meta = meta_of(checkpoint)
+        if not runner._resume or 'epoch' not in meta:
             return
         check_position(meta, runner._load_from)
-        self.run = str(meta.get('run', ''))
-        fit_position(checkpoint, batch_of(runner), self.rescale)
+        if 'batch' not in meta:
+            return
+        run = meta.get('run')
+        self.run = run if isinstance(run, str) and RUN.fullmatch(run) else new_run(runner)
+        fit_position(checkpoint, batch_of(runner))
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
             sampler.seed = meta['seed']
-        if Path(runner._load_from).resolve().parent == self._folder(runner).resolve():
-            names = [name for name in meta.get('outdated', []) if self._is_ours(name)]
+        if Path(runner._load_from).resolve().parent == self.folder(runner).resolve():
+            outdated = meta.get('outdated')
+            names = [name for name in outdated if self._is_ours(name)] if isinstance(outdated, list) else []
             self.outdated = [name for name in names if name != Path(runner._load_from).name]
 
     def before_train(self, runner: Runner) -> None:
@@ -129,12 +135,12 @@ class CheckpointHook(EngineCheckpointHook):
         super().before_train(runner)
         self.file_backend = _Later(self.outdated)
         if not runner._resume:
-            self.run = f'{runner.timestamp}_{secrets.token_hex(4)}'
+            self.run = new_run(runner)
         if is_main_process():
             with suppress(OSError), atomic_file(Path(self.out_dir, RUN_FILE)) as file:
                 file.write(self.run.encode())
 
-    def _folder(self, runner: Runner) -> Path:
+    def folder(self, runner: Runner) -> Path:
         """Where the checkpoints are; mmengine sets `out_dir` later, in before_train."""
         if self.out_dir in (None, runner.work_dir):
             return Path(runner.work_dir)
@@ -156,14 +162,8 @@ class CheckpointHook(EngineCheckpointHook):
             step = self.postponed if self.by_epoch else runner.iter + 1
             self._save_checkpoint_with_step(runner, step, meta=dict(epoch=runner.epoch, iter=runner.iter + 1))
 
-    def after_train(self, runner: Runner) -> None:
-        """Waits for the last file."""
-        self.wait()
-        super().after_train(runner)
-
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Writes a numbered checkpoint and notes the one that goes for it; called by mmengine's methods."""
-        self.wait()  # the thread changes `outdated` too
         if not at_boundary(runner):
             self.postponed = step
             return
@@ -192,9 +192,8 @@ class CheckpointHook(EngineCheckpointHook):
             meta: entries of the file's `meta`; `epoch` and `iter` are the position, by default the present one.
 
         Returns:
-            The file; None where it cannot be written. Of an asynchronous writer: where it will be.
+            The file; None where it cannot be written.
         """
-        self.wait()
         path, pointer, outdated = Path(self.out_dir, name), None, []
         if path.parent == Path(self.out_dir):
             pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
@@ -203,17 +202,7 @@ class CheckpointHook(EngineCheckpointHook):
             outdated = [old for old in names if old.startswith('best_') != resumable and old != name]
         content = run_state(runner, resumable, dict(meta, outdated=outdated, run=self.run))
         copies = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
-        if self._thread is None:
-            return self._write(path, content, pointer, outdated, copies)
-        content = map_tensors(content, copied)
-        self._writing = self._thread.submit(self._write, path, content, pointer, outdated, copies)
-        return path
-
-    def wait(self) -> None:
-        """Waits until the file that is being written stands."""
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+        return self._write(path, content, pointer, outdated, copies)
 
     def _write(self, path: Path, content: dict, pointer: Path | None, outdated: list[str], copies: Any) -> Path | None:
         try:
@@ -272,6 +261,11 @@ def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
 
 
+def new_run(runner: Runner) -> str:
+    """An id for a run that begins now."""
+    return f'{runner.timestamp}_{secrets.token_hex(4)}'
+
+
 def at_boundary(runner: Runner) -> bool:
     """Whether no gradients wait for more of an accumulation: a place where a run can stop and go on exactly."""
     return bool(runner.optim_wrapper.should_update())
@@ -291,18 +285,17 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
         try:
             content = read_checkpoint(path, mapped=True)
             if 'optimizer' in content:
-                foreign = run is not None and content['meta'].get('run', run) != run
-                (others if foreign else found).append((int(content['meta']['iter']), path))
-        except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
+                meta = meta_of(content) if isinstance(content.get('state_dict'), dict) else {}
+                check_position(meta, str(path))
+                foreign = run is not None and meta.get('run', run) != run
+                (others if foreign else found).append((meta['iter'], path))
+        except (CheckpointError, OSError) as error:
             broken.append(f'{path.name} ({type(error).__name__})')
     for _, path in sorted(found, reverse=True):
         try:
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()  # torch's reader looks at no check sums
-        except (OSError, zipfile.BadZipFile, zlib.error) as error:
-            damaged = str(error)
-        if damaged:
-            broken.append(f'{path.name} ({damaged})')
+            check_zip(path)
+        except (OSError, LimitError, zipfile.BadZipFile, zlib.error) as error:
+            broken.append(f'{path.name} ({error})')
             continue
         if broken:
             message = f'Passed over, since they cannot be read: {", ".join(broken)}.'
@@ -341,7 +334,7 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
     """What mmengine's Runner writes into a checkpoint, with all tensors on the CPU or on their way there."""
     meta = dict(epoch=runner.epoch, iter=runner.iter) | meta
     meta |= dict(
-        cfg=runner.message_hub.runtime_info.get('cfg', ''),  # text that mmengine's inferencers ask for
+        cfg=inert(runner.message_hub.runtime_info.get('cfg', '')),  # text that mmengine's inferencers ask for
         seed=runner.seed,
         experiment_name=runner.experiment_name,
         time=time.strftime('%Y%m%d_%H%M%S'),
@@ -379,11 +372,6 @@ def on_host(tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor, device='cpu', pin_memory=True).copy_(tensor, non_blocking=True)
     except RuntimeError:  # no more memory can be pinned
         return tensor.cpu()
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy that the next step does not change; what is pinned is one already."""
-    return tensor if tensor.is_pinned() else tensor.clone()
 
 
 @HOOKS.register_module()
@@ -425,23 +413,19 @@ class CheckpointMetaHook(Hook):
         Raises:
             ValueError: a run is to go on from a file that holds weights only.
         """
-        meta = checkpoint.get('meta', {})
+        meta = meta_of(checkpoint)
         if runner._resume and 'epoch' not in meta:
             raise ValueError(
                 'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
                 'run from it, name it as load_from instead of --resume.'
             )
-        before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
-        if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
-            message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
-            print_log(message, logger='current', level=logging.WARNING)
-        if 'message_hub' in checkpoint:
-            scalars = checkpoint['message_hub']['log_scalars']
-            for key, history in scalars.items():
-                if isinstance(history, dict):  # ours; mmengine's own are read as they are
-                    values, counts = history['values'].numpy(), history['counts'].numpy()
-                    scalars[key] = HistoryBuffer(values, counts, history['max_length'])
-            forget_foreign_files(runner, checkpoint['message_hub']['runtime_info'])
+        with blaming(runner._load_from):
+            before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
+            if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
+                message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
+                print_log(message, logger='current', level=logging.WARNING)
+            if runner._resume and 'message_hub' in checkpoint:
+                checkpoint['message_hub'] = resumed_hub(runner, checkpoint['message_hub'])
 
 
 def plain_values(value: Any) -> Any:
@@ -456,18 +440,35 @@ def plain_values(value: Any) -> Any:
     return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
 
 
-def forget_foreign_files(runner: Runner, info: dict) -> None:
-    """Takes out of a file's `runtime_info` what names no checkpoint of this run: CheckpointHook would delete it."""
+def resumed_hub(runner: Runner, hub: dict) -> dict:
+    """What a run takes over of a file's `message_hub`: the history of its log, numbers, and which files are its own.
+
+    No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it. No file
+    that is no checkpoint of this run: CheckpointHook would delete it.
+    """
+    scalars = {}
+    for key, history in hub['log_scalars'].items():
+        if isinstance(history, dict):  # ours; mmengine's own are read as they are
+            history = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(), history['max_length'])
+        if str(key).isprintable():  # the log shows it
+            scalars[key] = history
     folders = [runner.work_dir, *(hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook))]
     folders = [Path(folder).resolve() for folder in folders if folder]
-    for key in [key for key in info if key.startswith('best_ckpt')]:
-        path = Path(str(info[key])).resolve()
-        if not (path.name.startswith('best_') and path.is_file() and set(folders) & {path.parent, path.parent.parent}):
-            del info[key]
-    resumed, ids = runner._load_from, info.get('keep_ckpt_ids', [])
-    elsewhere = resumed and Path(resumed).resolve().parent not in folders
-    if elsewhere or not (isinstance(ids, list) and all(type(step) is int for step in ids)):
-        info.pop('keep_ckpt_ids', None)
+    info = {}
+    for key, value in hub['runtime_info'].items():
+        if key.startswith('best_ckpt'):
+            path = Path(str(value)).resolve()
+            ours = path.name.startswith('best_') and path.is_file()
+            if ours and set(folders) & {path.parent, path.parent.parent}:
+                info[key] = value
+        elif key == 'keep_ckpt_ids':
+            here = not runner._load_from or Path(runner._load_from).resolve().parent in folders
+            if here and isinstance(value, list) and all(type(step) is int for step in value):
+                info[key] = value
+        elif isinstance(value, (int, float, Tensor)) and key.isprintable():
+            info[key] = value
+    resumed = {key: bool(flag) for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
+    return dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
 
 
 # --- position -------------------------------------------------------------------------------------
@@ -480,28 +481,24 @@ def batch_of(runner: Runner) -> dict[str, int]:
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
-def fit_position(checkpoint: dict, batch: dict[str, int], rescale: bool) -> None:
+def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
     """Counts position and schedules of a checkpoint in batches of this run, so that the order of images stays.
 
     Args:
         checkpoint: what is loaded; changed in place.
         batch: this run's (see `batch_of`).
-        rescale: whether another effective batch is taken, with the learning rate in proportion.
 
     Raises:
-        ValueError: another effective batch without `rescale`.
+        ValueError: another effective batch.
     """
     meta = checkpoint['meta']
     before = meta['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
-    if old != new and not rescale:
+    if old != new:
         raise ValueError(
             f'the checkpoint was trained with {old} images a step, this run has {new}: set train_dataloader.batch_size '
-            'or optim_wrapper.accumulative_counts to have as many, or default_hooks.checkpoint.rescale=True to go on '
-            'with a learning rate in proportion'
+            'or optim_wrapper.accumulative_counts to have as many, or begin a new run from its weights with load_from'
         )
-    if old != new:
-        scale_rates(checkpoint, new / old)
     if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
         return
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
@@ -523,26 +520,13 @@ def fit_position(checkpoint: dict, batch: dict[str, int], rescale: bool) -> None
 
 
 def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a checkpoint's position is made of whole numbers."""
+    """Raises CheckpointError unless a checkpoint's position is made of whole numbers; mmengine's own has no batch."""
     numbers = [meta.get('iter'), meta.get('epoch')]
-    if isinstance(meta['batch'], dict):
-        numbers += [(meta['batch'].get(key) or -1) for key in ('images', 'accumulated', 'per_epoch')]
-    if len(numbers) != 5 or not all(type(number) is int and number >= 0 for number in numbers):
+    if 'batch' in meta:
+        batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
+        numbers += [batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')]
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise CheckpointError(f'{path} has no position to go on from: iter, epoch and batch of its meta are {numbers}')
-
-
-def scale_rates(checkpoint: dict, factor: float) -> None:
-    """Multiplies the learning rates of a checkpoint's optimizer and schedules."""
-    optimizer = checkpoint['optimizer']
-    for group in [*optimizer['param_groups'], optimizer.get('base_param_settings', {})]:
-        for key in ('lr', 'initial_lr'):
-            if key in group:
-                group[key] *= factor
-    for state in schedules_of(checkpoint):
-        if state['param_name'] == 'lr':
-            for key in ('base_values', '_last_value'):
-                state[key] = [value * factor for value in state[key]]
-    print_log(f'Learning rates are multiplied by {factor:g}.', logger='current')
 
 
 def schedules_of(checkpoint: dict) -> list[dict]:

@@ -4,16 +4,20 @@ import logging
 import math
 import os
 import random
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.dataset import BaseDataset
 from mmengine.dist import all_gather_object, get_rank, get_world_size
-from mmengine.hooks import Hook, LoggerHook
+from mmengine.hooks import Hook
+from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -40,7 +44,9 @@ from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.dino import DINOPretrainer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import printable_record
 
+STEPS_TO_JUDGE = 20  # before it is said that reading limits a training
 HISTORY = 10_000  # steps of which the logged numbers are kept
 DETERMINISTIC = (
     'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
@@ -124,7 +130,7 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
 
 def look_intervals(runner: Runner) -> list[int]:
     """Steps between two lines of the log, and the 50 after which numbers on the device are fetched at the latest."""
-    return [STEPS_BETWEEN_LOOKS, *(hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook))]
+    return [STEPS_BETWEEN_LOOKS, *(hook.interval for hook in runner.hooks if isinstance(hook, EngineLoggerHook))]
 
 
 def fetch_logs(runner: Runner) -> None:
@@ -134,9 +140,76 @@ def fetch_logs(runner: Runner) -> None:
             hook.fetch(runner)
 
 
+@contextmanager
+def written_if_possible(runner: Runner) -> Iterator[None]:
+    """Where logs or pictures are written: a full disk, or a folder that is gone, is a warning and not the run's end."""
+    try:
+        yield
+    except OSError as error:
+        warn_unwritten(runner, error)
+
+
+def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
+    """Says that logs and pictures are lost; mmengine logs a warning of the same words once in a run."""
+    reason = getattr(error, 'strerror', None) or error
+    message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training goes on.'
+    print_log(message, logger='current', level=logging.WARNING)
+
+
+@contextmanager
+def threads_warn(runner: Runner) -> Iterator[None]:
+    """The time of a training loop, in which TensorBoard's thread warns of a full disk, once, instead of a traceback."""
+    before = threading.excepthook
+
+    def of_thread(args: threading.ExceptHookArgs) -> None:
+        if isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith('tensorboard.'):
+            warn_unwritten(runner, args.exc_value)
+        else:
+            before(args)
+
+    threading.excepthook = of_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@HOOKS.register_module()
+class LoggerHook(EngineLoggerHook):
+    """mmengine's, for which a file that cannot be written, log, scalars or TensorBoard's, is one warning.
+
+    What a name holds that a terminal would obey is logged in letters.
+    """
+
+    def before_run(self, runner: Runner) -> None:
+        """Sees to the text log, which the logging module writes."""
+        super().before_run(runner)
+        for handler in runner.logger.handlers:
+            handler.addFilter(printable_record)
+            if isinstance(handler, logging.FileHandler):
+                handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
+
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
+        """Logs a step."""
+        with written_if_possible(runner):
+            super().after_train_iter(runner, *args, **kwargs)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        """Logs a validation."""
+        with written_if_possible(runner):
+            super().after_val_epoch(runner, metrics)
+
+    def after_run(self, runner: Runner) -> None:
+        """Closes the files."""
+        with written_if_possible(runner):
+            super().after_run(runner)
+
+
 @HOOKS.register_module()
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
+
+    Where more than half of that time is the wait, it says so once.
 
     It also keeps mmengine's histories of logged numbers to 10,000 entries. They are copied whole at every step: at a
     million of them that takes 14 ms, and 64 MB in each checkpoint.
@@ -144,7 +217,9 @@ class ThroughputHook(Hook):
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.last = 0.0
+        self.waits: deque[tuple[float, float]] = deque(maxlen=50)  # seconds of waiting for images, of all the step
+        self.last = self.begun = 0.0
+        self.warned = False
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Starts the clock."""
@@ -154,17 +229,36 @@ class ThroughputHook(Hook):
         """Starts the clock again; iteration-based runs validate in the middle of an epoch."""
         self.last = time.perf_counter()
 
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Ends the wait for data."""
+        self.begun = time.perf_counter()
+
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
         """Counts the images of this step."""
         now = time.perf_counter()
         inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
         images = inputs['images'] if isinstance(inputs, dict) else inputs
         self.steps.append((len(images) * get_world_size(), now - self.last))
+        if batch_idx:  # for the first one workers had to start
+            self.waits.append((self.begun - self.last, now - self.last))
         self.last = now
+        if not self.warned and len(self.waits) >= STEPS_TO_JUDGE:
+            waiting, seconds = map(sum, zip(*self.waits, strict=True))
+            self.warned = waiting > seconds / 2
+            if self.warned:
+                print_log(f'{waits_for_images(waiting / seconds)}.', logger='current', level=logging.WARNING)
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
         for history in runner.message_hub.log_scalars.values():
             history.max_length = HISTORY
+
+
+def waits_for_images(share: float) -> str:
+    """What to say where a training waits for its images for a share of its time."""
+    return (
+        f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
+        'smaller copies of the images (tools/datasets/prepare_resized.py)'
+    )
 
 
 @HOOKS.register_module()

@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.interruption import watched
+from beit_mm.engine.checks import check_size
+from beit_mm.engine.hooks import threads_warn
+from beit_mm.engine.interruption import attended
 from beit_mm.registry import LOOPS
 
 
@@ -35,9 +37,13 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
 class EpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, which can also go on in the middle of an epoch."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        check_size(self.dataloader)  # before schedules are built, which count in epochs
+
     def run(self) -> nn.Module:
         """Trains to the last epoch."""
-        with watched(self.runner):
+        with attended(self.runner), threads_warn(self.runner):
             return super().run()
 
     def run_epoch(self) -> None:
@@ -57,12 +63,13 @@ class IterLoop(IterBasedTrainLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        check_size(self.dataloader)
         # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
         self.dataloader_iterator = self.dataloader._iterator = None
 
     def run(self) -> nn.Module:
         """Trains to the last iteration."""
-        with watched(self.runner):
+        with attended(self.runner), threads_warn(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()

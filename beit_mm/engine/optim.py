@@ -15,10 +15,12 @@ from mmengine.registry import OPTIMIZERS
 from mmpretrain.models import BEiTViT, VisionTransformer
 from torch import Tensor, nn
 
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
+KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale of 2**16 is down to 2**-9 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
 NO_WEIGHT_DECAY = ('cls_token', 'pos_embed')  # of their parameters with more than one dimension
@@ -189,6 +191,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if skipped := state_dict.pop('skipped_steps', None):
             self.counters, self.seen = skipped['counters'].clone(), SkippedSteps._make(skipped['seen'])
             self.norms = list(skipped['norms'])
+        check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
 
     def _remember_buffers(self, model: nn.Module) -> None:
@@ -244,6 +247,32 @@ def inference_autocast(device: torch.device) -> torch.autocast:
     """Half precision on a GPU, none elsewhere."""
     dtype = getattr(torch, usable_dtype('bfloat16', device.type))
     return torch.autocast(device.type, dtype, enabled=device.type == 'cuda')
+
+
+def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
+    """Makes an optimizer's state fit to be loaded: fused kernels take addresses and trust the shapes behind them.
+
+    Args:
+        state_dict: of an optimizer in a checkpoint; changed in place. Which kernel runs is the run's own setting.
+        optimizer: of the run.
+
+    Raises:
+        CheckpointError: a state that is not of its parameter's shape.
+    """
+    for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
+        saved.update({key: group[key] for key in KERNEL_OPTIONS if key in group})
+        for number, parameter in zip(saved['params'], group['params'], strict=False):
+            state = state_dict['state'].get(number, {})
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    continue
+                expected = torch.Size() if name == 'step' else parameter.shape
+                if value.shape != expected:
+                    raise CheckpointError(
+                        f"the checkpoint's optimizer has {name!r} of shape {tuple(value.shape)} for a parameter, "
+                        f'expected {tuple(expected)}; it is of another model'
+                    )
+                state[name] = value.contiguous()
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

@@ -1,8 +1,11 @@
 """A training in a terminal: one short line now and then, and the whole log in a file beside the run's folder."""
 
+import logging
 import resource
+import shutil
 import sys
 import time
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,11 @@ from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
 from beit_mm.engine.hooks import fetch_logs
-from beit_mm.engine.runner import FolderRunner
-from beit_mm.terminal import hush
+from beit_mm.terminal import hush, printable
 
 SECONDS = 10.0  # between two lines
 FIRST_SECONDS = 2.0  # until the first one
-WIDTH = 120  # columns
+WIDTH = 120  # columns, where there is no terminal
 
 
 def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
@@ -26,16 +28,18 @@ def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
 
     class QuietRunner(runner):  # type: ignore[valid-type, misc]
         def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-            """mmengine's logger, which says nothing on the terminal but warnings."""
+            """mmengine's logger, which says nothing on the terminal but warnings, as errors are said."""
             logger = super().build_logger(log_level, log_file, **kwargs)
-            hush(logger)
+            for handler in hush(logger):
+                if isinstance(handler, logging.StreamHandler):
+                    handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
             return logger
 
     return QuietRunner
 
 
-class TerminalRunner(with_quiet_terminal(FolderRunner)):  # type: ignore[misc]
-    """A FolderRunner for a run in a folder of its own: quiet, with its log in `<work_dir>.log`."""
+class TerminalRunner(with_quiet_terminal(Runner)):  # type: ignore[misc]
+    """A Runner for a run in a folder of its own: quiet, with its log in `<work_dir>.log`."""
 
     def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
         """See `with_quiet_terminal`."""
@@ -43,8 +47,8 @@ class TerminalRunner(with_quiet_terminal(FolderRunner)):  # type: ignore[misc]
 
 
 class ProgressHook(Hook):
-    """Prints step, loss, accuracy, learning rate, speed, memory and the time that is left, within 120 columns; after a
-    validation its numbers.
+    """Prints step, loss, accuracy, learning rate, speed, memory and the time that is left, as far as the terminal is
+    wide; after a validation its numbers.
 
     Args:
         title: what is being trained.
@@ -83,16 +87,21 @@ class ProgressHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Prints what a validation found."""
         line = f'{self.title} {runner.iter:,}, held-out images:'
-        numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real)}
         for name, value in numbers.items():
             entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
-            line += entry if len(line + entry) <= WIDTH else ''
+            line += entry if len(line + entry) <= columns() else ''
         self.say(line)
 
     def say(self, line: str) -> None:
         """Prints a line, of all processes once."""
         if is_main_process():
-            print(line, file=self.stream, flush=True)
+            print(printable(line), file=self.stream, flush=True)
+
+
+def columns() -> int:
+    """Of the terminal."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def recent_numbers(runner: Runner) -> dict[str, float]:
@@ -108,7 +117,7 @@ def recent_numbers(runner: Runner) -> dict[str, float]:
 
 
 def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
-    """One line of at most 120 columns.
+    """One line, in which what comes last in `numbers` is left out where the terminal has no room for it.
 
     Args:
         title: what is being trained.
@@ -126,8 +135,11 @@ def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], 
         memory='{:.3g} GiB',
     )
     parts = [form.format(numbers[name]) for name, form in shown.items() if name in numbers]
-    line = '  '.join([f'{title} {step:,}/{steps:,}', *parts, f'{clock(seconds_left)} left'])
-    return line.replace('e-0', 'e-')[:WIDTH]
+    while True:
+        line = '  '.join([f'{title} {step:,}/{steps:,}', *parts, f'{clock(seconds_left)} left']).replace('e-0', 'e-')
+        if len(line) <= columns() or not parts:
+            return line[: columns()]
+        parts.pop()
 
 
 def clock(seconds: float) -> str:

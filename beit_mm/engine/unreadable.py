@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.datasets.reading import MemberPath, readable
-from beit_mm.engine.workers import check_dead_worker, watch_workers
+from beit_mm.engine.workers import LOST_CONNECTION, check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
 
 LIST = 'unreadable_images.txt'
@@ -194,7 +194,7 @@ def find_unreadable(dataset: UnlabeledImages, num_workers: int) -> dict[int, tup
     workers = watch_workers([loader])  # a signal to all processes of the run is not for them
     try:
         found = [answer for answer in loader if answer is not None]
-    except RuntimeError as error:
+    except (RuntimeError, *LOST_CONNECTION) as error:
         check_dead_worker(error, workers)
         raise
     return {index: (path, reason) for index, path, reason in sorted(sum(all_gather_object(found), []))}

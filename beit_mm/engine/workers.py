@@ -1,9 +1,13 @@
 """Data loader workers that outlive the signals meant for the run, and that leave word of the image they are at."""
 
+import inspect
+import multiprocessing
 import os
 import re
 import signal
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.sharedctypes import RawArray
@@ -12,6 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+LOST_CONNECTION = (ConnectionError, EOFError)
 SLOT = 1024  # bytes for a worker's process id and the path of its image
 
 
@@ -23,7 +28,7 @@ class WorkerInit:
     """A loader's `worker_init_fn`: the one that it had, then signals, then notes of the images.
 
     A scheduler, a terminal and torchrun send their signals to the workers too, but it is the main process that stops
-    them. So they take SIGTERM from the main process alone, and neither SIGINT nor SIGUSR1.
+    them. So they take SIGTERM from the main process alone, and no SIGINT, SIGUSR1 and SIGHUP.
 
     Args:
         loader: has workers that are not started yet.
@@ -40,7 +45,7 @@ class WorkerInit:
         if os.isatty(2):  # libjpeg writes there of each flawed image; errors go to the main process
             with open(os.devnull, 'wb') as nothing:
                 os.dup2(nothing.fileno(), 2)
-        for number in (signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -101,19 +106,34 @@ def watch_workers(loaders: list[DataLoader]) -> list[WorkerInit]:
     return [loader.worker_init_fn for loader in loaders if loader.num_workers]
 
 
-def check_dead_worker(error: RuntimeError, inits: list[WorkerInit]) -> None:
-    """Raises DeadWorkerError where an error is torch's about a worker that died."""
+def check_dead_worker(error: Exception, inits: list[WorkerInit]) -> None:
+    """Raises DeadWorkerError where an error is torch's about a worker that died, or that a loader's `timeout` met.
+
+    Or Python's about the connection to one, which is met first where the worker was about to hand a batch over.
+    """
     if isinstance(error, DeadWorkerError):
         return
-    found = re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)[^.\n]*', str(error))
-    if not found:
-        return
     at_work = {process: path for init in inits for process, path in init.at_work().items()}
-    images = [at_work[process] for process in map(int, re.findall(r'\d+', found[1])) if process in at_work]
+    if found := re.search(r'DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)[^.\n]*', str(error)):
+        dead, said = set(map(int, re.findall(r'\d+', found[1]))), found[0].strip()
+    elif str(error).startswith('DataLoader timed out'):
+        dead, said = set(at_work), str(error)
+    elif isinstance(error, LOST_CONNECTION) and _is_loaders(error):
+        time.sleep(0.1)  # its connection ends before itself
+        dead = set(at_work) - {worker.pid for worker in multiprocessing.active_children()}
+        said = f'DataLoader worker (pid {", ".join(map(str, dead)) or "unknown"}) has ended'
+    else:
+        return
+    images = [path for process, path in at_work.items() if process in dead]
     raise DeadWorkerError(
-        f'{found[0].strip()} while it was at {", ".join(images) or "no image"}. Want of memory and broken images do '
+        f'{said} while it was at {", ".join(images) or "no image"}. Want of memory and broken images do '
         'this; --resume goes on from the last checkpoint'
     ) from error
+
+
+def _is_loaders(error: Exception) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename == inspect.getfile(DataLoader) for frame, _ in frames)
 
 
 def end_workers(loader: DataLoader) -> None:

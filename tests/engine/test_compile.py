@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import load_config, make_runner, narrow_dino_model, narrow_model
+from helpers import load_config, make_runner, narrow_dino_model, narrow_model, set_num_classes
 from mmengine.registry import MODELS as RootModels
 from mmengine.registry import DefaultScope
 from torch._dynamo.testing import CompileCounter
@@ -16,7 +16,6 @@ from torch._dynamo.utils import counters
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.hooks import compiled_in_training
-from beit_mm.engine.runner import set_num_classes
 from beit_mm.models.vit import DropPath
 from beit_mm.registry import HOOKS, MODELS
 

@@ -80,6 +80,18 @@ def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):
     assert 'WARNING' in line and '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in line
 
 
+@pytest.mark.parametrize('loop', [dict(type='EpochLoop', max_epochs=2), dict(type='IterLoop', max_iters=2)])
+def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(loop, pretrain_config):
+    """mmengine's complain of an epoch_length; without our check hook too."""
+    pretrain_config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
+    if 'max_epochs' in loop:
+        pretrain_config.param_scheduler = [dict(type='LinearLR', start_factor=0.5, end=1, convert_to_iter_based=True)]
+    pretrain_config.train_dataloader.batch_size = 13
+    pretrain_config.custom_hooks = []
+    with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each of 1 processes'):
+        make_runner(pretrain_config).train()
+
+
 def test_second_view_of_the_wrong_size_is_refused_before_the_first_step(pretrain_config):
     for transform in pretrain_config.train_dataloader.dataset.pipeline:
         if 'second_size' in transform:
@@ -149,7 +161,9 @@ def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
     assert 'was trained on the visual tokens of' in text and 'other.pth' in text
 
 
-def test_throughput_is_images_over_seconds_not_a_mean_of_rates(monkeypatch):
+@pytest.mark.parametrize('processes', [1, 3])
+def test_throughput_is_images_over_seconds_not_a_mean_of_rates(processes, monkeypatch):
+    monkeypatch.setattr('beit_mm.engine.hooks.get_world_size', lambda: processes)
     clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
     monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: next(clock))
     logged = {}
@@ -157,8 +171,26 @@ def test_throughput_is_images_over_seconds_not_a_mean_of_rates(monkeypatch):
     hook = ThroughputHook()
     hook.before_train_epoch(runner)
     for _ in range(8):
-        hook.after_train_iter(runner, 0, dict(inputs=dict(images=torch.zeros(1))), {})
-    assert logged['train/images_per_second'] == pytest.approx(8 / 2.7)
+        hook.after_train_iter(runner, 0, dict(inputs=dict(images=torch.zeros(5, 4))), {})
+    assert logged['train/images_per_second'] == pytest.approx(8 * 5 * processes / 2.7)  # of all processes
+
+
+@pytest.mark.parametrize(('wait', 'said'), [(0.6, 1), (0.4, 0)])
+def test_a_training_that_waits_for_images_says_so_once(wait, said, monkeypatch):
+    """Not of the first batch: its wait is the start of the workers."""
+    now = 0.0
+    monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: now)
+    lines = []
+    monkeypatch.setattr('beit_mm.engine.hooks.print_log', lambda message, **_: lines.append(message))
+    runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=lambda *_: None, log_scalars={}))
+    hook = ThroughputHook()
+    hook.before_train_epoch(runner)
+    for step in range(40):
+        now += wait if step else 100
+        hook.before_train_iter(runner, step)
+        now += 1 - wait
+        hook.after_train_iter(runner, step, dict(inputs=torch.zeros(5, 4)), {})
+    assert len(lines) == said and all('60% of the time' in line for line in lines)
 
 
 def _train_log(cfg) -> tuple[object, str]:

@@ -35,6 +35,17 @@ def test_votes_as_a_plain_loop_does():
         assert found.tolist() == plain_loop(features, known, labels, 5, k, temperature)
 
 
+def test_the_temperature_is_dinos():
+    """Two neighbours at a distance outvote one at the place itself where 2 exp(-(1 - cosine) / 0.07) > 1."""
+    limit = 0.07 * math.log(2)
+    for distance, winner in ((0.98 * limit, 1), (1.02 * limit, 0)):
+        cosine = 1 - distance
+        near = [cosine, math.sqrt(1 - cosine**2)]
+        bank = torch.tensor([[1.0, 0.0], near, near], dtype=torch.float64)
+        found = knn_predict(bank[:1], bank, torch.tensor([0, 1, 1]), 2, k=3)
+        assert found.tolist() == [winner]
+
+
 def test_separable_features_are_told_apart_at_any_length():
     centers = torch.eye(4).repeat_interleave(25, 0)
     labels = torch.arange(4).repeat_interleave(25)

@@ -1,9 +1,12 @@
 """Parameter groups against the released rule, and precision on a CPU."""
 
+import copy
+
 import pytest
 import torch
 from helpers import narrow_model
 
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.engine.optim import (
     MAX_SKIPPED_IN_A_ROW,
     STEPS_BETWEEN_LOOKS,
@@ -104,6 +107,37 @@ def test_state_survives_a_change_of_precision():
     full.load_state_dict(state)
     half.load_state_dict(full.state_dict())
     assert 'loss_scaler' in state  # the caller's dict is left as it was
+
+
+def fused_wrapper() -> tuple[torch.nn.Module, AutocastOptimWrapper]:
+    """After a step."""
+    model = torch.nn.Linear(4, 3)
+    wrapper = AutocastOptimWrapper('float32', optimizer=torch.optim.AdamW(model.parameters(), fused=True))
+    wrapper.update_params(model(torch.ones(1, 4)).sum())
+    return model, wrapper
+
+
+@pytest.mark.parametrize(
+    ('name', 'shape'), [('exp_avg', (1,)), ('exp_avg_sq', (1, 2)), ('step', (4,)), ('max_exp_avg_sq', (1,))]
+)
+def test_a_state_of_another_shape_is_refused(name, shape):
+    """Fused kernels would read and write behind it."""
+    _, wrapper = fused_wrapper()
+    state = copy.deepcopy(wrapper.state_dict())
+    state['state'][0][name] = torch.zeros(shape)
+    with pytest.raises(CheckpointError, match=f'optimizer has .{name}. of shape'):
+        wrapper.load_state_dict(state)
+
+
+def test_a_states_memory_and_kernel_are_the_runs():
+    model, wrapper = fused_wrapper()
+    state = copy.deepcopy(wrapper.state_dict())
+    state['state'][0]['exp_avg'] = torch.ones(1).expand(model.weight.shape)  # one number under all
+    state['param_groups'][0].update(amsgrad=True, lr=0.25)
+    wrapper.load_state_dict(state)
+    (group, *_), moment = wrapper.param_groups, wrapper.optimizer.state[model.weight]['exp_avg']
+    assert not group['amsgrad'] and group['lr'] == 0.25
+    assert moment.is_contiguous() and moment.untyped_storage().nbytes() == 4 * moment.numel()
 
 
 def test_unknown_precision():

@@ -17,7 +17,7 @@ from promises.test_resume import differences
 
 from beit_mm.engine.interruption import resuming_command
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 class Send(Hook):
@@ -77,7 +77,9 @@ def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
     return 0
 
 
-@pytest.mark.parametrize('number, code', [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    'number, code', [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
 def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tmp_path, said):
     config.model.backbone.drop_path_rate = 0.3
     assert train(config, tmp_path / 'whole') == 0
@@ -108,6 +110,14 @@ def test_a_signal_in_validation_acts_after_it(pretrain_config, tmp_path):
 def test_a_signal_in_the_last_step_changes_nothing(config, tmp_path):
     assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM), iteration=5)) == 0
     assert (tmp_path / 'epoch_2.pth').exists() and not (tmp_path / 'interrupted.pth').exists()
+
+
+def test_a_run_under_nohup_outlives_its_terminal(config, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGHUP))) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_sigint_stops_at_once(config, tmp_path):

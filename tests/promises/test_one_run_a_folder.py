@@ -1,5 +1,6 @@
 """Two runs at once in one work directory are refused, before anything in it is touched."""
 
+import copy
 import errno
 import multiprocessing
 import os
@@ -13,10 +14,12 @@ from helpers import make_runner
 
 from beit_mm.engine.interruption import InterruptionHook
 
+OURS = 'the config of the running one'
+
 
 def hold(folder: Path, said: Connection) -> None:
     hook = InterruptionHook()
-    said.send(hook.take_lock(folder))
+    said.send(hook.take_lock(folder, f'pretrain.py\n{OURS}'))
     time.sleep(60)
 
 
@@ -38,12 +41,33 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
     with pytest.raises(RuntimeError, match=f'has a run already: process {other.pid} on .+ since 20.+ --work-dir'):
         make_runner(pretrain_config).train()
     assert half_written.exists() and not list((tmp_path / 'work').glob('*.pth'))
+    # mmengine writes it before it asks anyone
+    assert (tmp_path / 'work/pretrain.py').read_text() == OURS
 
     other.kill()  # without a chance to clean up
     other.join()
     make_runner(pretrain_config).train()
     assert not half_written.exists() and (tmp_path / 'work/epoch_2.pth').exists()
-    assert re.match(rf'process {os.getpid()} on ', (tmp_path / 'work/run.lock').read_text())
+    holder, name, config = (tmp_path / 'work/run.lock').read_text().split('\n', 2)
+    assert re.match(rf'process {os.getpid()} on ', holder)
+    assert name == 'pretrain.py' and config == (tmp_path / 'work/pretrain.py').read_text() != OURS
+
+
+def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, tmp_path):
+    config = copy.deepcopy(pretrain_config)
+    config.work_dir = str(tmp_path / 'second/work')
+    config.default_hooks.checkpoint.out_dir = str(tmp_path)  # where mmengine appends the work directory's name
+    with pytest.raises(RuntimeError, match=f'{tmp_path}/work has a run already: process {other.pid} on '):
+        make_runner(config).train()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    (tmp_path / 'mine').write_text('of worth')
+    (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
+    assert InterruptionHook().take_lock(tmp_path) is None
+    assert (tmp_path / 'mine').read_text() == 'of worth' and 'cannot be locked' in said[0]
 
 
 def test_a_training_is_evaluated_beside_it_and_not_refused_by_that(other, pretrain_config, tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import copy
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 from PIL import Image
 
-differences = runpy.run_path(str(ROOT / 'tools/stress/kill_loop.py'))['differences']
+KILL_LOOP = ROOT / 'tools/stress/kill_loop.py'
+kill_loop = runpy.run_path(str(KILL_LOOP))
+differences = kill_loop['differences']
 
 
 def pretraining(folder: Path, images: Path) -> Config:
@@ -152,3 +156,20 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(name, images, tmp_path):
         (folder / files[index].name).hardlink_to(files[index])
         found = differences(whole, run(config, folder, resume=True))
         assert not found, '\n'.join([files[index].name, *found[:10]])
+
+
+def test_the_kill_loop_has_a_run_to_kill(tmp_path):
+    """Its config trains, here in one process."""
+    config = kill_loop['make_config'](tmp_path, 2)
+    config.work_dir, config.launcher = str(tmp_path / 'work'), 'none'
+    config.train_dataloader.update(num_workers=0, persistent_workers=False)
+    runner = make_runner(config)
+    runner.train()
+    assert runner.iter == 2 and (tmp_path / 'work/iter_2.pth').exists()
+
+
+@pytest.mark.slow
+def test_three_kills_change_nothing(tmp_path):
+    options = ['--kills', '3', '--steps', '40', '--longest', '3', '--out', str(tmp_path)]
+    result = subprocess.run([sys.executable, KILL_LOOP, *options], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0 and '3 kills, ' in result.stdout and '0 differences' in result.stdout, result

@@ -87,6 +87,7 @@ MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_pat
     [
         # what imports or runs
         (C, 'pipeline.0', dict(type='LoadImageFromFile', backend_args=MEMCACHED), r'pipeline\[0\].backend_args='),
+        (C, 'pipeline.0', dict(type='LoadImageFromFile', imdecode_backend='pillow'), 'imdecode_backend='),
         (S, 'pipeline.0', dict(type='LoadImageFromFile', file_client_args=MEMCACHED), 'file_client_args='),
         (C, 'pipeline.0._scope_', 'evil', r"pipeline\[0\]._scope_='evil'"),
         (C, 'model._scope_', 'evil', "model._scope_='evil'"),
