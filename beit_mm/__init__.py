@@ -11,16 +11,13 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     datasets/           masking.py (Algorithm 1), reading.py, bands.py, transforms.py, multi_crop.py, resize.py,
                         image_folder.py, segmentation_folder.py, samplers.py
     models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
-    engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py, runner.py,
+    engine/             optim.py (mixed precision, layer decay), checks.py, hooks.py, metrics.py,
                         progress.py, probing.py (k-NN and linear evaluation of frozen features)
     segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
-    visualization/      pictures that no library draws: of features, attention, samples, masks, schedules
+    visualization/      pictures that no library draws: of features, attention, samples, masks
     apis/               training.py, plans.py and verbs.py (one's own images in one line), inferencers.py, features.py,
                         evaluation.py, zoo.py, export.py: what a notebook calls
 """
-
-import importlib
-from typing import Any
 
 __version__ = '0.2.0'
 _MODULES = dict(
@@ -44,8 +41,15 @@ _MODULES = dict(
 __all__ = [*_MODULES]
 
 
-def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first asked for: importing beit_mm alone stays fast."""
+def __getattr__(name: str):
+    """A public name, imported when it is first asked for: importing beit_mm alone stays fast, and imports nothing."""
     if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+    from beit_mm.terminal import quiet_import
+
+    return getattr(quiet_import(f'{__name__}.{_MODULES[name]}'), name)
+
+
+def __dir__() -> list[str]:
+    """Also the names that are not imported yet."""
+    return sorted({*globals(), *__all__})

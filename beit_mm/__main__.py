@@ -3,14 +3,24 @@
 Nothing heavy is imported before the arguments are parsed.
 """
 
+import os
+import sys
+
+if __name__ == '__main__':  # with -m Python looks for modules where the user is, perhaps in somebody's folder of images
+    kept = {
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        *os.environ.get('PYTHONPATH', '').split(os.pathsep),
+    }
+    sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
+    os.environ.setdefault('PYTHONSAFEPATH', '1')  # for processes that read images
+
 import argparse
 import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from beit_mm import terminal
+from beit_mm import __version__, terminal
 
 MAX_LINES = 20  # of results on the terminal
 
@@ -30,7 +40,8 @@ def main() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
-    top = argparse.ArgumentParser(prog='python -m beit_mm', description='BEiT on your own images.')
+    top = terminal.Parser(prog='python -m beit_mm', description='BEiT on your own images.')
+    top.add_argument('--version', action='version', version=f'beit_mm {__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 
     verb = add(verbs, 'pretrain', pretrain, 'learn from images without labels', 'images/ --out run --minutes 15')
@@ -73,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
     example = 'run image.jpg --points "210,140;0.5,0.2" --out attention.png'
     verb = add(verbs, 'attention', attention, 'draw what points attend to', example)
-    verb.add_argument('checkpoint', help='file, or the folder of a run')
+    verb.add_argument('checkpoint', help='file, folder of a run, or name of a released model')
     verb.add_argument('image')
     verb.add_argument(
         '--points',
@@ -119,7 +130,7 @@ def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> 
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command goes on with it')
     verb.add_argument(
-        '--init', required=required, metavar='CKPT', help='weights to begin with: any BEiT, or the folder of a run'
+        '--init', required=required, metavar='CKPT', help='weights to begin with: any BEiT, by file, run folder or name'
     )
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
@@ -127,7 +138,7 @@ def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> 
 
 def add_inputs(verb: argparse.ArgumentParser) -> None:
     """A checkpoint and images."""
-    verb.add_argument('checkpoint', help='file, or the folder of a run')
+    verb.add_argument('checkpoint', help='file, folder of a run, or name of a released model')
     verb.add_argument('images', nargs='+', help='files and folders')
 
 
@@ -149,11 +160,13 @@ def classify(**arguments: Any) -> None:
     results = verbs.classify(**arguments)
     for result in results[:MAX_LINES]:
         name, probability = verbs.summary_of(result)
-        print(f'{readable(result["path"])}  {name}  {probability}'.rstrip())
+        name = name if 'error' in result else readable(name)
+        terminal.say(f'{readable(result["path"])}  {name}  {probability}'.rstrip())
     if len(results) > MAX_LINES:
-        print(f'... and {len(results) - MAX_LINES} more{"" if arguments["out"] else "; --out FILE writes all"}')
+        terminal.say(f'... and {len(results) - MAX_LINES} more{"" if arguments["out"] else "; --out FILE writes all"}')
     if arguments['out']:
-        print(arguments['out'])
+        terminal.say(arguments['out'])
+    fail_if_nothing_was_read(results)
 
 
 def segment(**arguments: Any) -> None:
@@ -161,19 +174,26 @@ def segment(**arguments: Any) -> None:
     results = load('apis.verbs').segment(**arguments)
     for result in results:
         if 'error' in result:
-            print(f'unreadable: {result["error"]}')
+            terminal.say(f'unreadable: {result["error"]}')
     done = sum('error' not in result for result in results)
-    print(f'{done} images: labels and overlays in {arguments["out"]}')
+    terminal.say(f'{done} images: labels and overlays in {arguments["out"]}')
+    fail_if_nothing_was_read(results)
+
+
+def fail_if_nothing_was_read(results: list[dict]) -> None:
+    """Ends the command with code 1 where no image could be read."""
+    if all('error' in result for result in results):
+        sys.exit(1)
 
 
 def reconstruct(**arguments: Any) -> None:
     """See apis.verbs."""
-    print(load('apis.verbs').reconstruct(**arguments))
+    terminal.say(load('apis.verbs').reconstruct(**arguments))
 
 
 def attention(**arguments: Any) -> None:
     """See apis.verbs."""
-    print(load('apis.verbs').attention(**arguments))
+    terminal.say(load('apis.verbs').attention(**arguments))
 
 
 def embed(**arguments: Any) -> None:
@@ -182,8 +202,8 @@ def embed(**arguments: Any) -> None:
     with terminal.quiet():
         found = features.embed(**arguments, on_error='skip')
     for skipped in found['skipped']:
-        print(f'unreadable: {skipped["error"]}')
-    print(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
+        terminal.say(f'unreadable: {skipped["error"]}')
+    terminal.say(f'{arguments["out"]}: {" x ".join(map(str, found["features"].shape))}')
 
 
 def config(name: str) -> None:

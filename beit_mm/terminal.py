@@ -3,24 +3,48 @@
 Only the standard library is imported before somebody asks for more, so that `--help` answers at once.
 """
 
+import argparse
 import contextlib
 import importlib
+import io
 import logging
 import os
 import re
 import sys
-import traceback
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from opcode import opmap
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
-UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the \S+ registry")  # of mmengine's registries
+UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
+UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'|takes no arguments")
+BAR = 30  # columns
+
+
+def printable(text: str) -> str:
+    r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
+    return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
+
+
+def say(text: object) -> None:
+    r"""Prints a line that may hold names of files or classes, or an address."""
+    print(printable(str(text)).replace('\n', r'\n'), flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, which repeats a wrong word so that it can be printed."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        super().error(printable(message))
 
 
 @contextlib.contextmanager
@@ -28,10 +52,9 @@ def quiet() -> Iterator[None]:
     """Imports the libraries silently; inside, Python's warnings are off and mmengine's logger says warnings only."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        with without_output():
-            for name in LIBRARIES:
-                with contextlib.suppress(ImportError):  # mmseg may be missing; who needs a library will say so
-                    importlib.import_module(name)
+        for name in LIBRARIES:
+            with contextlib.suppress(ImportError):  # mmseg may be missing; who needs a library will say so
+                quiet_import(name)
         from mmengine.logging import MMLogger
 
         before = hush(MMLogger.get_current_instance())
@@ -42,6 +65,13 @@ def quiet() -> Iterator[None]:
                 handler.setLevel(level)
                 handler.setFormatter(formatter)
                 handler.removeFilter(worth_reading)
+
+
+def quiet_import(name: str) -> Any:
+    """A module, imported without what its libraries print and warn of meanwhile."""
+    with warnings.catch_warnings(), without_output():
+        warnings.simplefilter('ignore')
+        return importlib.import_module(name)
 
 
 @contextlib.contextmanager
@@ -60,28 +90,34 @@ def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.For
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
     before = {handler: (handler.level, handler.formatter) for handler in handlers}
     for handler in handlers:
-        handler.setLevel(logging.WARNING)
+        handler.setLevel(max(handler.level, logging.WARNING))  # mmengine's of other ranks says errors only
         handler.addFilter(worth_reading)
         handler.setFormatter(logging.Formatter('warning: %(message)s'))
     return before
 
 
 def worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a record is more than noise."""
-    return not NOISE.search(record.getMessage())
+    """Whether a record is more than noise; it is made printable."""
+    return printable_record(record) and not NOISE.search(record.msg)
 
 
-def with_bar(items: Sequence[Any]) -> Iterator[Any]:
-    """The items; where the standard error output is a terminal, a bar shows how many have been taken."""
+def printable_record(record: logging.LogRecord) -> bool:
+    """Makes the message of a record printable; a filter of handlers that lets all pass."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
+def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
+    """Results, of so many images; where the standard error output is a terminal, a bar counts those that are done."""
     if not sys.stderr.isatty():
-        yield from items
+        yield from results
         return
-    from mmengine.utils import ProgressBar
-
-    bar = ProgressBar(len(items), file=sys.stderr)
-    for item in items:
-        yield item
-        bar.update()
+    begin = time.monotonic()
+    for done, result in enumerate(results, start=1):
+        bar = '#' * (BAR * done // number)
+        speed = done / max(time.monotonic() - begin, 1e-9)
+        print(f'\r[{bar:{BAR}}] {done}/{number}, {speed:.1f} images/s', end=' ', file=sys.stderr, flush=True)
+        yield result
     print(file=sys.stderr)
 
 
@@ -105,6 +141,8 @@ def run(main: Callable[[], None], *folders: str) -> None:
         main: without arguments.
         folders: of code that counts as ours, beside the package.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be any bytes
     try:
         main()
     except KeyboardInterrupt:
@@ -113,14 +151,14 @@ def run(main: Callable[[], None], *folders: str) -> None:
     except Exception as error:
         if (message := message_for_user(error, *folders)) is None:
             raise
-        sys.exit(f'error: {message}')
+        sys.exit(f'error: {printable(message)}')
 
 
 def message_for_user(error: BaseException, *folders: str) -> str | None:
     """The message that was written for the user: of the first error in the chain that code of ours raised.
 
-    mmengine raises errors of what it builds again, with the class before the message. Of other code only errors of the
-    operating system count, such as a file that is missing.
+    Of other code only errors of the operating system count, such as a file that is missing, and what mmengine says of
+    types and arguments that do not exist.
 
     Args:
         error: that ended a command.
@@ -129,20 +167,52 @@ def message_for_user(error: BaseException, *folders: str) -> str | None:
     Returns:
         The message; None where the error is none of the user's.
     """
-    own = (str(Path(__file__).parent), *folders)
+    own = [Path(folder).resolve() for folder in (str(Path(__file__).parent), *folders)]
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
     for link in chain:
-        frame = traceback.extract_tb(link.__traceback__)[-1]
-        if frame.filename.startswith(own) and (frame.line or '').startswith('raise'):
+        steps = list(steps_of(link.__traceback__))
+        if steps and raises(steps[-1], own) and not isinstance(link, AssertionError):
             return str(link)
         if isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
             return unknown_type(missing[1])
+        if isinstance(link, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(str(link))):
+            for step in reversed(steps):
+                values = step.tb_frame.f_locals  # of mmengine's build_from_cfg and build_scheduler_from_cfg
+                built, given = values.get('obj_cls') or values.get('scheduler_cls'), values.get('args')
+                if built and given and (name := unknown[1] or next(iter(given))) in given:
+                    return unknown_argument(built, name)
     if isinstance(error, OSError):
         # of a process that reads images torch hands on the whole traceback, which ends with "class: message"
         return WORKER.sub('', str(error).rstrip()) if WORKER.match(str(error)) else str(error)
     return None
+
+
+def steps_of(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """The steps of a traceback; an error that was sent from elsewhere has none."""
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def raises(step: TracebackType, folders: list[Path]) -> bool:
+    """Whether a step of a traceback is a `raise` in a file of one of the folders, to which links may lead."""
+    code = step.tb_frame.f_code
+    ours = any(Path(code.co_filename).resolve().is_relative_to(folder) for folder in folders)
+    return ours and code.co_code[step.tb_lasti] == opmap['RAISE_VARARGS']
+
+
+def unknown_argument(built: Callable, name: str) -> str:
+    """What to say of an argument that a type in a config does not have."""
+    from difflib import get_close_matches
+    from inspect import signature
+
+    inits = [vars(base).get('__init__') for base in getattr(built, '__mro__', ())] or [built]
+    known = {argument for init in inits if init for argument in signature(init).parameters} - {'self', 'args', 'kwargs'}
+    near = get_close_matches(name, known, n=1)
+    advice = f'did you mean {near[0]!r}?' if near else f'it has {", ".join(sorted(known)) or "none"}'
+    return f'{built.__name__} has no argument {name!r}; {advice}'
 
 
 def unknown_type(name: str) -> str:

@@ -2,16 +2,23 @@
 
 import io
 import logging
+import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
 
 import pytest
 from helpers import ROOT
+from mmengine.optim import LinearLR
+from mmengine.registry import HOOKS, MODELS, PARAM_SCHEDULERS
 from PIL import Image
+from torch import nn
+from torch.optim import SGD
 
-from beit_mm import terminal
+import beit_mm
+from beit_mm import __main__, terminal
 
 
 def test_only_warnings_that_a_user_can_act_on_are_written():
@@ -75,16 +82,26 @@ def test_the_libraries_say_nothing_when_a_verb_begins(tmp_path):
     )
 
 
-def test_a_bar_shows_how_many_were_taken(monkeypatch):
+def test_a_bar_shows_how_many_are_done(monkeypatch):
+    """Not how many were handed over: a result counts when it is there."""
+    said = []
+
+    def results(items):
+        for item in items:
+            said.append(seen.getvalue())
+            yield item
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     seen = Terminal()
     monkeypatch.setattr(sys, 'stderr', seen)
-    assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and '3/3' in seen.getvalue()
+    assert list(terminal.with_bar(results('abc'), 3)) == ['a', 'b', 'c']
+    assert [re.findall(r'] (\d)/3, [\d.]+ images/s', text) for text in said] == [[], ['1'], ['1', '2']]
+    assert '3/3' in seen.getvalue()
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
-    assert list(terminal.with_bar('abc')) == ['a', 'b', 'c'] and sys.stderr.getvalue() == ''
+    assert list(terminal.with_bar('abc', 3)) == ['a', 'b', 'c'] and sys.stderr.getvalue() == ''
 
 
 def test_an_error_of_a_worker_is_its_last_line():
@@ -93,3 +110,161 @@ def test_an_error_of_a_worker_is_its_last_line():
         with pytest.raises(OSError) as caught:
             raise OSError(message)
         assert terminal.message_for_user(caught.value) == said
+
+
+def test_an_error_that_came_without_a_traceback():
+    """Such as one that a thread or another process has kept."""
+    assert terminal.message_for_user(OSError('no space left')) == 'no space left'
+    assert terminal.message_for_user(ValueError('a fault')) is None
+
+
+@pytest.mark.parametrize('linked', ['file', 'folder'])
+def test_a_users_mistake_is_one_behind_a_link_too(tmp_path, monkeypatch, linked):
+    tools = tmp_path / 'checkout/tools'
+    tools.mkdir(parents=True)
+    (tools / 'tool.py').write_text(
+        "def main(x):\n    if x: raise ValueError(\n        'no such thing')\n    assert x\n"
+    )
+    (tmp_path / 'link').symlink_to(tools)
+    folder = tmp_path / 'link'
+    for code, own in ((folder, tools), (tools, folder)) if linked == 'folder' else ((tools, tools),):
+        monkeypatch.syspath_prepend(str(code))
+        sys.modules.pop('tool', None)
+        import tool
+
+        with pytest.raises(ValueError) as caught:
+            tool.main(1)
+        assert terminal.message_for_user(caught.value, str(own)) == 'no such thing'
+        assert terminal.message_for_user(caught.value, str(tmp_path / 'check')) is None  # another folder
+        with pytest.raises(AssertionError) as caught:
+            tool.main(0)
+        assert terminal.message_for_user(caught.value, str(own)) is None
+
+
+def test_names_cannot_steer_a_terminal(capsys):
+    name = 'a\x1b]0;owned\x07\u202e\udcff\r.jpg'
+    shown = r'a\x1b]0;owned\x07\u202e\udcff\r.jpg'
+
+    def main() -> None:
+        terminal.say(f'{name}\nerror: nothing')
+        terminal.folder_of_images(name)
+
+    def fail() -> None:
+        raise FileNotFoundError(2, 'No such file', name)
+
+    for call, repeated in ((main, shown), (fail, shown)):
+        with pytest.raises(SystemExit) as end:
+            terminal.run(call)
+        assert end.value.code.isprintable() and repeated[:20] in end.value.code.replace('\\\\', '\\')
+    assert capsys.readouterr().out == shown + '\\nerror: nothing\n'
+    stream = io.StringIO()
+    logger = logging.Logger('some run')
+    logger.addHandler(logging.StreamHandler(stream))
+    terminal.hush(logger)
+    logger.warning('%s\nis empty', name)
+    assert stream.getvalue() == f'warning: {shown}\nis empty\n'
+    for words in ([name], ['pretrain', 'x', '--out', 'y', '--batch', name]):
+        with pytest.raises(SystemExit):
+            __main__.parser().parse_args(words)
+        assert shown in (error := capsys.readouterr().err).replace('\\\\', '\\')  # argparse quotes some words
+        assert error.replace('\n', '').isprintable()
+    with pytest.raises(SystemExit):
+        __main__.refuse('classify', f'--{name}')
+    assert f'unrecognized argument: --{shown}' in capsys.readouterr().err
+
+
+def test_the_nearest_argument_is_named():
+    of_run = dict(optimizer=SGD(nn.Linear(1, 1).parameters(), lr=1.0), epoch_length=3)
+    for registry, options, message in (
+        (MODELS, dict(type='beit_mm.BEiTBackbone', drop_path=0.2), "did you mean 'drop_path_rate'?"),
+        (MODELS, dict(type='beit_mm.BEiTBackbone', x=1), 'it has abs_pos_embed, arch,'),
+        (HOOKS, dict(type='beit_mm.LoggerHook', interval_=1), "did you mean 'interval'?"),  # mmengine's argument
+        (HOOKS, dict(type='beit_mm.StepSeedHook', seed=1), 'it has none'),
+        (PARAM_SCHEDULERS, dict(type=LinearLR, stop=1, convert_to_iter_based=True), 'it has begin,'),
+    ):
+        _, argument, *_ = options
+        with pytest.raises(TypeError) as caught:
+            registry.build(dict(options), default_args=of_run if registry is PARAM_SCHEDULERS else None)
+        said = terminal.message_for_user(caught.value)
+        name = str(options['type']).removeprefix('beit_mm.') if registry is not PARAM_SCHEDULERS else 'LinearLR'
+        assert said.startswith(f'{name} has no argument {argument!r}; ') and message in said
+
+
+def test_a_type_error_of_a_constructor_is_no_mistake_of_the_user():
+    class Faulty:
+        def __init__(self):
+            dict.fromkeys(wrong=1)
+
+    class AlsoFaulty:
+        def __init__(self, size=1):
+            Faulty(size=size)
+
+    for cls, options in ((Faulty, {}), (AlsoFaulty, {})):
+        with pytest.raises(TypeError) as caught:
+            MODELS.build(dict(type=cls, **options))
+        assert terminal.message_for_user(caught.value) is None
+
+
+def test_version_and_public_names(capsys):
+    with pytest.raises(SystemExit) as end:
+        __main__.parser().parse_args(['--version'])
+    assert end.value.code == 0 and capsys.readouterr().out == f'beit_mm {beit_mm.__version__}\n'
+    assert {'pretrain', 'classify', 'segment', 'FeatureExtractor', '__version__'} <= {*dir(beit_mm)}
+
+
+HOSTILE = "open('ran', 'a').write(__name__ + ' ')\nraise ImportError(__name__)\n"
+COMMAND = """
+import os, runpy, sys
+sys.path[0], sys.argv = os.getcwd(), ['beit_mm', '--version']  # as with -m
+try:
+    runpy.run_module('beit_mm', run_name='__main__', alter_sys=True)
+except SystemExit as end:
+    assert end.code == 0
+from importlib.util import find_spec
+from multiprocessing import get_context
+assert all(os.path.dirname(find_spec(name).origin) != os.getcwd() for name in ('sklearn', 'onnx')), sys.path
+assert not find_spec('nowhere_else')
+for method in ('spawn', 'forkserver'):
+    process = get_context(method).Process(target=exec, args=('import argparse, random, beit_mm.terminal\\n' + HERE,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, method
+"""
+
+
+@pytest.fixture
+def bare() -> dict[str, str]:
+    """An environment that says nothing of where modules are."""
+    return {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
+
+
+def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
+    """Nothing that lies where the user is runs, in the command and in processes that it starts."""
+    for name in 'typing argparse runpy opcode sklearn onnx nowhere_else multiprocessing random'.split():
+        (tmp_path / f'{name}.py').write_text(HOSTILE)
+    for path, *words in (
+        (f'{ROOT}', '-c', 'HERE = ""' + COMMAND),
+        (f'{ROOT}', '-m', 'beit_mm', '--version'),
+        (f'{ROOT}{os.pathsep}', '-m', 'beit_mm', '--version'),  # an empty part means the current folder
+    ):
+        environment = bare | dict(PYTHONPATH=path)
+        result = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0 and not (tmp_path / 'ran').exists(), result.stderr
+        assert result.stdout == f'beit_mm {beit_mm.__version__}\n'
+
+
+def test_a_checkout_that_is_not_installed_is_one(tmp_path, bare):
+    """There the package is found nowhere else, by processes that read images neither."""
+    shutil.copytree(ROOT / 'beit_mm', tmp_path / 'beit_mm', ignore=shutil.ignore_patterns('*.pyc', '[a-z]*/'))
+    here = f'import beit_mm; assert beit_mm.__file__.startswith({str(tmp_path)!r})'
+    code = f'HERE = {here!r}' + COMMAND
+    result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_importing_a_verb_says_nothing():
+    code = 'import warnings; filters = list(warnings.filters); import beit_mm; beit_mm.classify; beit_mm.pretrain'
+    code += '; assert set(filters) <= set(warnings.filters), warnings.filters; warnings.warn("mine")'
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stdout and result.stderr == '<string>:1: UserWarning: mine\n'

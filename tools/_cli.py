@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,9 @@ TOOLS = Path(__file__).resolve().parent
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
     """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from beit_mm.terminal import Parser
+
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config file')
     parser.add_argument(
         '--work-dir', help='folder for logs, checkpoints and pictures (default: work_dirs/<name of the config>)'
@@ -53,6 +55,8 @@ def load_config(args: argparse.Namespace) -> Config:
     import torch
     from mmengine.config import Config
 
+    from beit_mm.apis.plans import RunConfig
+
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     if not args.config.endswith(('.py', '.yml', '.yaml', '.json')):
@@ -61,13 +65,13 @@ def load_config(args: argparse.Namespace) -> Config:
     options = parse_options(args.cfg_options)
     for key in options:
         check_key(cfg, key)
-    cfg.merge_from_dict(options)
+    merge_options(cfg, options)
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's launcher would select a GPU; it accepts a group that is there already.
         torch.distributed.init_process_group('gloo')
-    return cfg
+    return RunConfig(cfg.to_dict(), filename=cfg.filename)
 
 
 def parse_options(pairs: list[str]) -> dict[str, object]:
@@ -78,7 +82,7 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
     JSON, which DictAction has no form for.
 
     Raises:
-        ValueError: a pair without `=`, or what begins as a list of dicts and is no JSON.
+        ValueError: a pair without `=` or with a template, or what begins as a list of dicts and is no JSON.
     """
     from mmengine.config import ConfigDict, DictAction
 
@@ -88,6 +92,10 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         key, equals, value = pair.partition('=')
         if not equals:
             raise ValueError(f'--cfg-options: {pair!r} is no KEY=VALUE')
+        if '{{' in value:
+            raise ValueError(
+                f'--cfg-options: {pair!r} has "{{{{", which mmengine executes in the configs that it writes'
+            )
         is_folder = key.endswith('data_root') and ',' in value
         if is_folder or os.path.exists(value) or (' ' in value and not set('[({\',"') & set(value)):
             options.values[key] = value
@@ -99,6 +107,14 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         else:
             action(None, options, [pair])
     return options.values
+
+
+def merge_options(cfg: Config, options: dict[str, object]) -> None:
+    """Overrides entries of a config. `data_root` becomes that of all datasets, but where one is given its own."""
+    if 'data_root' in options:
+        loaders = [name for name in cfg if name.endswith('_dataloader') and cfg[name]]
+        options = {f'{name}.dataset.data_root': options['data_root'] for name in loaders} | options
+    cfg.merge_from_dict(options)
 
 
 # What the Runner reads beside the arguments of its constructor.
@@ -161,6 +177,31 @@ def check_key(cfg: Config, key: str) -> None:
             where = f'{key}: {name}' if parents else key
             raise ValueError(f'--cfg-options: {where} is no entry of the config{advice}')
         return
+
+
+def few_of_each(folder: str | Path, classes: Sequence[str], per_class: int, seed: int) -> list[str]:
+    """A few images of each class, for training with few labels.
+
+    Args:
+        folder: with one folder a class.
+        classes: names of the folders, in the order in which the images are drawn.
+        per_class: images of each class; a class that has fewer gives all.
+        seed: of `random.Random`, one generator for all classes.
+
+    Returns:
+        Paths relative to the folder: of each class the first after the sorted ones were shuffled.
+    """
+    import random
+
+    from beit_mm.datasets.listing import list_subfolders
+
+    generator = random.Random(seed)
+    chosen = []
+    for name in classes:
+        images = list(list_subfolders(str(folder), [name])[0])
+        generator.shuffle(images)
+        chosen += images[:per_class]
+    return chosen
 
 
 def load_strictly(runner: Runner, checkpoint: str) -> None:

@@ -4,7 +4,7 @@
 # or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt. Afterwards
 # `python` is the environment's. A stamp in it makes every later call instant until setup.py or requirements/ change.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { echo "== $*"; }
 

@@ -1,7 +1,7 @@
 # Sourced by dist_*.sh and slurm_*.sh: which Python, how many GPUs, and how a command is started.
 # DRY_RUN=1 prints the command instead of running it; PYTHON names the interpreter.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 # What a run that was interrupted prints, to go on with.
@@ -26,17 +26,19 @@ run() {
 # Prints how many GPUs torch sees and how many cores this process may use. yapf, which mmengine prints configs with,
 # writes a file at its first import on a machine: processes that do so together read it half written.
 count_devices() {
-  "$1" -c 'import os, torch, yapf.yapflib.yapf_api
+  "$1" -c 'import sys; sys.path[:] = filter(None, sys.path)  # not from the current folder
+import os, torch, yapf.yapflib.yapf_api
 cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
 print(torch.cuda.device_count(), len(cores))' 2>/dev/null
 }
 
-# too_many LIMIT FOUND: stops, and prints the command that spreads the GPUs over nodes of at most LIMIT
-# (0: unknown). Reads gpus, config and extra, which the calling script has set.
+# too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs, and those that spread all of them over nodes of
+# at most LIMIT. Reads gpus, config and extra, which the calling script has set.
 too_many() {
   local limit=$1 nodes=$((${NNODES:-1} + 1)) total=$((gpus * ${NNODES:-1})) rank
-  while ((total % nodes || (limit && total / nodes > limit))); do ((nodes += 1)); done
+  while ((total % nodes || total / nodes > limit)); do ((nodes += 1)); done
   echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node." >&2
+  echo "This node has room for $limit: $(printf '%q ' "$0" "${config[@]}" "$limit" "${extra[@]}")" >&2
   echo "For $total GPUs on $nodes nodes run on each of them, with NODE_RANK 0 to $((nodes - 1)):" >&2
   for rank in 0 1; do
     echo "  NNODES=$nodes NODE_RANK=$rank MASTER_ADDR=${MASTER_ADDR:-<host>} PORT=${PORT:-29500}" \
@@ -63,7 +65,7 @@ launch() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / gpus))}
     echo "No GPU is visible: $gpus process(es) on the CPU with gloo, threads of each: $OMP_NUM_THREADS." >&2
   elif ((visible == 0)); then
-    too_many 0 "none visible, and only $cores cores for processes on the CPU"
+    too_many "$cores" "none visible, and only $cores cores for processes on the CPU"
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
@@ -75,7 +77,7 @@ launch() {
     meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
     meeting+=(--max-restarts="$MAX_RESTARTS")
   fi
-  run "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \
+  run "$PYTHON" "$root/tools/_torchrun.py" --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \
     "$root/tools/$1" "${config[@]}" "${extra[@]}" --launcher pytorch
 }
 
@@ -86,9 +88,9 @@ slurm() {
   shift 3
   [[ -n ${DRY_RUN:-} ]] || command -v srun >/dev/null || { echo "$0: no srun here; without Slurm use dist_*.sh." >&2; exit 1; }
   if [[ -z ${PYTHON:-} ]]; then  # the active environment, else the one that run_demo.sh and run_tests.sh make
-    python -c 'import torch' 2>/dev/null && PYTHON=python || PYTHON=$root/.venv/bin/python
+    python -c 'import sys; sys.path[:] = filter(None, sys.path); import torch' 2>/dev/null && PYTHON=python || PYTHON=$root/.venv/bin/python
   fi
-  [[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import yapf.yapflib.yapf_api' || exit 1  # see count_devices
+  [[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import sys; sys.path[:] = filter(None, sys.path); import yapf.yapflib.yapf_api' || exit 1  # see count_devices
   export MASTER_PORT=${PORT:-29500}
   per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
   # SRUN_ARGS is split into words on purpose.

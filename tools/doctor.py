@@ -8,6 +8,7 @@ with 1 when there is a problem. The standard library is all it needs.
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -20,7 +21,7 @@ OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
 NEWEST_TORCH = (2, 15)
 TORCHVISION_OF = {(2, 15): (0, 29)}
 IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
-PIP = f'{sys.executable} -m pip'
+PIP = f'{shlex.quote(sys.executable)} -m pip'
 BUILD_MMCV = (
     f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install --no-build-isolation --no-deps '
     '--no-cache-dir --force-reinstall mmcv==2.1.0'

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _cli import run
+from _cli import few_of_each, run
 from _steps import ROOT, Execution, Step, StoppedError, read, with_predecessors
 
 if TYPE_CHECKING:
@@ -155,7 +155,6 @@ class DemoPlan:
 
     def write_lists(self) -> None:
         """Writes the lists of labelled images that are not there."""
-        from beit_mm.datasets.listing import few_of_each
 
         for path, (folder, count, seed) in self.lists.items():
             if path.exists():

@@ -8,8 +8,8 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
 from _cli import argument_parser, load_config, run
 
@@ -23,27 +23,24 @@ def main() -> None:
         metavar='CHECKPOINT',
         help='go on from a checkpoint, or from the newest of the work directory',
     )
+    parser.add_argument(
+        '--steps',
+        type=steps,
+        metavar='N',
+        help='make it a run of N steps: warm-up and schedules keep their shares; a validation at the end',
+    )
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
     parser.add_argument(
         '--auto-scale-lr',
         action='store_true',
         help="scale the learning rate by the ratio of this run's batch to the recipe's",
     )
-    parser.add_argument(
-        '--verbose',
-        action='store_true',
-        help='print the whole log, as where the output is no terminal, instead of a line now and then',
-    )
+    parser.add_argument('--verbose', action='store_true', help='print the whole log instead of a line now and then')
     parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
-    parser.add_argument(
-        '--replay',
-        action='store_true',
-        help='run only the one step after the checkpoint of --resume, say where its numbers go bad, write nothing',
-    )
     args = parser.parse_args()
     from beit_mm.terminal import quiet
 
-    short = sys.stdout.isatty() and not (args.verbose or args.replay)
+    short = not args.verbose
     with quiet() if short else contextlib.nullcontext():
         train(args, short)
 
@@ -57,6 +54,8 @@ def train(args: argparse.Namespace, short: bool) -> None:
     if args.resume:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
+    if args.steps:
+        shorten(cfg, args.steps)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
@@ -69,10 +68,10 @@ def train(args: argparse.Namespace, short: bool) -> None:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     if short:
         from beit_mm.engine.interruption import resuming_command
-        from beit_mm.engine.progress import ProgressHook, with_quiet_terminal
+        from beit_mm.engine.progress import SECONDS, ProgressHook, with_quiet_terminal
         from beit_mm.terminal import without_output
 
-        progress = ProgressHook(Path(args.config).stem)
+        progress = ProgressHook(Path(args.config).stem, SECONDS if sys.stdout.isatty() else 60.0)
         with without_output():
             runner = with_quiet_terminal(RUNNERS.get(cfg.get('runner_type', 'Runner'))).from_cfg(cfg)
             runner.register_hook(progress)
@@ -83,16 +82,54 @@ def train(args: argparse.Namespace, short: bool) -> None:
                 progress.say(f'Stopped after step {runner.iter:,}. Go on with: {resuming_command()}')
                 raise
         return
-    if not args.replay:
-        RUNNERS.build(cfg).train()
-        return
-    if args.resume in (None, 'auto'):
-        raise ValueError('--replay needs the checkpoint before the step: --resume work_dir/bad_step_N/checkpoint.pth')
-    from beit_mm.engine.bad_steps import replay_config
+    RUNNERS.build(cfg).train()
 
-    with tempfile.TemporaryDirectory() as folder:
-        replay_config(cfg, args.resume, folder)
-        RUNNERS.build(cfg).train()
+
+def steps(text: str) -> int:
+    """A number of steps."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f'{text!r}; expected a whole number from 1')
+    return int(text)
+
+
+def shorten(cfg: Any, steps: int) -> None:
+    """Changes a config to a run of so many steps (of mmengine's, before accumulation) in which all has its share.
+
+    Warm-ups and other schedules end where they would have ended, as a part of the run. A warm-up has at least two
+    steps, since mmengine's does not end in one. What hooks count in epochs is rounded; in a run that is counted in
+    epochs its share is not known, and taken for none.
+    """
+    unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
+    length = cfg.train_cfg[unit]
+
+    def moved(place: int) -> int:  # mmengine's PolyLR is given an end one step behind the run's
+        return steps + place - length if place >= length else place and min(steps, max(2, place * steps // length))
+
+    schedulers, given = [], cfg.get('param_scheduler') or []
+    for scheduler in [given] if isinstance(given, dict) else given:
+        if scheduler.get('by_epoch', True) != (unit == 'max_epochs'):
+            raise ValueError(f'--steps: a {scheduler.type} does not count as the run does, by {unit}; write a config')
+        begin, end = moved(scheduler.get('begin', 0)), moved(scheduler.get('end', length))
+        scheduler.update(begin=begin, end=end, by_epoch=False)
+        scheduler.pop('convert_to_iter_based', None)
+        if 'T_max' in scheduler:
+            scheduler.T_max = max(1, end - begin)
+        if 'milestones' in scheduler:
+            scheduler.milestones = [moved(place) for place in scheduler.milestones]
+        if begin < end:
+            schedulers.append(scheduler)
+    cfg.param_scheduler = schedulers
+    for part in (cfg.model, *cfg.get('custom_hooks', [])):
+        for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
+            if key in part:
+                part[key] = moved(part[key])
+        for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
+            if key in part:
+                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
+    cfg.default_hooks.logger.update(interval=min(cfg.default_hooks.logger.interval, max(1, steps // 10)))
+    cfg.log_processor.update(by_epoch=False)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Features of images from the checkpoint of any BEiT, and files of them."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,20 @@ from mmengine.device import get_device
 from mmengine.registry import DefaultScope
 from torch import Tensor
 
-from beit_mm.apis.inferencers import Device, ImageInput, ImageReader, check_on_error, iterate_images, usual_preparation
+from beit_mm.apis.inferencers import (
+    Device,
+    FoundPath,
+    ImageInput,
+    ImageReader,
+    check_on_error,
+    iterate_images,
+    usual_preparation,
+)
+from beit_mm.apis.zoo import checkpoint_of
 from beit_mm.checkpoint.fit import read_backbone
-from beit_mm.checkpoint.io import atomic_file, read_checkpoint, save_torch
+from beit_mm.checkpoint.io import atomic_file
 from beit_mm.checkpoint.names import IMAGENET
-from beit_mm.datasets.image_folder import extensions_of
+from beit_mm.datasets.image_folder import extensions_of, scale_decoding
 from beit_mm.engine.optim import inference_autocast
 from beit_mm.engine.probing import hidden_states, usual_layer
 from beit_mm.models.vit import BEiTBackbone, block_indices
@@ -36,7 +45,7 @@ class FeatureExtractor(ImageReader):
     normalised as the checkpoint says, by ImageNet's mean and std where it does not.
 
     Args:
-        checkpoint: path or URL of a BEiT in any format, of any task.
+        checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task.
         device: such as 'cuda:1' or 'cpu'; None for what there is.
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
         whole: all of an image in its own shape, both sides whole patches. Otherwise the middle of it, as classifiers
@@ -64,7 +73,7 @@ class FeatureExtractor(ImageReader):
         std: Sequence[float] | None = None,
         bands: dict | None = None,
     ):
-        self.checkpoint = str(checkpoint)
+        self.checkpoint = str(checkpoint_of(checkpoint))
         self.device = torch.device(device or get_device())
         self.backbone = BEiTBackbone.from_checkpoint(self.checkpoint).to(self.device)
         patch, channels = self.backbone.patch_size, self.backbone.patch_embed.proj.in_channels
@@ -91,6 +100,7 @@ class FeatureExtractor(ImageReader):
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self._load, *steps = [TRANSFORMS.build(step) for step in self.pipeline]
         self._prepare = Compose(steps)
+        scale_decoding([self._load, *steps])
         self._reads_rgb = True
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
@@ -156,7 +166,7 @@ class FeatureExtractor(ImageReader):
             float32 (N, C), the mean of the patches after `usual_layer`; int64 (N,), the labels; for each file, read or
             not, dict(path) or dict(path, error).
         """
-        samples = list(self([*labels], ['mean'], on_error='skip'))
+        samples = list(self([FoundPath(path) for path in labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
         width = self.backbone.embed_dims
         features = np.array([sample['mean'] for sample in read], np.float32).reshape(len(read), width)
@@ -226,11 +236,12 @@ def embed(
     """
     if out is not None:
         out = Path(out).expanduser()
-        writer_of(out)  # before the work, not after it
+        check_ending(out)  # before the work, not after it
     extractor = FeatureExtractor(checkpoint, device, **options)
     sources = list(iterate_images(images, extensions_of([extractor._load])))
     features, paths, skipped = [], [], []
-    for sample in extractor(with_bar(sources) if progress else sources, [kind], layer, batch_size, on_error):
+    samples = extractor(sources, [kind], layer, batch_size, on_error)
+    for sample in with_bar(samples, len(sources)) if progress else samples:
         if 'error' in sample:
             skipped.append(sample)
         else:
@@ -258,104 +269,46 @@ def save_features(found: dict[str, Any], out: str | Path) -> None:
     """Writes what `embed` returns, without `skipped`; nothing is left half written.
 
     Args:
-        out: its ending says how. .npz: numpy arrays `features` and `paths`; of patches `features` has those of all
-            images after one another (sum of h * w, C) and `grids` their (h, w). .pt: a dict for
-            torch.load(weights_only=True). .parquet: a row for each image with `path`, `features` and `grid`; needs
-            pyarrow.
+        out: .npz file: numpy arrays `features` and `paths`, and `checkpoint`, `kind` and `layer`; of patches
+            `features` has those of all images after one another (sum of h * w, C) and `grids` their (h, w).
 
     Raises:
-        ValueError: another ending; ImportError: pyarrow is missing.
+        ValueError: another ending.
     """
-    write = writer_of(out)
+    check_ending(out)
+    arrays = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
+    features = found['features']
+    if found['kind'] == 'patches':
+        arrays['grids'] = np.array([maps.shape[:2] for maps in features])
+        features = np.concatenate([maps.reshape(-1, maps.shape[2]) for maps in features])
     with atomic_file(out) as file:
-        write(found, file)
+        np.savez(file, features=features, paths=np.array(found['paths'], dtype=np.str_), **arrays)
 
 
 def load_features(path: str | Path) -> dict[str, Any]:
     """What `save_features` has written: features, paths, checkpoint, kind and layer. Nothing in it is executed.
 
     Raises:
-        FileNotFoundError: no such file; ValueError: another ending; ImportError: pyarrow is missing.
+        FileNotFoundError: no such file; ValueError: another ending.
     """
-    path = Path(path)
-    writer_of(path)
-    if not path.is_file():
+    check_ending(path)
+    if not Path(path).is_file():
         raise FileNotFoundError(f'no file {str(path)!r}; expected features that embed has written')
-    if path.suffix == '.pt':
-        content = dict(read_checkpoint(path))
-        arrays = content['features']
-        content['features'] = [array.numpy() for array in arrays] if isinstance(arrays, list) else arrays.numpy()
-        return content
-    if path.suffix == '.npz':
-        with np.load(path) as content:
-            flat, grids = content['features'], content['grids'] if 'grids' in content else None
-            found = {name: content[name].item() for name in ('checkpoint', 'kind', 'layer')}
-            paths = content['paths'].tolist()
-    else:
-        from pyarrow import parquet
-
-        table = parquet.read_table(path)
-        about = {name.decode(): text.decode() for name, text in table.schema.metadata.items()}
-        found = dict(checkpoint=about['checkpoint'], kind=about['kind'], layer=int(about['layer']))
-        paths, rows = table['path'].to_pylist(), table['features'].to_pylist()
-        grids = np.array(table['grid'].to_pylist()) if found['kind'] == 'patches' else None
-        flat = np.array(rows, np.float32) if grids is None else _flat(rows, grids)
-    return dict(features=flat if grids is None else _split(flat, grids), paths=paths, **found)
+    with np.load(path) as content:
+        found = {name: content[name].item() for name in ('checkpoint', 'kind', 'layer')}
+        features = content['features']
+        if 'grids' in content:
+            features = _split(features, content['grids'])
+        return dict(features=features, paths=content['paths'].tolist(), **found)
 
 
-def writer_of(out: str | Path) -> Callable[[dict, Any], None]:
-    """What writes a file of this ending; raises ValueError for another one, ImportError where a package is missing."""
-    writers = {'.npz': _write_npz, '.pt': _write_pt, '.parquet': _write_parquet}
-    if (suffix := Path(out).suffix) not in writers:
-        raise ValueError(f'{str(out)!r}: features are written to files ending in {", ".join(writers)}')
-    if suffix == '.parquet':
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                f'{str(out)!r}: .parquet files need pyarrow: pip install pyarrow, or write .npz'
-            ) from None
-    return writers[suffix]
-
-
-def _write_npz(found: dict, file: Any) -> None:
-    about = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
-    features, extra = found['features'], {}
-    if found['kind'] == 'patches':
-        extra = dict(grids=np.array([maps.shape[:2] for maps in features]))
-        features = np.concatenate([maps.reshape(-1, maps.shape[2]) for maps in features])
-    np.savez(file, features=features, paths=np.array(found['paths'], dtype=np.str_), **about, **extra)
-
-
-def _write_pt(found: dict, file: Any) -> None:
-    features = found['features']
-    several = isinstance(features, list)
-    tensors = [torch.from_numpy(maps) for maps in features] if several else torch.from_numpy(features)
-    about = {name: found[name] for name in ('paths', 'checkpoint', 'kind', 'layer')}
-    save_torch(dict(features=tensors, **about), file)
-
-
-def _write_parquet(found: dict, file: Any) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = dict(
-        path=[path.encode(errors='surrogateescape').decode(errors='replace') for path in found['paths']],
-        features=[maps.ravel() for maps in found['features']],
-    )
-    if found['kind'] == 'patches':
-        columns['grid'] = [list(maps.shape[:2]) for maps in found['features']]
-    about = {name: str(found[name]) for name in ('checkpoint', 'kind', 'layer')}
-    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(about), file)
+def check_ending(out: str | Path) -> None:
+    """Raises ValueError for a file that is no .npz."""
+    if Path(out).suffix != '.npz':
+        raise ValueError(f'{str(out)!r}: features are written to files ending in .npz')
 
 
 def _split(flat: np.ndarray, grids: np.ndarray) -> list[np.ndarray]:
     """Patches (sum of h * w, C) into a list of (h, w, C)."""
     ends = np.cumsum(grids.prod(axis=1))[:-1]
     return [maps.reshape(*grid, -1) for maps, grid in zip(np.split(flat, ends), grids, strict=True)]
-
-
-def _flat(rows: list, grids: np.ndarray) -> np.ndarray:
-    """Lists of h * w * C numbers into patches (sum of h * w, C)."""
-    parts = [np.array(row, np.float32).reshape(grid.prod(), -1) for row, grid in zip(rows, grids, strict=True)]
-    return np.concatenate(parts)

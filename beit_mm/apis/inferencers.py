@@ -1,8 +1,10 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config, or its tensors show it."""
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,8 +22,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from beit_mm.apis.stored_config import RefusedError, check_stored_config
+from beit_mm.apis.zoo import checkpoint_of, metainfo_of_name, released
 from beit_mm.checkpoint.fit import check_finite, load_from_file
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.io import CheckpointError, blaming
 from beit_mm.checkpoint.names import (
     backbone_arguments,
     class_names,
@@ -33,14 +36,21 @@ from beit_mm.checkpoint.names import (
     weights_of,
 )
 from beit_mm.datasets.bands import LoadBands
-from beit_mm.datasets.image_folder import extensions_of
+from beit_mm.datasets.image_folder import extensions_of, scale_decoding
 from beit_mm.datasets.listing import EXTENSIONS, list_images
-from beit_mm.datasets.reading import UPRIGHT, LoadImage, UnreadableImageError, orientation, to_rgb
+from beit_mm.datasets.reading import (
+    UPRIGHT,
+    LoadImage,
+    UnreadableImageError,
+    check_aspect,
+    orientation,
+    to_rgb,
+    unreadable,
+)
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.engine.optim import inference_autocast
-from beit_mm.engine.runner import set_num_classes
 from beit_mm.models import LinearProbe
 from beit_mm.registry import MODELS, TRANSFORMS
 
@@ -48,6 +58,10 @@ ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 ConfigInput: TypeAlias = str | Path | Config | None
 Device: TypeAlias = str | torch.device | None
 CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
+
+
+class FoundPath(str):
+    """The path of an image file that was found: taken as it is, even if the file is gone by then."""
 
 
 class ImageReader:
@@ -67,10 +81,17 @@ class ImageReader:
             return dict(path=_path(source), error=str(error))
 
     def _sample(self, source: ImageInput) -> dict:
+        sample = self._loaded(source)
+        check_aspect(_path(source) or 'an array', sample['img'])  # whatever has loaded it
+        return self._prepare(sample)
+
+    def _loaded(self, source: ImageInput) -> dict:
         if isinstance(source, (str, Path)):
-            return self._prepare(self._load(dict(img_path=str(source))))
+            ours = isinstance(self._load, (LoadImage, LoadBands))
+            with nullcontext() if ours else unreadable(str(source), Exception):
+                return self._load(dict(img_path=str(source)))
         if isinstance(self._load, LoadBands):
-            return self._prepare(self._load(dict(img=np.asarray(source))))
+            return self._load(dict(img=np.asarray(source)))
         if isinstance(source, Image.Image):
             source = pixels(source)
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
@@ -78,7 +99,7 @@ class ImageReader:
                 f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
             )
         image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
-        return self._prepare(dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2]))
+        return dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
 
 
 class _Inferencer(ImageReader, ABC):
@@ -93,6 +114,7 @@ class _Inferencer(ImageReader, ABC):
     multi_scale = False
 
     def __init__(self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None):
+        checkpoint = checkpoint_of(checkpoint)
         content = load_from_file(str(checkpoint))
         weights = content.get('state_dict', content)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
@@ -100,8 +122,9 @@ class _Inferencer(ImageReader, ABC):
         self.meta = meta_of(content)
         classes = class_names(self.meta)
         if config is None and not isinstance(self.meta.get('config_dict'), dict):
-            self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint, content))
-        cfg = self._config(checkpoint, config, classes)
+            with blaming(checkpoint):
+                self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint, content))
+        cfg = self._config(checkpoint, config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:
                 if config is None:  # without memory for the weights, whatever sizes the file asks for
@@ -114,7 +137,9 @@ class _Inferencer(ImageReader, ABC):
                 self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
                 backend = 'cv2' if isinstance(self._load, LoadBands) else 'pillow'
                 prepare = prepare or usual_preparation(preprocessing_of_model(module)['size'], backend)
-                self._prepare = Compose([TRANSFORMS.build(step) for step in prepare])
+                steps = [TRANSFORMS.build(step) for step in prepare]
+                scale_decoding([self._load, *steps])
+                self._prepare = Compose(steps)
             except Exception as error:
                 if config is not None:
                     raise
@@ -133,6 +158,8 @@ class _Inferencer(ImageReader, ABC):
         self.device = torch.device(device or get_device())
         self.model.to(self.device).eval()
         self.num_classes: int = num_classes
+        if not classes and (known := metainfo_of_name(checkpoint, num_classes)):
+            self.meta, classes = dict(self.meta, dataset_meta=known), known['classes']
         # a name that a terminal could obey is quoted
         named = [name if name.isprintable() else ascii(name)[1:-1] for name in classes or map(str, range(num_classes))]
         self.classes: tuple[str, ...] = tuple(named)
@@ -144,7 +171,7 @@ class _Inferencer(ImageReader, ABC):
         """The network in a model for test-time augmentation; any other model as it is."""
         return model.module if isinstance(model, BaseTTAModel) else model
 
-    def _config(self, checkpoint: str | Path, config: ConfigInput, classes: Sequence[str] | None = None) -> ConfigDict:
+    def _config(self, checkpoint: Path, config: ConfigInput) -> ConfigDict:
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
         if config is None:
@@ -156,12 +183,10 @@ class _Inferencer(ImageReader, ABC):
             model, pipeline = self._select(values)
             parts = _without(dict(model=model, pipeline=pipeline), self.training_keys)
             parts['model']['type'], parts['pipeline'][0]['type']
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError):
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
             needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
             raise ValueError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
         if config is not None:
-            if classes and str(values.get('runner_type')).endswith('FolderRunner'):
-                set_num_classes(parts['model'], len(classes))  # which that runner found out, whatever the config says
             return ConfigDict(parts, default_scope=values.get('default_scope', self.scope))
         try:
             model, pipeline = check_stored_config(parts['model'], parts['pipeline'], self.task)
@@ -172,15 +197,18 @@ class _Inferencer(ImageReader, ABC):
             ) from None
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
-    def _config_of_weights(self, checkpoint: str | Path, content: dict) -> dict[str, Any]:
+    def _config_of_weights(self, checkpoint: Path, content: dict) -> dict[str, Any]:
         """A config as the tensors of a file show it, of timm's, transformers', the released code's and mmseg's too."""
         wanted = f'give the config that it was trained with: {type(self).__name__}(checkpoint, config=...)'
         if self.multi_scale:
             raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {wanted}')
-        source = describe_source(content, Path(checkpoint))
+        source = describe_source(content, checkpoint)
         weights = convert_state_dict(weights_of(content)).state_dict
         backbone = dict(backbone_arguments(weights, source), type='beit_mm.BEiTBackbone')
-        levels = {name: source['preprocessing'].get(name) for name in ('mean', 'std')}
+        preprocessing = source['preprocessing']
+        if 'mean' not in preprocessing and (known := released().get(checkpoint.stem)):  # OpenMMLab's say nothing
+            preprocessing = Config.fromfile(known.config).model.data_preprocessor
+        levels = {name: preprocessing.get(name) for name in ('mean', 'std')}
         if not all(levels.values()):
             raise CheckpointError(
                 f'{checkpoint} holds no config, and does not say how its images were normalised; {wanted}'
@@ -210,10 +238,9 @@ class ClassificationInferencer(_Inferencer):
 
     Args:
         checkpoint: a file that a fine-tuning of ours wrote, which holds its config, or any BEiT whose tensors show the
-            model. Of other files give the `config`.
+            model, by its path, address or name in `list_models`. Of other files give the `config`.
         device: such as 'cuda:1' or 'cpu'; None for what there is.
         config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
-            Of a FolderRunner's the number of classes is taken from the checkpoint.
 
     Raises:
         FileNotFoundError: no such file.
@@ -221,8 +248,9 @@ class ClassificationInferencer(_Inferencer):
             may, or its weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    Without a test pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or
-    float16 where that is not fast.
+    `classes` are the names in the file, else those that `zoo.metainfo_of_name` knows, else numbers. Without a test
+    pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or float16 where
+    that is not fast.
     """
 
     task, scope = 'classifier', 'mmpretrain'
@@ -315,7 +343,9 @@ class SegmentationInferencer(_Inferencer):
     ):
         self.multi_scale = multi_scale
         super().__init__(checkpoint, device, config)
-        palette = (self.meta.get('dataset_meta') or {}).get('palette') or distinct_colours(self.num_classes)
+        with blaming(checkpoint):
+            palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
+        palette = palette or distinct_colours(self.num_classes)
         if not is_palette(palette, self.num_classes):
             raise CheckpointError(f'{checkpoint} has a palette that is no list of {self.num_classes} colours')
         self.palette: list[list[int]] = [list(colour) for colour in palette]
@@ -406,20 +436,20 @@ def iterate_images(
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
             yield from iterate_images(source, extensions)
-    elif isinstance(sources, (np.ndarray, Image.Image)):
+    elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
         yield sources
     elif not isinstance(sources, (str, Path)):
         raise TypeError(
             f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
             'array, a PIL image, or a list of these'
         )
-    elif (path := Path(sources).expanduser()).is_dir():
-        names = list_images(str(path), extensions)
+    elif os.path.isdir(path := os.path.expanduser(sources)):
+        names = list_images(path, extensions)
         if not names:
             raise FileNotFoundError(f'no images in {str(sources)!r}')
-        yield from (str(path / name) for name in names)
-    elif path.exists():
-        yield str(path)
+        yield from (FoundPath(Path(path, name)) for name in names)
+    elif os.path.lexists(path):  # of a link that leads nowhere reading says so
+        yield FoundPath(Path(path))
     else:
         raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
 

@@ -9,7 +9,7 @@ import os
 import pprint
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,8 +20,9 @@ from mmengine.config import Config
 
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import SOURCE_KEY, load_from_file, read_backbone
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.io import CheckpointError, atomic_file, inert
 from beit_mm.checkpoint.names import IMAGENET, meta_of
+from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.listing import EXTENSIONS, list_images
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
@@ -37,12 +38,15 @@ MIN_STEPS = 20
 NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
+BACKBONE = 'beit_mm.BEiTBackbone'
 TOKENIZERS = ('beit_mm.DiscreteVAE', 'beit_mm.DALLETokenizer')  # that a checkpoint's config may name
 DALLE_VOCABULARY = 8192
 TOKENIZER_FILES = ('checkpoint', 'decoder_checkpoint', 'sha256')  # their arguments
 TOKENIZER_KEYS = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
 NARROW = 192  # width of models up to which the demo's recipes hold
+NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/caltech101_pretrain.py', 'beit/pretrain_300e.py'
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetune_folder.py'
+BASES = (NARROW_PRETRAINING, WIDE_PRETRAINING, NARROW_FINETUNING, WIDE_FINETUNING)
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer; in proportion to the model's width
 
@@ -114,7 +118,7 @@ def split(images: Part) -> tuple[Part, Part]:
     by_class: dict[str, list[str]] = {}
     for path, name in zip(images.paths, images.names, strict=True):
         by_class.setdefault(name, []).append(path)
-    shuffled = [random.Random(name).sample(paths, len(paths)) for name, paths in by_class.items()]
+    shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in by_class.items()]
     free = [path for paths in shuffled for path in paths[1:]]
     if not free and len(images.paths) > 1:
         free = images.paths
@@ -139,15 +143,15 @@ def write_lists(images: Images, folder: Path) -> None:
     parts = dict(train=images.train, held_out=images.held_out, validated=spread(images.held_out, NUM_VALIDATED))
     labels = {name: f' {label}' for label, name in enumerate(images.classes)}
     for name, part in parts.items():
-        lines = [path + labels.get(of_class, '') for path, of_class in zip(part.paths, part.names, strict=True)]
+        lines = [quoted(path) + labels.get(of_class, '') for path, of_class in zip(part.paths, part.names, strict=True)]
         write_lines(folder / f'{name}.txt', lines)
     if images.classes:
-        write_lines(folder / 'classes.txt', images.classes)
+        write_lines(folder / 'classes.txt', map(quoted, images.classes))
 
 
-def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Lines of text, or of file names in any bytes."""
-    path.write_bytes(os.fsencode('\n'.join(lines) + '\n'))
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Lines of text; names among them are `quoted`."""
+    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 
 def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
@@ -183,6 +187,21 @@ class Plan:
     tokenizer: dict[str, Any] | None
     keeps_head: bool
     reasons: list[str]
+
+    def __post_init__(self) -> None:
+        """Refuses what only another file can say, as plan.json of a run: a base is executed, a type is built."""
+        if self.base not in BASES:
+            raise ValueError(f'a plan on top of {self.base!r}')
+        self.backbone = check_part(dict(self.backbone, type=BACKBONE), (BACKBONE,), 'backbone')
+        del self.backbone['type']
+        if self.tokenizer:
+            files = {key: str(self.tokenizer[key]) for key in TOKENIZER_FILES if self.tokenizer.get(key)}
+            rest = {key: value for key, value in self.tokenizer.items() if key not in TOKENIZER_FILES}
+            self.tokenizer = check_part(rest, TOKENIZERS, 'tokenizer') | files
+        height, width = self.size
+        self.size = int(height), int(width)
+        self.batch, self.workers = int(self.batch), int(self.workers)
+        self.preprocessing = {key: [float(value) for value in self.preprocessing[key]] for key in ('mean', 'std')}
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -223,11 +242,33 @@ def find_config(name: str) -> Path:
     raise FileNotFoundError(f'no config {name!r}; {advice}')
 
 
-def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:
-    """Writes a config on top of one of configs/."""
+def own_config(name: str) -> Path:
+    """A config of ours, by its path below configs/; never a file of the current folder."""
+    return next(path for folder in config_folders() if (path := folder / name).is_file())
+
+
+class RunConfig(Config):
+    """A config in memory. What is written of it, for users and into checkpoints, no reader fills in as a template."""
+
+    @property
+    def pretty_text(self) -> str:
+        return inert(super().pretty_text)
+
+
+def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> RunConfig:
+    """Writes a config on top of one of configs/ for the user.
+
+    Returns:
+        The same, which was never text: names of files and what checkpoints say stay values.
+    """
     assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
-    text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'  # no names of others: it is executed
-    path.write_text('\n\n'.join([text + f'_base_ = {str(find_config(base))!r}', *assigned]) + '\n')
+    text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
+    text = inert('\n\n'.join([text + f'_base_ = {str(own_config(base))!r}', *assigned]) + '\n')
+    with atomic_file(path) as file:
+        file.write(text.encode())
+    config = Config.fromfile(str(own_config(base)))
+    config.merge_from_dict(settings)
+    return RunConfig(config.to_dict(), filename=str(path))
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
@@ -275,7 +316,7 @@ def loaders(
     images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
 ) -> dict[str, Any]:
     """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
-    settings: dict[str, Any] = dict(data_root=str(images.train.root))  # a FolderRunner asks for one
+    settings: dict[str, Any] = {}
     for split_name, name, pipeline in zip(('train', 'val'), ('train', validated), pipelines, strict=True):
         dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, on_error='skip', **data)
         settings[f'{split_name}_dataloader'] = dict(
@@ -324,14 +365,14 @@ def plan_training(
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     number = len(images.train.paths)
-    base = 'beit/pretrain_300e.py' if device == 'cuda' else 'demo/caltech101_pretrain.py'
+    base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     preprocessing: dict[str, Any] = dict(IMAGENET)
     if init:
         backbone, preprocessing = backbone_of_file(init)
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and kind == 'pretrain' else 0.1)
         why = f'as in {init}'
     else:
-        backbone = Config.fromfile(str(find_config(base))).model.backbone.to_dict()
+        backbone = Config.fromfile(str(own_config(base))).model.backbone.to_dict()
         backbone.setdefault('img_size', 224)
         backbone.setdefault('patch_size', 16)
         why = 'small enough for a CPU'
@@ -421,7 +462,8 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
         name = Path(str(files[key])).name
         beside = checkpoint.resolve().parent  # the run may have been moved
         places = [Path(str(files[key])), *(beside / place / name for place in ('tokenizer', '../tokenizer', '.'))]
-        found = next((place for place in places if place.is_file()), None)
+        # files of /proc have no size, and reading one may wait for ever
+        found = next((place for place in places if place.is_file() and place.stat().st_size), None)
         if found is None:
             raise FileNotFoundError(
                 f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
@@ -430,8 +472,10 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
     if config['type'] == 'beit_mm.DiscreteVAE':
         check_tokenizer_size(config)
     known = meta.get('tokenizer')
-    if 'checkpoint' in files and isinstance(known, dict) and known.get('sha256'):
-        config['sha256'] = str(known['sha256'])
+    if 'checkpoint' in files and isinstance(known, dict) and (digest := known.get('sha256')):
+        if not isinstance(digest, str) or not re.fullmatch('[0-9a-f]{64}', digest):
+            raise CheckpointError(f'{checkpoint} gives no SHA-256 of its tokenizer, but {ascii(digest)[:80]}')
+        config['sha256'] = digest
     return config
 
 
@@ -472,7 +516,7 @@ def check_tokenizer_size(tokenizer: Mapping[str, Any]) -> None:
 
 def tokenizer_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
     """Settings of an own tokenizer's training, on top of TOKENIZER."""
-    base = Config.fromfile(str(find_config(TOKENIZER)))
+    base = Config.fromfile(str(own_config(TOKENIZER)))
     side = max(base.train_pipeline[1].size, 4 * max(plan.grid))
     pipelines = [resized(base.train_pipeline, (side, side)), resized(base.val_pipeline, (64, 64))]
     batch = min(16, plan.batch)
@@ -489,7 +533,7 @@ def pretraining_settings(
     images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path, tokenizer: Path | None
 ) -> dict[str, Any]:
     """Settings of a pretraining; `tokenizer` is the checkpoint of one trained for it, None where the plan has one."""
-    base = Config.fromfile(str(find_config(plan.base)))
+    base = Config.fromfile(str(own_config(plan.base)))
     rows, columns = plan.grid
     head: dict[str, Any] = {}
     if plan.tokenizer:
@@ -498,7 +542,7 @@ def pretraining_settings(
         if plan.keeps_head and plan.init:
             head['init_cfg'] = dict(type='Pretrained', prefix='head.', checkpoint=located(plan.init))
     else:
-        model = Config.fromfile(str(find_config(TOKENIZER))).model
+        model = Config.fromfile(str(own_config(TOKENIZER))).model
         target = {key: model[key] for key in TOKENIZER_KEYS} | dict(checkpoint=tokenizer and str(tokenizer))
         stride, vocab_size = 2**model.num_levels, model.vocab_size
     views = dict(second_size=(stride * rows, stride * columns), **masking(plan.grid))
@@ -539,7 +583,7 @@ def scaled(rate: float, ratio: float, width: int) -> float:
 
 def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path) -> dict[str, Any]:
     """Settings of a fine-tuning on class folders, on top of `plan.base`."""
-    base = Config.fromfile(str(find_config(plan.base)))
+    base = Config.fromfile(str(own_config(plan.base)))
     options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
     backbone = dict(options, _delete_=True, type='beit_mm.BEiTBackbone', out_type='avg_featmap', drop_path_rate=0.1)
     backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
@@ -547,13 +591,13 @@ def finetuning_settings(images: Images, plan: Plan, lists: Path, steps: int, wor
     width = sizes_of(backbone['arch'])['embed_dims']
     small = width <= NARROW
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
-    classes = dict(classes=str(lists / 'classes.txt'))
+    classes, num_classes = dict(classes=str(lists / 'classes.txt')), dict(num_classes=len(images.classes))
     return dict(
         work_dir=str(work_dir),
         model=dict(
             backbone=backbone,
-            head=dict(in_channels=width),
-            data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std']),
+            head=dict(in_channels=width, **num_classes),
+            data_preprocessor=dict(mean=plan.preprocessing['mean'], std=plan.preprocessing['std'], **num_classes),
         ),
         **loaders(images, lists, plan, pipelines, 'held_out', **classes),
         optim_wrapper=dict(

@@ -9,12 +9,13 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from beit_mm.checkpoint.names import MAX_SIDE
+
 Check = Callable[[Any, str], Any]  # (value, its place) -> the value as it is to be built
 
 # Of no use to a model that is not trained; taken out, whatever they hold
 TRAINING_KEYS = ('init_cfg', 'loss', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head', 'batch_augments')
 IDENTIFIER = re.compile(r'[A-Za-z]\w{0,40}')
-MAX_SIDE = 64  # patches along a side of an image or window: 1024 pixels in patches of 16
 MAX_UPSAMPLING = 64  # of a head, each side
 MAX_WINDOWS = 8  # along a side of a window: how often windows of a segmentor may overlap
 
@@ -221,13 +222,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     'ReLU': dict(inplace=FLAG),
     'GELU': {},
     # images
-    'beit_mm.LoadImage': {},
+    'beit_mm.LoadImage': dict(scaled=FLAG),
     'beit_mm.LoadBands': dict(bands=several(whole(1000, 0), 16), low=VALUES, high=VALUES),
     'LoadImageFromFile': dict(
         to_float32=FLAG,
         ignore_empty=one_of(False),
         color_type=one_of('color', 'grayscale', 'unchanged'),
-        imdecode_backend=one_of('cv2', 'pillow'),
+        imdecode_backend=one_of('cv2'),  # Pillow would hand PostScript to a program
     ),
     'Resize': dict(
         RESIZING, keep_ratio=FLAG, scale_factor=several(real(0.1, 4), 2, alone=True), clip_object_border=FLAG

@@ -7,7 +7,6 @@ which the same call goes on with it.
 import dataclasses
 import json
 import math
-import os
 import secrets
 import shlex
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
@@ -28,6 +26,7 @@ from beit_mm.apis.plans import (
     TOKENIZER,
     Images,
     Plan,
+    RunConfig,
     find_images,
     finetuning_settings,
     located,
@@ -40,10 +39,12 @@ from beit_mm.apis.plans import (
 )
 from beit_mm.apis.verbs import checkpoint_of, reconstruct
 from beit_mm.checkpoint.io import atomic_file, read_checkpoint, write_checkpoint
+from beit_mm.datasets.reading import readable
+from beit_mm.engine.hooks import waits_for_images
 from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.workers import end_workers, watch_workers
-from beit_mm.terminal import folder_of_images, quiet, without_output
+from beit_mm.terminal import folder_of_images, quiet, say, without_output
 from beit_mm.visualization.training import draw_runs, read_scalars
 
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -87,6 +88,8 @@ def pretrain(
         ValueError: too few images, a folder of other images, a number that is none, or `init` is no BEiT.
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
+    if steps is not None and steps < MIN_STEPS:
+        raise ValueError(f'steps is {steps}; expected at least {MIN_STEPS}')
     with quiet():
         return Run('pretrain', images, out, init, workers, batch).finish(dict(minutes=minutes, steps=steps))
 
@@ -180,11 +183,16 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
-            if 'plan' in known:
-                Plan(**known['plan'])
-        except (ValueError, KeyError, TypeError):
+            steps = [stage.get('steps', 0) for stage in known['stages'].values()]
+            # names of stages are folders' names, and a link would lead what is written elsewhere
+            fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, steps)} <= {int}
+            fits = fits and ('plan' not in known or Plan(**known['plan']).init == known['init'])
+            if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(
-                f'{path} is damaged, or of another version of beit_mm; choose another --out, or delete the folder'
+                f'{path} is damaged, or of another version of beit_mm, or has links beside it; choose another --out, '
+                'or delete the folder'
             ) from None
         if differing:
             key = differing[0]
@@ -217,7 +225,7 @@ class Run:
         if 'plan' in self.record:
             self.check_same(given)
         if (self.folder / REPORT).is_file() and self.weights.is_file():
-            print(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
+            say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
         images = find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
@@ -233,13 +241,13 @@ class Run:
             for stage in self.record['stages']:
                 if not self.record['stages'][stage]:
                     self.prepare(images, stage)
-                self.train(stage)
+                self.train(images, stage)
             content = read_checkpoint(self.last_checkpoint(self.verb))
             write_checkpoint(self.weights, {key: content[key] for key in ('state_dict', 'meta')})
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
-            print(f'Stopped{kept}. Go on with: {this_command()}', flush=True)
+            say(f'Stopped{kept}. Resume with: {this_command()}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if 'plan' in self.record:
@@ -249,16 +257,19 @@ class Run:
     def choose(self, images: Images, length: dict[str, float]) -> None:
         """Makes the plan and says what was chosen."""
         plan = plan_training(images, self.verb, self.record['init'], self.workers, batch=self.batch)
-        write_lists(images, self.lists)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         length = length or dict(minutes=MINUTES)
         self.record.update(
             plan=dataclasses.asdict(plan), found=str(images), length=length, stages={stage: {} for stage in stages}
         )
-        self.save()
+        self.save()  # by which the folder is known as a run's, whatever ends it from here on
+        write_lists(images, self.lists)
         name, number = next(iter(length.items()))
-        print('\n'.join(plan.reasons))
-        print(f'length     {number:g} {name}: {" and ".join(stages)}; log and configs in {self.folder}', flush=True)
+        for line in (
+            *plan.reasons,
+            f'length     {number:g} {name}: {" and ".join(stages)}; log and configs in {self.folder}',
+        ):
+            say(line)
 
     def check_same(self, length: Mapping[str, float]) -> None:
         """Raises ValueError for a length or a batch that differs from the plan's."""
@@ -286,31 +297,26 @@ class Run:
             )
         if self.workers is not None:
             self.record['plan']['workers'] = self.workers
-        for name, stage in self.record['stages'].items():
-            if stage:
-                self.write(images, Plan(**self.record['plan']), name, stage['steps'])
-        print(f'Going on with {self.folder} as it was planned.', flush=True)
+        write_lists(images, self.lists)
+        say(f'Resuming {self.folder} as it was planned.')
 
     def prepare(self, images: Images, stage: str) -> None:
         """Finds out how many steps a stage has, and writes its config."""
         plan, length = Plan(**self.record['plan']), self.record['length']
         if 'minutes' in length:
             seconds = 60 * length['minutes']
-            self.write(images, plan, stage, steps=1000)
-            needed, setup = seconds_per_step(self.config(stage), limit=MEASURING * seconds)
+            needed, setup = seconds_per_step(self.write(images, stage, steps=1000), limit=MEASURING * seconds)
             left = (1 - REST) * seconds - self.seconds() - setup
             share = TOKENIZER_SHARE * left if stage == 'tokenizer' else left
             steps = int(share / needed)
-            print(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps', flush=True)
+            say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
         elif 'epochs' in length:
             steps = round(length['epochs'] * (len(images.train.paths) // plan.batch))
         else:
             steps = int(length['steps'])
         if stage == 'tokenizer':
             steps = min(steps, MAX_TOKENIZER_STEPS)
-        steps = max(steps, MIN_STEPS)
-        self.write(images, plan, stage, steps)
-        self.record['stages'][stage] = dict(steps=steps)
+        self.record['stages'][stage] = dict(steps=max(steps, MIN_STEPS))
         self.save()
 
     def seconds(self) -> float:
@@ -321,8 +327,9 @@ class Run:
         """The config of a stage."""
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
-    def write(self, images: Images, plan: Plan, stage: str, steps: int) -> None:
-        """Writes the config of a stage."""
+    def write(self, images: Images, stage: str, steps: int) -> RunConfig:
+        """The config of a stage; writes it for the user."""
+        plan = Plan(**self.record['plan'])
         common = (images, plan, self.lists, steps, self.folder / stage)
         base = plan.base
         if stage == 'tokenizer':
@@ -332,20 +339,26 @@ class Run:
         else:
             settings = finetuning_settings(*common)
         title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
-        write_config(self.config(stage), title, base, settings)
+        return write_config(self.config(stage), title, base, settings)
 
-    def train(self, stage: str) -> None:
+    def train(self, images: Images, stage: str) -> None:
         """Trains a stage to its end, if it is not there yet."""
+        cfg = self.write(images, stage, self.record['stages'][stage]['steps'])
         if self.last_checkpoint(stage).is_file():
             return
-        cfg = Config.fromfile(str(self.config(stage)))
         cfg.resume = True
         runner = make_runner(cfg, ProgressHook(stage))
         with without_output():
             runner.train()
+        if not self.last_checkpoint(stage).is_file():
+            raise ValueError(
+                f'{self.last_checkpoint(stage)} could not be written (see the warnings); make room and repeat the '
+                'command'
+            )
         scalars = runner.message_hub.log_scalars
         numbers = {name: float(scalars[f'val/{name}'].current()) for name in METRICS if f'val/{name}' in scalars}
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
+        numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
         self.record['stages'][stage].update(numbers)
         self.save()
         end_runner(runner)
@@ -355,7 +368,8 @@ class Run:
     def report(self, images: Images) -> None:
         """Draws the pictures and writes report.md."""
         numbers = self.record['stages'][self.verb]
-        lines = [f'# {self.verb} of {self.record["images"]}', '', f'{images}.', '']
+        name = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
+        lines = [f'# {self.verb} of `{name}`', '', f'{images}.', '']
         if self.verb == 'pretrain':
             held_out = [images.held_out.root / path for path in images.held_out.paths]
             chosen = held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES]
@@ -369,13 +383,16 @@ class Run:
             lines.append(f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}')
         lines += ['', '| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
         lines += ['', f'{self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.', '']
+        if (waiting := numbers.get('waiting', 0)) > 0.5:
+            lines += [f'{waits_for_images(waiting)}.', '']
         if self.verb == 'pretrain':
             lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
         lines += ['![loss](loss.png)', '']
-        (self.folder / REPORT).write_bytes(os.fsencode('\n'.join(lines)))  # names of folders may be any bytes
+        with atomic_file(self.folder / REPORT) as file:
+            file.write('\n'.join(lines).encode())
         width = max(len(name) for name, _ in rows)
-        print('\n'.join(f'{name:<{width}}  {value}' for name, value in rows))
-        print(f'{self.weights}\n{self.folder / REPORT}', flush=True)
+        for line in (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, self.folder / REPORT):
+            say(line)
 
     def neighbour_sizes(self) -> tuple[int, int]:
         """Images with labels and held-out ones for k-NN: so many that it takes about the time that is left for it.
@@ -435,7 +452,7 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
 # --- training -------------------------------------------------------------------------------------
 
 
-def make_runner(cfg: Config, *hooks: Hook) -> Runner:
+def make_runner(cfg: RunConfig, *hooks: Hook) -> Runner:
     """A quiet runner under a name of its own, which mmengine wants for each in a process."""
     cfg.experiment_name = f'{Path(cfg.filename).stem}_{secrets.token_hex(4)}'
     runner = TerminalRunner.from_cfg(cfg)
@@ -470,13 +487,12 @@ class StepClock(Hook):
             runner.train_loop.stop_training = True
 
 
-def seconds_per_step(config: Path, limit: float) -> tuple[float, float]:
-    """How long a step of a config takes here, and everything before the first one, in seconds."""
+def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
+    """How long a step of a config takes here, and everything before the first one, in seconds; changes the config."""
     began = time.monotonic()
-    cfg = Config.fromfile(str(config))
     cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     # the training itself says which images are broken, and whether too many are
-    left_out = ('beit_mm.InterruptionHook', 'beit_mm.UnreadableImagesHook')
+    left_out = ('beit_mm.InterruptionHook', 'beit_mm.UnreadableImagesHook', 'beit_mm.ThroughputHook')
     cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
     cfg.visualizer = dict(type='Visualizer')

@@ -26,15 +26,17 @@ from beit_mm.apis.inferencers import (
     SegmentationInferencer,
     iterate_images,
 )
-from beit_mm.apis.plans import backbone_of_file, list_part, masking, tokenizer_of
+from beit_mm.apis.plans import DALLE_VOCABULARY, backbone_of_file, list_part, masking, tokenizer_of, write_lines
+from beit_mm.apis.zoo import checkpoint_of
 from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, locate_weights, weights_in
-from beit_mm.checkpoint.names import convert_state_dict, task_of
-from beit_mm.datasets.image_folder import extensions_of
+from beit_mm.checkpoint.io import WEIGHTS_VARIABLE, CheckpointError, atomic_file
+from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
+from beit_mm.datasets.image_folder import extensions_of, quoted
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.probing import knn_predict, patch_dataset, pixel_scores
 from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, with_bar
 from beit_mm.visualization.attention import attention_of_image, draw_attention
@@ -43,23 +45,8 @@ from beit_mm.visualization.pictures import titled_grid
 Sources = str | Path | Sequence[str | Path]
 MAX_ROWS = 64  # of a picture of reconstructions
 OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
+FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 GAP = 8  # pixels between the pictures of two points
-
-
-def checkpoint_of(source: str | Path) -> Path:
-    """The weights that a path names: a file, the folder of a finished run or one of transformers', or an address.
-
-    Raises:
-        FileNotFoundError: none of them.
-    """
-    if '://' in str(source):
-        return locate_weights(str(source), 'Name a file, the folder of a run, or an address.')
-    path = weights_in(Path(source).expanduser())
-    if not path.is_file():
-        raise FileNotFoundError(
-            f'{str(source)!r} does not exist; expected a checkpoint, or the folder of a finished run'
-        )
-    return path
 
 
 def task_of_file(checkpoint: Path) -> str:
@@ -83,7 +70,7 @@ def classify(
     """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
 
     Args:
-        checkpoint: a file, or the folder of a run.
+        checkpoint: see `checkpoint_of`.
         images: files and folders.
         labelled: folder with one folder a class, for a model without classes of its own.
         out: file for the results, .csv or .json.
@@ -107,7 +94,10 @@ def classify(
             results = classify_by_neighbours(path, images, labelled)
         elif task == 'classification':
             classifier = ClassificationInferencer(path)
-            results = classifier(_with_bar(images, classifier), on_error='skip')
+            sources = _sources(images, classifier)
+            batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
+            found = (result for batch in batches for result in classifier(batch, on_error='skip'))
+            results = list(with_bar(found, len(sources)))
         else:
             raise ValueError(
                 f'{path} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
@@ -134,7 +124,8 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
     features, labels, _ = extract.of_files(known)
     if not len(labels):
         raise UnreadableImageError(f'--labelled: none of the {len(known)} images in {str(labelled)!r} can be read')
-    queries, _, found = extract.of_files(dict.fromkeys(map(str, iterate_images(_listed(images))), 0))
+    found_files: dict = dict.fromkeys(iterate_images(_listed(images)), 0)
+    queries, _, found = extract.of_files(found_files)
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
 
@@ -146,9 +137,12 @@ def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     if path.suffix == '.json':
         text.write(json.dumps(list(results), indent=1) + '\n')
     else:
-        rows = csv.writer(text)
+        rows = csv.writer(text, quoting=csv.QUOTE_ALL)
         rows.writerow(['path', 'class', 'probability'])
-        rows.writerows([result['path'], *summary_of(result)] for result in results)
+        for result in results:  # a spreadsheet would run what looks like a formula
+            file, (name, probability) = result['path'], summary_of(result)
+            file = f'./{file}' if file.startswith(FORMULA) else file
+            rows.writerow([file, f"'{name}" if name.startswith(FORMULA) else name, probability])
     with atomic_file(path) as file:
         file.write(os.fsencode(text.getvalue()))  # names of files may be any bytes
 
@@ -174,7 +168,7 @@ def segment(
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
     Args:
-        checkpoint: a file, or the folder of a run.
+        checkpoint: see `checkpoint_of`.
         images: files and folders.
         out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
         labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
@@ -204,8 +198,9 @@ def segment(
                 'or train a segmentor on it: README, "Segmentation"'
             )
         segmentor = SegmentationInferencer(path)
+        sources = _sources(images, segmentor)
         return write_maps(
-            segmentor(_with_bar(images, segmentor), on_error='skip'),
+            with_bar(segmentor(sources, on_error='skip'), len(sources)),
             segmentor.classes,
             segmentor.palette,
             Path(out).expanduser(),
@@ -233,13 +228,20 @@ def segment_by_neighbours(
     dataset = patch_dataset(extract.backbone, size, **options)
     scores_of, _ = patch_classifier(extract, dataset)
 
+    sources = _sources(images, extract)
+
     def maps() -> Iterator[dict[str, Any]]:
-        for sample in extract(_with_bar(images, extract), ['patches'], on_error='skip'):
+        for sample in with_bar(extract(sources, ['patches'], on_error='skip'), len(sources)):
             if 'error' in sample:
                 yield sample
                 continue
             scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
-            labels = pixel_scores(scores, read_image(sample['path']).shape[:2]).argmax(dim=0)
+            try:
+                size = read_image(sample['path']).shape[:2]
+            except UnreadableImageError as error:  # gone since
+                yield dict(path=sample['path'], error=str(error))
+                continue
+            labels = pixel_scores(scores, size).argmax(dim=0)
             yield dict(path=sample['path'], labels=labels.byte().cpu().numpy())
 
     return dataset, maps()
@@ -251,10 +253,15 @@ def write_maps(
     """Writes label maps and overlays; see `segment`."""
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / 'classes.txt').write_text('\n'.join(classes) + '\n')
+    write_lines(folder / 'classes.txt', map(quoted, classes))
     written = []
     used: set[str] = set()
     for result in results:
+        if 'error' not in result:
+            try:
+                pixels = read_image(result['path'])
+            except UnreadableImageError as error:  # gone since
+                result = dict(path=result['path'], error=str(error))
         if 'error' in result:
             written.append(result)
             continue
@@ -263,7 +270,7 @@ def write_maps(
         used.add(name := next(name for name in names if name not in used))
         files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
         Image.fromarray(result['labels']).save(files['labels'])
-        overlay(read_image(result['path']), result['labels'], palette).save(files['overlay'])
+        overlay(pixels, result['labels'], palette).save(files['overlay'])
         written.append(dict(path=result['path'], **{key: str(file) for key, file in files.items()}))
     return written
 
@@ -286,7 +293,7 @@ def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Pat
     """Draws images, what the model sees of them, their visual tokens and the predicted ones, decoded.
 
     Args:
-        checkpoint: a pretrained model of ours, a file or the folder of a run.
+        checkpoint: of a pretraining on visual tokens, see `checkpoint_of`.
         images: files and folders; the first 64 images.
         out: picture.
 
@@ -371,7 +378,7 @@ def attention(
     """Draws what points of an image attend to, in every head of a layer.
 
     Args:
-        checkpoint: of any BEiT, a file or the folder of a run.
+        checkpoint: of any BEiT, see `checkpoint_of`.
         image: path.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several with ';' between them.
         out: picture; one below the other for several points.
@@ -406,7 +413,8 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
         checkpoint: file.
 
     Raises:
-        CheckpointError: no pretraining on visual tokens.
+        CheckpointError: no pretraining on visual tokens, or it does not name their tokenizer; says where DALL-E's files
+            go.
         FileNotFoundError: the tokenizer's file is gone.
     """
     arguments, preprocessing = backbone_of_file(str(checkpoint))
@@ -416,10 +424,22 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
     if 'head.lm_head.weight' not in ours:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
     vocab_size, width = ours['head.lm_head.weight'].shape
+    try:
+        tokenizer = tokenizer_of(checkpoint, dict(content, state_dict=ours))
+    except CheckpointError as error:
+        if meta_of(content).get('config_dict') or vocab_size != DALLE_VOCABULARY:
+            raise
+        advice = "BEiT v2's cannot be drawn: VQ-KD decodes them into features"
+        if not any(name.startswith('patch_aggregation.') for name in ours):
+            folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'
+            advice = (
+                f"those of released files are DALL-E's. {GET_ENCODER} and {DECODER_URL}, and put both into {folder}"
+            )
+        raise CheckpointError(f'{error}; {advice}') from None
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
-        target_generator=tokenizer_of(checkpoint, dict(content, state_dict=ours)),
+        target_generator=tokenizer,
         data_preprocessor=dict(
             type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
         ),
@@ -432,6 +452,6 @@ def _listed(images: Sources) -> list[str | Path]:
     return [images] if isinstance(images, (str, Path)) else list(images)
 
 
-def _with_bar(images: Sources, reader: ImageReader) -> Iterator[ImageInput]:
+def _sources(images: Sources, reader: ImageReader) -> list[ImageInput]:
     """The images, of folders those that the reader reads."""
-    return with_bar(list(iterate_images(_listed(images), extensions_of([reader._load]))))
+    return list(iterate_images(_listed(images), extensions_of([reader._load])))

@@ -1,10 +1,11 @@
-"""Released models by name: which there are, and one of them with its weights."""
+"""Released models by name: which there are, one with its weights, and the file that a name or path stands for."""
 
 import functools
+import re
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -14,9 +15,12 @@ from torch import nn
 
 from beit_mm.apis.plans import config_folders
 from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.checkpoint.io import HUB_FILES, locate_weights, weights_in
 from beit_mm.registry import MODELS
 
 WHOLE = 'this config'  # what the metafile says of weights that have a value for every tensor of the config's model
+# How names of released, OpenMMLab's and timm's files end, for the data that the last stage of the training saw
+TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
 class Released(NamedTuple):
@@ -79,10 +83,7 @@ def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
         CheckpointError, RuntimeError: weights of another backbone, or of another whole model.
     """
     if name not in released():
-        near = get_close_matches(name, released(), n=1, cutoff=0.5)
-        raise ValueError(
-            f'no released model {name!r}' + (f'; did you mean {near[0]!r}?' if near else '; see list_models()')
-        )
+        raise ValueError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
     entry = released()[name]
     cfg = Config.fromfile(entry.config)
     cfg.model.get('backbone').init_cfg = None
@@ -95,3 +96,60 @@ def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
         with torch.no_grad():
             model.load_state_dict(content.get('state_dict', content), strict=entry.fits == WHOLE)
     return model.eval()
+
+
+def checkpoint_of(source: str | Path) -> Path:
+    """The weights that a path or a name stands for.
+
+    Args:
+        source: a file, the folder of a finished run or one of transformers' or timm's, an address, or one of
+            `list_models`, whose file is looked for as that of an address. A file or folder comes before a name.
+
+    Raises:
+        FileNotFoundError: none of them; names released models of nearly that name.
+    """
+    advice = 'Name a file, the folder of a run, or an address.'
+    if '://' in str(source):
+        return locate_weights(str(source), advice)
+    path = weights_in(Path(source).expanduser())
+    if path.is_file():
+        return path
+    if known := released().get(str(source)):
+        return locate_weights(known.url, advice)
+    raise FileNotFoundError(
+        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, or a released model'
+        + (_nearest(Path(source).stem) or ' (see list_models())')
+    )
+
+
+def _nearest(name: str) -> str:
+    """A question that ends an error: the released models whose names are most like this one; empty without any."""
+    near = get_close_matches(name.lower(), released(), n=3, cutoff=0.6)
+    return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''
+
+
+def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
+    """Names, and of ADE20K colours, of the classes in a file that names none itself; empty where it cannot be known.
+
+    The number of classes is no proof: there are other data with 1000 or 150 of them. The file's name must end as
+    those of released files do: 'ft1k', 'ft22kto1k', '_in1k', 'ftade20k', with or without OpenMMLab's date and hash. Of
+    a folder of transformers' or timm's that of the folder, or of the repository in the hub's cache, counts. The
+    libraries have no names for ImageNet-22K's classes.
+
+    Args:
+        checkpoint: file.
+        num_classes: of its head.
+
+    Source: mmpretrain `ImageNet.METAINFO`, mmseg `ADE20KDataset.METAINFO`; their order is the released heads'.
+    """
+    names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
+    found = next((match for name in names if (match := TRAINED_ON.search(name))), None)
+    if found and not found['ade'] and num_classes == 1000:
+        from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
+
+        return dict(classes=IMAGENET_CATEGORIES)
+    if found and found['ade'] and num_classes == 150:
+        from mmseg.datasets import ADE20KDataset
+
+        return dict(ADE20KDataset.METAINFO)
+    return {}

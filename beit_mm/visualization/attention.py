@@ -19,6 +19,7 @@ from torchvision.utils import make_grid
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.reading import read_image
 from beit_mm.datasets.resize import resize_bicubic
+from beit_mm.datasets.transforms import MAX_LONG_SIDE, whole_grid
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 
@@ -87,8 +88,9 @@ def attention_of_image(
     if (channels := backbone.patch_embed.proj.in_channels) != 3:
         raise ValueError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
     patch = backbone.patch_size
-    scale = long_side / max(sides) if long_side else (short_side or min(backbone.grid) * patch) / min(sides)
-    grid = (max(1, round(sides[0] * scale / patch)), max(1, round(sides[1] * scale / patch)))
+    short_side = short_side or min(backbone.grid) * patch
+    wanted, most = (math.inf, long_side) if long_side else (short_side, MAX_LONG_SIDE * short_side)
+    grid = whole_grid(sides, wanted, most, patch)
     patches = patches_at(places, sides, grid)
     resized = torch.from_numpy(resize_bicubic(pixels, (grid[0] * patch, grid[1] * patch))).permute(2, 0, 1).float()
     known = {**IMAGENET, **backbone.load_report.preprocessing}
@@ -194,7 +196,7 @@ def draw_attention(image: Tensor, patch: tuple[int, int], attention: Tensor, mas
     """
     maps = torch.cat([attention.mean(dim=0, keepdim=True), attention])  # 1 + heads, h, w
     scale = TILE / max(image.shape[1:])
-    size = (round(image.shape[1] * scale), round(image.shape[2] * scale))
+    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[2] * scale)))
     image = F.interpolate(image[None].float().cpu(), size, mode='bicubic', antialias=True)[0].clamp(0, 1)
     marked = torch.zeros(maps.shape[1:], dtype=torch.bool)
     marked[patch] = True

@@ -16,6 +16,7 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 
 from beit_mm.engine.checks import unwrap
+from beit_mm.engine.hooks import written_if_possible
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.registry import HOOKS
@@ -78,8 +79,9 @@ class ReconstructionHook(Hook):
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
         picture = titled_grid(columns, self.channels)
-        runner.visualizer.add_image(f'{mode}_reconstruction', np.asarray(picture), step=runner.iter)
         path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
-        path.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(path)
-        print_log(f'Pictures: {path}', logger='current')
+        with written_if_possible(runner):
+            runner.visualizer.add_image(f'{mode}_reconstruction', np.asarray(picture), step=runner.iter)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
+            print_log(f'Pictures: {path}', logger='current')

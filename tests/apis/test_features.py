@@ -12,6 +12,8 @@ from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
 from beit_mm.apis.features import load_features, save_features
+from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.visualization.attention import attention_of_image, draw_attention
 
 SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
 
@@ -118,6 +120,31 @@ def test_whole_images_keep_their_shape_in_whole_patches(checkpoint, images):
     assert shapes == [(4, 5, 32), (4, 4, 32), (4, 5, 32)]  # 30 / 8 is 3.75, 30 * 64 / 48 / 8 is 5
 
 
+def test_a_long_image_is_seen_smaller_and_a_line_is_refused(checkpoint, tmp_path):
+    """Attention takes memory with the square of the patches: of 6 x 300 patches 250 times as much as of 6 x 6."""
+    extractor = FeatureExtractor(checkpoint, 'cpu', size=48, whole=True)
+    images = [np.zeros((*sides, 3), np.uint8) for sides in ((48, 192), (48, 384), (2, 90))]
+    shapes = [extractor.prepared(image).shape[1:] for image in images]
+    assert shapes == [(48, 192), (24, 192), (8, 192)]  # 4 times as long is whole
+    for reader in (extractor, FeatureExtractor(checkpoint, 'cpu')):
+        with pytest.raises(UnreadableImageError, match='an array: .*5000 x 1 pixels; expected a long side of at most'):
+            reader.prepared(np.zeros((1, 5000, 3), np.uint8))
+    Image.new('RGB', (300, 6)).save(tmp_path / 'long.png')
+    found = attention_of_image(checkpoint, tmp_path / 'long.png')
+    assert found.image.shape == (3, 8, 192)
+    assert draw_attention(found.image, found.patches[0], found.maps[0]).width > 192
+
+
+def test_a_large_photo_is_decoded_no_larger_than_needed(checkpoint, tmp_path):
+    ramp = Image.linear_gradient('L').resize((1600, 1200)).convert('RGB')
+    ramp.save(tmp_path / 'photo.jpg')
+    ramp.save(tmp_path / 'photo.png')
+    extractor = FeatureExtractor(checkpoint, 'cpu')
+    assert extractor._load(dict(img_path=str(tmp_path / 'photo.jpg')))['img'].shape == (150, 200, 3)
+    jpeg, png = (extractor.prepared(tmp_path / name).int() for name in ('photo.jpg', 'photo.png'))
+    assert (jpeg - png).abs().max() <= 2
+
+
 def test_random_weights_are_of_the_same_architecture_and_repeat(checkpoint, images):
     extractor = FeatureExtractor(checkpoint, 'cpu')
     state = torch.random.get_rng_state()
@@ -140,11 +167,8 @@ def test_the_checkpoint_says_how_images_are_normalised(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['mean', 'class_token', 'patches'])
-@pytest.mark.parametrize('ending', ['.npz', '.pt', '.parquet'])
-def test_files_are_read_back(ending, kind, checkpoint, images, tmp_path):
-    if ending == '.parquet':
-        pytest.importorskip('pyarrow')
-    out = tmp_path / f'deep/features{ending}'
+def test_files_are_read_back(kind, checkpoint, images, tmp_path):
+    out = tmp_path / 'deep/features.npz'
     found = embed(checkpoint, images, out, kind, layer=0, device='cpu', size=40, whole=True, progress=False)
     rows = list(FeatureExtractor(checkpoint, 'cpu', size=40, whole=True)(images, [kind], layers=0))
     read = load_features(out)
@@ -161,22 +185,11 @@ def test_files_are_read_back(ending, kind, checkpoint, images, tmp_path):
 def test_patches_of_images_of_several_shapes_are_read_back(tmp_path):
     maps = [np.random.default_rng(0).normal(size=(*grid, 3)).astype(np.float32) for grid in ((2, 3), (4, 1), (2, 2))]
     found = dict(features=maps, paths=['a', 'b\udcff', 'ü'], checkpoint='x.pth', kind='patches', layer=3)
-    for ending in ('.npz', '.pt'):
-        save_features(found, tmp_path / f'f{ending}')
-        read = load_features(tmp_path / f'f{ending}')
+    for number in (3, 1):
+        found.update(features=maps[:number], paths=found['paths'][:number])
+        save_features(found, tmp_path / 'f.npz')
+        read = load_features(tmp_path / 'f.npz')
         assert all(map(np.array_equal, read['features'], maps)) and read['paths'] == found['paths']
-    assert torch.load(tmp_path / 'f.pt', weights_only=True)['features'][1].shape == (4, 1, 3)
-
-
-@pytest.mark.parametrize('ending', ['.npz', '.parquet'])
-def test_a_folder_of_one_image_is_read_back(ending, tmp_path):
-    if ending == '.parquet':
-        pytest.importorskip('pyarrow')
-    maps = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
-    found = dict(features=[maps], paths=['ü'], checkpoint='x.pth', kind='patches', layer=3)
-    save_features(found, tmp_path / f'f{ending}')
-    read = load_features(tmp_path / f'f{ending}')
-    assert np.array_equal(read['features'][0], maps) and read['paths'] == ['ü']
 
 
 @pytest.mark.parametrize(
@@ -218,7 +231,7 @@ def test_unreadable_images_are_listed_or_end_the_call(checkpoint, images, tmp_pa
         (dict(on_error='ignore'), "on_error is 'ignore'"),
         (dict(size=7), 'size is 7 pixels; a patch of .* has 8'),
         (dict(mean=[1, 2]), 'takes images of 3 channels; mean has 2'),
-        (dict(out='features.csv'), 'features are written to files ending in .npz, .pt, .parquet'),
+        (dict(out='features.csv'), 'features are written to files ending in .npz'),
         (dict(images='nowhere'), "no file or folder 'nowhere'"),
     ],
 )
@@ -226,12 +239,6 @@ def test_a_mistake_is_one_line(options, message, checkpoint, images):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         embed(checkpoint, device='cpu', **dict(dict(images=images), **options))
     assert str(error.value).isprintable()
-
-
-def test_without_pyarrow_one_line_says_what_to_install(checkpoint, images, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(ImportError, match='pip install pyarrow'):
-        embed('nothing is read before.pth', images, 'features.parquet')
 
 
 def test_the_pictures_of_features_are_drawn_and_mistakes_are_one_line(checkpoint, images, tmp_path, monkeypatch):

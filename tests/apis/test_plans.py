@@ -61,10 +61,11 @@ def test_folders_that_nothing_can_be_learned_from(tmp_path):
 
 
 def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
-    """Spaces, digits at the end, and bytes that are no UTF-8."""
-    root = make_folder(tmp_path / 'images', **{'a class': 60, 'b 7': 60})
-    odd = root / 'b 7' / os.fsdecode(b'caf\xe9 3.jpg')
-    odd.touch()
+    """Spaces, digits at the end, quotes, line ends, and bytes that are no UTF-8; ordinary ones stand as they are."""
+    names = ('a class', ' cats ', 'b 7', '"q" 1', '"q\\u0041"', '#c', 'line\nend\r', '\ufeffx', os.fsdecode(b'caf\xe9'))
+    root = make_folder(tmp_path / 'images', **dict.fromkeys(names, 20))
+    for name in (b'caf\xe9 3.jpg', b' x.jpg', b'"1" 2.jpg', b'a\x85\nb.jpg', b'a\\b.jpg', b"it's.jpg"):
+        (root / 'b 7' / os.fsdecode(name)).touch()
     images = find_images(root)
     write_lists(images, tmp_path / 'lists')
     for name, part in (('train', images.train), ('held_out', images.held_out)):
@@ -74,6 +75,8 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
         assert found == [(str(root / path), of) for path, of in zip(part.paths, part.names, strict=True)]
         unlabelled = UnlabeledImages(**settings, pipeline=[])
         assert [unlabelled[i]['img_path'] for i in range(len(unlabelled))] == [path for path, _ in found]
+    lines = (tmp_path / 'lists/train.txt').read_text().splitlines()
+    assert f'a class/0.jpg {images.classes.index("a class")}' in lines
 
 
 def test_spread_takes_from_everywhere():
@@ -139,7 +142,7 @@ def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     steps = {step['type']: step for step in plans.resized(base.test_pipeline, (128, 128))}
     assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 72 and 64
     steps = {step['type']: step for step in plans.resized(base.train_pipeline, (128, 96))}
-    assert steps['RandomResizedCrop']['scale'] == (96, 128)
+    assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96)
     assert base.test_pipeline[1].scale == 72
 
 

@@ -1,6 +1,7 @@
 """The segmentation inferencer: from a checkpoint alone, the labels of tools/test.py; predictions saved by a test."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.verbs import classify, segment
 from beit_mm.checkpoint.io import write_checkpoint
+from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.registry import MODELS
 
@@ -198,6 +200,26 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
         classify(work / 'model.pth', work / 'images')
 
 
+def test_a_dead_link_and_a_file_that_goes_cost_no_other_maps(work, tmp_path, monkeypatch):
+    folder = tmp_path / 'images'
+    folder.mkdir()
+    (folder / 'b.png').symlink_to('nowhere')
+    for name in ('a.png', 'c.png', 'd.png'):
+        shutil.copy(work / 'images/gray.png', folder / name)
+    found = SegmentationInferencer.__call__
+
+    def forgetful(*args, **options):
+        for result in found(*args, **options):
+            if result['path'].endswith('c.png'):  # between the labels and the overlay
+                (folder / 'c.png').unlink()
+            yield result
+
+    monkeypatch.setattr(SegmentationInferencer, '__call__', forgetful)
+    results = segment(work / 'model.pth', folder, tmp_path / 'out')
+    assert [Path(result['path']).stem for result in results if 'labels' in result] == ['a', 'd']
+    assert [Path(result['path']).stem for result in results if 'No such file' in result.get('error', '')] == ['b', 'c']
+
+
 def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     """Colours are told apart by random weights too; the same label maps as by `evaluate_patches`."""
     torch.manual_seed(0)
@@ -223,15 +245,20 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
 
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
         shutil.move(data / part / 'validation', tmp_path / 'flat' / part)
-    (tmp_path / 'flat/classes.txt').write_text('\n'.join(['nothing', *CLASSES_OF_MAPS]))
-    again = segment(
+    (tmp_path / 'flat/classes.txt').write_bytes('\n'.join(['nothing \xe9', *CLASSES_OF_MAPS]).encode('latin-1'))
+    (tmp_path / 'flat/gone.png').symlink_to('nowhere')
+    odd = tmp_path / os.fsdecode(b'\xe9.png')
+    shutil.copy(tmp_path / 'flat/images/0.png', odd)
+    gone, again = segment(
         tmp_path / 'ours.pth',
-        tmp_path / 'flat/images/0.png',
+        [tmp_path / 'flat/gone.png', odd],
         tmp_path / 'again',
         labelled=tmp_path / 'flat',
         keep_zero_label=True,
     )
-    assert set(np.unique(np.array(Image.open(again[0]['labels'])))) <= {0, 1, 2, 3}
+    assert 'No such file' in gone['error']
+    assert named_classes(str(tmp_path / 'again/classes.txt'))[0][0] == os.fsdecode(b'nothing \xe9')
+    assert set(np.unique(np.array(Image.open(again['labels'])))) <= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import ast
 import csv
 import dataclasses
 import json
+import os
+import re
+import resource
 import shutil
 import signal
 import sys
@@ -20,6 +23,7 @@ import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.apis import plans, training, verbs
+from beit_mm.apis.features import load_features
 from beit_mm.engine.progress import clock, progress_line
 from beit_mm.registry import MODELS
 
@@ -118,11 +122,11 @@ def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
     with pytest.raises(SystemExit) as end:
         beit_mm.pretrain(images, out, steps=4)
-    assert end.value.code == 130 and 'Go on with: the same call' in capsys.readouterr().out
+    assert end.value.code == 130 and 'Resume with: the same call' in capsys.readouterr().out
     assert not (out / 'report.md').exists()
     beit_mm.pretrain(images, out, steps=4)
     assert trained == [(stage, step) for stage in ('tokenizer', 'pretrain') for step in range(4)]
-    assert (out / 'report.md').is_file() and 'Going on with' in capsys.readouterr().out
+    assert (out / 'report.md').is_file() and 'Resuming' in capsys.readouterr().out
 
 
 def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, capsys):
@@ -180,20 +184,94 @@ def test_a_record_of_another_version_is_said(images, tmp_path):
     )
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+    plan = dataclasses.asdict(plans.plan_training(plans.find_images(images), 'pretrain'))
+    (tmp_path / 'base.py').write_text('raise SystemExit("RAN")')
+    init = dict(type='subprocess.getoutput', cmd=f'touch {tmp_path}/ran')
+    vae = dict(type='beit_mm.DiscreteVAE')
+    for evil in (
+        dict(base=str(tmp_path / 'base.py')),
+        dict(tokenizer=dict(type='subprocess.Popen')),
+        dict(tokenizer=dict(vae, codebook=init)),
+        dict(init='/etc/passwd'),
+        dict(size=['{{', 4]),
+    ):
+        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan | evil)))
+        mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+    assert 'init_cfg' not in plans.Plan(**(plan | dict(backbone=plan['backbone'] | dict(init_cfg=init)))).backbone
+    for stages in ({'../outside': {}}, {'pretrain': dict(steps='9')}):
+        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan, stages=stages)))
+        mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan)))
+    (tmp_path / 'run/pretrain.log').symlink_to(tmp_path / 'base.py')
+    mistake('has links beside it', 'pretrain', images, '--out', tmp_path / 'run')
+
+
+class Killed(Exception):
+    """In the place of a signal that nothing catches."""
+
+
+def test_a_run_killed_while_its_lists_are_written_goes_on(images, tmp_path, monkeypatch):
+    def killed(*args: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(training.Run, 'prepare', killed)
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, 'write_lines', killed)
+        for _ in range(2):
+            with pytest.raises(Killed):
+                beit_mm.pretrain(images, tmp_path / 'run', steps=3)
+    with pytest.raises(Killed):
+        beit_mm.pretrain(images, tmp_path / 'run', steps=3)
+    assert len((tmp_path / 'run/lists/train.txt').read_text().splitlines()) == 36
+
+
+def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
+    """Half a report would count as the end of the run."""
+    folder = shutil.copytree(run, tmp_path / 'run')
+    (folder / 'report.md').unlink()
+    reporting = training.Run('pretrain', images, folder, None)
+    monkeypatch.setattr(training, 'reconstruct', lambda *args: None)
+    monkeypatch.setattr(training, 'draw_curve', lambda *args: None)
+    for name in ('save', 'neighbours'):
+        monkeypatch.setattr(reporting, name, lambda *args: {})
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1][1]))
+    try:
+        with pytest.raises(OSError, match='File too large'):
+            reporting.report(plans.find_images(images))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
+        signal.signal(signal.SIGXFSZ, before[0])
+    assert not (folder / 'report.md').exists()
+
+
+def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (*plans.BASES, plans.TOKENIZER):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text('raise SystemExit("RAN")')
+    plan = plans.plan_training(plans.find_images(images), 'pretrain')
+    common = (plans.find_images(images), plan, tmp_path, 9, tmp_path / 'work')
+    settings = plans.pretraining_settings(*common, tmp_path / 'x.pth') | plans.tokenizer_settings(*common)
+    assert plans.write_config(tmp_path / 'config.py', 'Text.', plan.base, settings).model
 
 
 def test_names_of_folders_are_never_code(images, tmp_path):
-    """Configs are Python, which is executed; they hold folders' names as data."""
-    folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff'
+    """Configs are Python with templates, which are executed; they hold folders' names as data."""
+    folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
     plan = dataclasses.asdict(plans.plan_training(plans.find_images(folder), 'pretrain'))
     run = training.Run('pretrain', folder, tmp_path / 'run """', None, 0)
     run.folder.mkdir()
     plans.write_lists(plans.find_images(folder), run.lists)
-    run.write(plans.find_images(folder), plans.Plan(**plan), 'tokenizer', 9)
+    run.record['plan'] = plan
+    cfg = run.write(plans.find_images(folder), 'tokenizer', 9)
     tree = ast.parse(run.config('tokenizer').read_text())
     assert all(isinstance(node, ast.Assign) for node in tree.body[1:])
-    assert Config.fromfile(run.config('tokenizer')).data_root == str(folder)
+    cfg.dump(tmp_path / 'dumped.py')  # as mmengine does in the work directory; checkpoints hold the same text
+    for path in (run.config('tokenizer'), tmp_path / 'dumped.py'):
+        assert Config.fromfile(path).to_dict() == cfg.to_dict()
+    assert cfg.train_dataloader.dataset.data_root == str(folder)
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
@@ -207,7 +285,6 @@ def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
         run.prepare(plans.find_images(images), 'tokenizer')
     # of 120 s a tenth is left for the report, 10 s are gone and 8 s go before the first step; a third of the rest
     assert run.record['stages']['tokenizer']['steps'] == pytest.approx((120 - 12 - 10 - 8) / 3 / 0.5, abs=1)
-    assert Config.fromfile(run.config('tokenizer')).train_cfg.max_iters == run.record['stages']['tokenizer']['steps']
 
 
 def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
@@ -216,6 +293,12 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert 'classified right, %' in capsys.readouterr().out
     cfg = Config.fromfile(out / 'config.py')
     assert cfg.train_cfg.max_iters == 2 * (36 // 4) and cfg.model.backbone.init_cfg.checkpoint.startswith(str(run))
+    weights = torch.load(out / 'finetuned.pth', weights_only=True)['state_dict']
+    for config in (cfg, Config.fromfile(out / 'finetune/config.py')):  # ours, and the one that mmengine leaves
+        MODELS.build(config.model).load_state_dict(weights)  # strictly, in any program
+    (tmp_path / 'gone.png').symlink_to('nowhere')
+    names = [result.get('name') for result in beit_mm.classify(out, [tmp_path / 'gone.png', images / 'red/0.png'])]
+    assert names[0] is None and names[1] in COLOURS
     call('classify', out, images / 'red', images / 'blue', '--out', tmp_path / 'classes.csv')
     rows = list(csv.reader((tmp_path / 'classes.csv').open()))
     assert (
@@ -233,6 +316,24 @@ def test_classifying_by_neighbours(run, images, tmp_path):
     assert json.loads((tmp_path / 'classes.json').read_text()) == results
 
 
+def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monkeypatch, capsys):
+    folder, odd = tmp_path / 'labelled', os.fsdecode(b'ee\xe9')
+    for source, name in (('red', f'{odd}\n'), ('blue', '=1+1')):
+        shutil.copytree(images / source, folder / name)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(images / 'blue/0.png', '-x.png')
+    shutil.copy(images / 'red/0.png', f'{odd}.png')
+    for ending in ('csv', 'json'):
+        call('classify', run, '.', '--labelled', folder, '--out', f'{odd}.{ending}')
+    assert 'ee\\xe9.png  ee\\xe9\\n' in capsys.readouterr().out
+    rows = list(csv.reader(open(f'{odd}.csv', errors='surrogateescape', newline='')))  # noqa: SIM115
+    assert rows[1][:2] == ['./-x.png', "'=1+1"] and [f'{odd}.png', f'{odd}\n', ''] in rows
+    found = json.loads(Path(f'{odd}.json').read_text())
+    assert found[0] == dict(path='-x.png', name='=1+1') and dict(path=f'{odd}.png', name=f'{odd}\n') in found
+    call('embed', run, '.', '--out', f'{odd}.npz')
+    assert load_features(f'{odd}.npz')['paths'] == [result['path'] for result in found]
+
+
 def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     call('reconstruct', run, images / 'red/1.png', images / 'blue', '--out', tmp_path / 'deep/seen.png')
     assert Image.open(tmp_path / 'deep/seen.png').height > 21 * 160
@@ -240,6 +341,31 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     call('attention', run, images / 'red/1.png', '--out', tmp_path / 'one.png')
     one, two = (Image.open(tmp_path / name) for name in ('one.png', 'attention.png'))
     assert two.width == one.width and two.height == 2 * one.height + verbs.GAP
+
+
+def dead_links(folder: Path, images: Path) -> list[Path]:
+    """Two images, between them a link to nothing, and one that looks like the home folder of somebody."""
+    folder.mkdir()
+    shutil.copy(images / 'red/0.png', folder / 'a.png')
+    (folder / 'gone.png').symlink_to('nowhere')
+    shutil.copy(images / 'blue/0.png', folder / '~nobody.png')
+    return [folder / 'a.png', folder / 'gone.png', folder / '~nobody.png']
+
+
+def test_a_dead_link_costs_no_other_results(run, images, tmp_path, monkeypatch):
+    paths = dead_links(tmp_path / 'links', images)
+    monkeypatch.chdir(tmp_path / 'links')
+    for sources in ('.', paths, [path.name for path in paths]):
+        found = beit_mm.classify(run, sources, labelled=images)
+        assert [result.get('name') for result in found] == ['red', None, 'blue']
+        assert 'gone.png: cannot be read as an image (No such file' in found[1]['error']
+        features = beit_mm.embed(run, sources, on_error='skip')
+        assert [Path(path).name for path in features['paths']] == ['a.png', '~nobody.png']
+        assert [Path(sample['path']).name for sample in features['skipped']] == ['gone.png']
+    assert verbs.reconstructions(run, verbs.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    with pytest.raises(FileNotFoundError, match="no file or folder 'typo.png'"):
+        beit_mm.classify(run, ['a.png', 'typo.png'], labelled=images)
+    mistake('gone.png: cannot be read as an image (No such file', 'attention', run, 'gone.png', '--out', 'x.png')
 
 
 def test_a_run_can_be_moved(run, images, tmp_path):
@@ -267,6 +393,13 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path):
     content['meta']['config_dict']['model']['target_generator']['type'] = 'subprocess.Popen'
     torch.save(content, tmp_path / 'evil.pth')
     mistake("asks for 'subprocess.Popen'", 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
+    content = torch.load(run / 'pretrained.pth', weights_only=True)
+    content['meta']['tokenizer']['sha256'] = "and0'\n{{$Z9:x}}"
+    torch.save(content, run / 'evil.pth')
+    mistake('gives no SHA-256 of its tokenizer', 'reconstruct', run / 'evil.pth', images, '--out', tmp_path / 'a.png')
+    content['meta']['config_dict']['model']['target_generator']['checkpoint'] = '/proc/kmsg'  # reading it waits
+    torch.save(content, tmp_path / 'evil.pth')
+    mistake('is gone: looked for /proc', 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
 
 
 def test_a_stored_tokenizer_needs_its_file_and_no_more_memory_than_that(run, images, tmp_path):
@@ -372,10 +505,12 @@ def test_embed_writes_features_and_names_what_it_cannot_read(run, images, tmp_pa
     np.testing.assert_allclose(np.load(tmp_path / 'features.npz')['features'][0], expected['features'][0], atol=1e-5)
 
 
-def test_progress_lines_fit_a_terminal():
+def test_progress_lines_fit_a_terminal(monkeypatch):
     numbers = dict(loss=12.3456, mim_acc=0.12345, lr=1.5e-3, images_per_second=12345.6, data_time=0.0123, memory=139.5)
-    line = progress_line('pretrain', 100_000, 1_000_000, numbers, 36_000)
-    assert len(line) <= 120 and line.endswith('10:00:00 left') and 'data 0.012 s' in line
+    for width, last in ((120, 'GiB'), (100, 'images/s'), (80, 'lr 1.5e-3'), (44, '1,000,000')):
+        monkeypatch.setenv('COLUMNS', str(width))
+        line = progress_line('pretrain', 100_000, 1_000_000, numbers, 36_000)
+        assert len(line) <= width and re.search(rf'{last}  10:00:00 left$', line), line
     assert [clock(seconds) for seconds in (0.4, 62, 3723)] == ['0:00', '1:02', '1:02:03']
 
 

@@ -1,14 +1,30 @@
-"""Released models by name."""
+"""Released models by name: as models, as checkpoints of all that takes one, and with the names of their classes."""
 
+import json
 import re
+from pathlib import Path
 
+import numpy as np
+import peers
 import pytest
 import torch
 from helpers import ROOT, narrow_model
+from mmengine.registry import DefaultScope
+from narrow_segmentors import SEGMENTOR
+from PIL import Image
+from safetensors.torch import save_file
+from timm.models.beit import Beit
 
-from beit_mm.apis import zoo
-from beit_mm.apis.zoo import get_model, list_models
+import beit_mm
+from beit_mm.apis import training, zoo
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.zoo import checkpoint_of, get_model, list_models
+from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.registry import MODELS
+
+RELEASED = 'beit_base_patch16_224_pt22k_ft22kto1k'
+SEGMENTING = 'beit_base_patch16_640_pt22k_ft22ktoade20k'
+PRETRAINED = 'beit_base_patch16_224_pt22k'
 
 
 def test_every_file_of_the_page_of_released_files_has_a_name():
@@ -49,3 +65,170 @@ def test_weights_come_from_the_folder_of_weights_or_a_file(tmp_path, monkeypatch
         assert weights and all(torch.equal(weights[name], tensor) for name, tensor in trained.state_dict().items())
     with pytest.raises(ValueError, match="no released model 'narow'; did you mean 'narrow'?"):
         get_model('narow')
+
+
+# --- names as checkpoints ---------------------------------------------------------------------------
+
+
+def timm_weights(num_classes: int = 1000) -> dict:
+    """Of a narrow BEiT of timm's, whose names are those of the released files."""
+    torch.manual_seed(0)
+    sizes = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
+    model = Beit(num_classes=num_classes, use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, **sizes)
+    return peers.randomise(model).state_dict()
+
+
+def segmentor_weights(num_classes: int = 150) -> dict:
+    head = dict(SEGMENTOR['decode_head'], num_classes=num_classes)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        return peers.randomise(MODELS.build(dict(SEGMENTOR, decode_head=head))).state_dict()
+
+
+def pretrainer_weights() -> dict:
+    model = narrow_model()
+    backbone = dict(model['backbone'], arch=dict(embed_dims=64, num_layers=2, num_heads=1))
+    head = dict(model['head'], embed_dims=64, vocab_size=8192)
+    return MODELS.build(dict(model, backbone=backbone, head=head, target_generator=None)).state_dict()
+
+
+@pytest.fixture(scope='module')
+def image(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp('images') / 'image.png'
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch) -> Path:
+    """$BEIT_MM_WEIGHTS with narrow models in three released files, of a machine without a network."""
+    folder = tmp_path / 'weights'
+    folder.mkdir()
+    torch.save(dict(model=timm_weights()), folder / f'{RELEASED}.pth')
+    torch.save(dict(state_dict=segmentor_weights()), folder / f'{SEGMENTING}.pth')
+    torch.save(pretrainer_weights(), folder / f'{PRETRAINED}.pth')
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(folder))
+    monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
+    monkeypatch.setattr('beit_mm.checkpoint.io.download', lambda *_: (_ for _ in ()).throw(OSError('no network')))
+    return folder
+
+
+def test_everything_that_takes_a_checkpoint_takes_a_name(weights, image, tmp_path):
+    file = weights / f'{RELEASED}.pth'
+    assert checkpoint_of(RELEASED) == file
+    by_name, by_path = (beit_mm.classify(source, image) for source in (RELEASED, file))
+    assert by_name == by_path and len(by_name[0]['scores']) == 5
+    features = [beit_mm.embed(source, image, progress=False)['features'] for source in (RELEASED, file)]
+    assert np.array_equal(*features)
+    assert beit_mm.attention(RELEASED, image, out=tmp_path / 'attention.png').is_file()
+    (found,) = beit_mm.segment(SEGMENTING, image, tmp_path / 'maps')
+    assert Image.open(found['labels']).size == (48, 40)
+    for verb in ('pretrain', 'finetune'):
+        run = training.Run(verb, image.parent, tmp_path / verb, RELEASED)
+        assert run.record['init'] == str(file)
+
+
+def test_a_file_or_folder_comes_before_a_name(weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(timm_weights(), RELEASED)
+    assert checkpoint_of(RELEASED) == Path(RELEASED)
+
+
+@pytest.mark.parametrize(
+    ('source', 'nearest'),
+    [
+        ('beit_base_patch16_224_pt22', PRETRAINED),
+        ('BEiT_Base_Patch16_224_PT22k', PRETRAINED),
+        (f'downloads/{RELEASED}.pth', RELEASED),
+        ('beit_large_patch16_640_pt22k_ft22kade20k', 'beit_large_patch16_640_pt22k_ft22ktoade20k'),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest(source, nearest, image):
+    with pytest.raises(FileNotFoundError, match=f"^'{source}' does not exist.*; did you mean '{nearest}'") as caught:
+        beit_mm.classify(source, image)
+    assert '\n' not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match=r"'nothing.pth' does not exist.*\(see list_models\(\)\)$"):
+        checkpoint_of('nothing.pth')
+
+
+def test_a_name_whose_file_is_nowhere_says_where_it_was_looked_for(weights, tmp_path):
+    name = 'beit_large_patch16_224_pt22k'
+    with pytest.raises(FileNotFoundError, match='looked for') as caught:
+        checkpoint_of(name)
+    for place in (weights / f'{name}.pth', tmp_path / f'hub/checkpoints/{name}.pth', zoo.released()[name].url):
+        assert str(place) in str(caught.value)
+
+
+def test_reconstructing_a_released_file_says_where_the_files_of_dalle_go(weights, image, tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match='does not say which tokenizer') as caught:
+        beit_mm.reconstruct(PRETRAINED, image, tmp_path / 'a.png')
+    places = ('$BEIT_MM_WEIGHTS', str(tmp_path / 'hub/checkpoints'))
+    for part in ('/dalle_encoder.pth ', 'https://cdn.openai.com/dall-e/encoder.pkl', '/dall-e/decoder.pkl, ', *places):
+        assert part in str(caught.value)
+    content = torch.load(weights / f'{PRETRAINED}.pth', weights_only=True)
+    of_v2 = content | {'patch_aggregation.0.norm1.weight': torch.ones(64)}
+    torch.save(of_v2, tmp_path / 'v2.pth')
+    with pytest.raises(CheckpointError, match="BEiT v2's cannot be drawn"):
+        beit_mm.reconstruct(tmp_path / 'v2.pth', image, tmp_path / 'a.png')
+
+
+# --- names of classes -------------------------------------------------------------------------------
+
+
+def saved(form: str, name: str, folder: Path) -> Path:
+    """A narrow classifier of 1000 classes, in a file or folder of this name."""
+    path = folder / name
+    if form == 'timm':
+        path.mkdir()
+        save_file(timm_weights(), path / 'model.safetensors')
+        config = dict(num_classes=1000, pretrained_cfg=dict(mean=[0.5] * 3, std=[0.5] * 3, input_size=[3, 32, 32]))
+        (path / 'config.json').write_text(json.dumps(config))
+    elif form == 'mmpretrain':
+        torch.save(dict(state_dict=mmpretrain_weights()), path)
+    else:
+        torch.save(dict(model=timm_weights()), path)
+    return path
+
+
+def mmpretrain_weights() -> dict:
+    options = dict(peers.VARIANTS['per_layer'], arch=dict(embed_dims=64, num_layers=2, num_heads=1))
+    backbone = dict(type='beit_mm.BEiTBackbone', img_size=32, patch_size=8, out_type='avg_featmap', **options)
+    head = dict(type='mmpretrain.LinearClsHead', num_classes=1000, in_channels=64)
+    model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head))
+    return beit_mm.checkpoint.names.convert_state_dict(model.state_dict(), target='mmpretrain').state_dict
+
+
+@pytest.mark.parametrize(
+    ('form', 'name', 'named'),
+    [
+        ('released', f'{RELEASED}.pth', True),
+        ('released', 'beitv2_base_patch16_224_pt1k_ft1k.pth', True),
+        ('timm', 'beit_base_patch16_224.in22k_ft_in22k_in1k', True),
+        ('mmpretrain', 'beit-base_3rdparty_in1k_20221114-c0a4df23.pth', True),
+        ('released', 'beit_base_patch16_224_pt22k_ft22k.pth', False),  # 1000 classes of something else
+        ('released', 'beit_base_patch16_224_pt1k_birds.pth', False),
+        ('timm', 'my_model', False),
+    ],
+)
+def test_a_head_of_imagenet_names_its_classes(form, name, named, tmp_path, image):
+    classify = ClassificationInferencer(saved(form, name, tmp_path), device='cpu')
+    (found,) = classify(image, top=1)
+    assert classify.classes[found['label']] == found['name']
+    if named:  # as torchvision and keras have them
+        assert classify.classes[1] == 'goldfish, Carassius auratus' and classify.classes[999].startswith(
+            'toilet tissue'
+        )
+    else:
+        assert classify.classes == tuple(map(str, range(1000)))
+
+
+def test_other_numbers_of_classes_stay_numbers(tmp_path):
+    torch.save(dict(model=timm_weights(7)), tmp_path / f'{RELEASED}.pth')
+    assert ClassificationInferencer(tmp_path / f'{RELEASED}.pth', device='cpu').classes == tuple('0123456')
+
+
+def test_a_head_of_ade20k_names_its_classes_in_its_colours(weights, tmp_path):
+    segment = SegmentationInferencer(SEGMENTING, device='cpu')
+    assert segment.classes[:3] == ('wall', 'building', 'sky') and segment.classes[149] == 'flag'
+    assert segment.palette[:2] == [[120, 120, 120], [180, 120, 120]] and len(segment.palette) == 150
+    (weights / f'{SEGMENTING}.pth').rename(tmp_path / 'beit_base_patch16_224_pt22k_rooms.pth')
+    assert SegmentationInferencer(tmp_path / 'beit_base_patch16_224_pt22k_rooms.pth', device='cpu').classes[0] == '0'

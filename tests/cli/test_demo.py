@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import NO_WORKERS, ROOT, last_steps, run_tool
+from helpers import NO_WORKERS, ROOT, draw_caltech101, last_steps, run_tool
 from mmengine.config import Config
 from PIL import Image
 
@@ -172,7 +172,10 @@ def test_own_images_are_split_and_linked(runs, tmp_path, monkeypatch, classes):
         if classes
         else ['dvae', 'pretrain', 'dvae']
     )
-    assert all(command[-2:] == ['--cfg-options', 'data_root=data/own_images'] for command in commands)
+    options = [command[command.index('--cfg-options') + 1 :] for command in commands]
+    assert all(words[0] == 'data_root=data/own_images' for words in options)
+    numbers = ['model.head.num_classes=2', 'model.data_preprocessor.num_classes=2']
+    assert [words[1:] for words in options] == [[], [], numbers if classes else []]
     linked = {split: sorted((root / 'data/own_images' / split).rglob('*.jpg')) for split in ('train', 'val')}
     assert len(linked['val']) == 14 and len(linked['train']) == 126
     assert {path.resolve() for paths in linked.values() for path in paths} == set(own.rglob('*.jpg'))
@@ -189,7 +192,7 @@ def test_every_command_on_drawn_images(tmp_path):
 @pytest.mark.slow
 def test_every_command_on_public_images(tmp_path):
     data = tmp_path / 'data'
-    run_tool('demo/draw_images.py', data / 'caltech101', *TOY_IMAGES)
+    draw_caltech101(data / 'caltech101')
     for split, drawn in (('training', 'train'), ('validation', 'val')):
         for index, path in enumerate(sorted((data / 'caltech101' / drawn).rglob('*.jpg'))[:12]):
             labels = (data / 'caltech101/annotations' / path.relative_to(data / 'caltech101')).with_suffix('.png')
@@ -202,5 +205,5 @@ def test_every_command_on_public_images(tmp_path):
     (data / 'camvid/classes.txt').write_text(''.join(['Idx\tName\n', *(f'{i}\tclass {i}\n' for i in range(1, 12))]))
     listing = re.search(r'Made in data/ with\n((?: .*\n)+)', (ROOT / 'configs/demo/camvid_pretrain.py').read_text())[1]
     subprocess.run(['bash', '-c', listing], check=True, cwd=data)
-    assert len((data / 'camvid_pretrain.txt').read_text().splitlines()) == 70 + 6 * 12
+    assert len((data / 'camvid_pretrain.txt').read_text().splitlines()) == 70 + 87 + 6 * 12
     run_headers(PUBLIC, tmp_path)

@@ -7,6 +7,7 @@ torch.distributed.run and the made-up srun print what they were started with.
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -108,8 +109,8 @@ def test_several_nodes(start):
 def test_dry_run_prints_the_command(start):
     arguments = ('dist_train.sh', 'c.py', '2', '--cfg-options', 'a="x y"')
     printed = shlex.split(start(*arguments, gpus=2, DRY_RUN='1').stdout)
-    assert printed[:3] == [sys.executable, '-m', 'torch.distributed.run']
-    assert printed[3:] == started(start(*arguments, gpus=2))['argv']
+    assert printed[:2] == [sys.executable, str(TOOLS / '_torchrun.py')]
+    assert printed[2:] == started(start(*arguments, gpus=2))['argv']
 
 
 @pytest.mark.parametrize('asked, visible, nodes', [(16, 8, 2), (16, 6, 4), (3, 2, 3), (2, 1, 2), (9, 8, 3)])
@@ -152,7 +153,23 @@ def test_more_processes_than_cores(start):
     result = start('dist_train.sh', 'c.py', '16', cores=2)
     assert result.returncode == 1 and result.stdout == ''
     assert '16 GPUs asked for on this node, none visible, and only 2 cores' in result.stderr
-    assert re.search(r'NNODES=2 NODE_RANK=0 MASTER_ADDR=<host> PORT=29500 \S*dist_train.sh c.py 8\b', result.stderr)
+    here = shlex.split(re.search('This node has room for 2: (.+)', result.stderr)[1])
+    assert here[1:] == ['c.py', '2'] and started(start('dist_train.sh', *here[1:], cores=2))['argv'][:5] == torchrun(2)
+    assert re.search(r'NNODES=8 NODE_RANK=0 MASTER_ADDR=<host> PORT=29500 \S*dist_train.sh c.py 2\b', result.stderr)
+
+
+def test_the_last_line_is_which_process_failed(monkeypatch):
+    """What that said stands right above it, and no traceback of torchrun's below."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def fail() -> None:
+        raise ChildFailedError('train.py', {1: ProcessFailure(local_rank=1, pid=9, exitcode=-9, error_file='')})
+
+    monkeypatch.setattr(run, 'main', fail)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(TOOLS / '_torchrun.py'), run_name='__main__')
+    assert end.value.code == 'Rank 1 has ended with exit code -9; what it said stands above.'
 
 
 @pytest.mark.parametrize('gpus', ['0', '-1', 'two', ''])
@@ -272,3 +289,11 @@ def test_without_slurm(start, tmp_path):
     (tmp_path / 'srun').unlink()
     result = start('slurm_train.sh', 'part', 'job', 'c.py', PATH='/usr/bin:/bin')
     assert result.returncode == 1 and 'without Slurm use dist_*.sh' in result.stderr
+
+
+def test_scripts_behind_a_symbolic_link_know_their_repository(tmp_path):
+    (tmp_path / 'tools').symlink_to(TOOLS)
+    for file in ('_launch.sh', '_environment.sh'):
+        command = ['bash', '-c', f'source {tmp_path / "tools" / file}; echo "$root"']
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said.splitlines()[-1] == str(TOOLS.parent)

@@ -1,19 +1,15 @@
-"""Tokenizers on the command line: trained with a moving average, tested, resumed, and their likelihood, on a CPU."""
+"""Tokenizers on the command line: trained with a moving average, tested and resumed, on a CPU."""
 
 import json
-import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from conftest import narrow_pretraining
 from helpers import NO_WORKERS, ROOT, run_tool
 from PIL import Image
 
 from beit_mm.models import DiscreteVAE
-from beit_mm.registry import MODELS
 from beit_mm.visualization.pictures import MARGIN, SIDE
 
 DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
@@ -78,42 +74,3 @@ def test_the_average_of_the_weights_is_kept_tested_and_resumed(options):
 def test_no_checkpoint_needs_one_in_the_config(options):
     with pytest.raises(SystemExit, match='no CHECKPOINT given'):
         run_tool('test.py', DALLE, *options)
-
-
-def test_likelihood_adds_up_and_is_that_of_the_pretraining(images, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = narrow_pretraining(images, tmp_path)
-    config.dump('pretrain.py')
-    run_tool('train.py', 'pretrain.py')
-    checkpoint = tmp_path / 'work/epoch_2.pth'
-    run_tool('test.py', 'pretrain.py', checkpoint, '--out', 'metrics.json')
-    run_tool('likelihood.py', 'pretrain.py', checkpoint, '--out', 'likelihood.json', folder=ROOT / 'tools/analysis')
-    found = json.loads(Path('likelihood.json').read_text())
-    nats = {name: row['nats'] for name, row in found.items()}
-    image = nats['ln p(x | z)']
-    masked, every = (nats[f'ln p(z | masked image), {patches} patches'] for patches in ('masked', 'all'))
-    assert nats['sum, equation 3'] == pytest.approx(image + masked)
-    assert nats['sum, all patches'] == pytest.approx(image + every)
-    assert nats['sum, uniform'] == pytest.approx(image - 16 * math.log(32))
-    assert found['ln p(x | z)']['bits'] == pytest.approx(-image / (32 * 32 * 3 * math.log(2)))
-    loss = json.loads(Path('metrics.json').read_text())['mim_loss']  # a patch; at most 6 are masked, some blocks fewer
-    assert every < masked < 0 and 4 <= -masked / loss < 6.001
-    assert np.isfinite(list(nats.values())).all()
-
-
-def test_likelihood_without_a_decoder_is_one_line(images, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = narrow_pretraining(images, tmp_path)
-    arch = dict(embed_dims=32, num_layers=2, num_heads=4)
-    sizes = dict(arch=arch, img_size=32, patch_size=8, code_dims=4, vocab_size=32)
-    config.model.target_generator = dict(type='beit_mm.VQKDTokenizer', random_weights=True, **sizes)
-    config.dump('pretrain.py')
-    torch.save(dict(state_dict=MODELS.build(config.model).state_dict()), 'beit.pth')
-    with pytest.raises(SystemExit, match='^error: this VQKDTokenizer has no decoder, so images have no .*tokens$'):
-        run_tool('likelihood.py', 'pretrain.py', 'beit.pth', folder=ROOT / 'tools/analysis')
-
-
-def test_likelihood_of_pixels_is_refused():
-    with pytest.raises(SystemExit, match='has no visual tokens; expected'):
-        pixels = ROOT / 'configs/ablation/pretrain_pixels_300e.py'
-        run_tool('likelihood.py', pixels, 'x.pth', folder=ROOT / 'tools/analysis')

@@ -1,9 +1,11 @@
 """tools/train.py, tools/test.py, dist_train.sh and mim as a user runs them, on a CPU."""
 
+import copy
 import io
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import NO_WORKERS, ROOT, run_tool
+from helpers import NO_WORKERS, ROOT, load_config, run_tool
 from mmengine.config import Config
-from mmengine.registry import RUNNERS
+from mmengine.optim import OptimWrapper
+from mmengine.registry import PARAM_SCHEDULERS, RUNNERS
+from torch.optim import SGD
 
 from beit_mm.engine.progress import ProgressHook
 
@@ -59,7 +63,8 @@ def options(images, tmp_path, monkeypatch) -> list[str]:
     """--cfg-options for the twelve images; the test's folder is the current one."""
     monkeypatch.chdir(tmp_path)
     folders = [f'{split}_dataloader.dataset.data_prefix=' for split in ('train', 'val', 'test')]
-    return ['--cfg-options', *OPTIONS, f'data_root={images}', *folders]
+    roots = [f'{split}_dataloader.dataset.data_root={images}' for split in ('train', 'val', 'test')]
+    return ['--cfg-options', *OPTIONS, *roots, *folders]
 
 
 @pytest.mark.parametrize('tool', [tool for tool in TOOLS if tool not in ('convert_checkpoint.py', 'publish_model.py')])
@@ -96,6 +101,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '120')
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     run_tool('train.py', CONFIG, *options)
     lines = terminal.getvalue().splitlines()
@@ -111,6 +117,111 @@ def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypat
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     run_tool('train.py', CONFIG, '--verbose', '--work-dir', 'again', *options)
     assert 'Iter(train)' in capsys.readouterr().err + terminal.getvalue()
+
+
+def test_without_a_terminal_there_are_a_few_lines_too(options, capfd, monkeypatch):
+    monkeypatch.delenv('COLUMNS', raising=False)
+    run_tool('train.py', CONFIG, '--steps', 2, *options, *NO_WORKERS, 'train_dataloader.batch_size=2')
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
+    assert re.search(r'^pretrain 2/2  loss', out, flags=re.M)
+    assert 'work_dirs/pretrain: checkpoints' in out and Path('work_dirs/pretrain/iter_2.pth').is_file()
+    assert 'mim_loss' in next(Path('work_dirs/pretrain').glob('*/vis_data/scalars.json')).read_text()  # validated
+
+
+def schedule(cfg: Config) -> list[tuple]:
+    keys = ('type', 'begin', 'end', 'by_epoch', 'T_max')
+    return [tuple(scheduler.get(key) for key in keys) for scheduler in cfg.param_scheduler]
+
+
+def tool() -> dict:
+    """The functions of tools/train.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / 'tools')
+        return runpy.run_path(str(ROOT / 'tools/train.py'), run_name='train')
+
+
+def shortened(name: str, steps: int) -> Config:
+    cfg = copy.deepcopy(load_config(f'{name}.py'))
+    tool()['shorten'](cfg, steps)
+    return cfg
+
+
+LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
+
+
+@pytest.mark.parametrize(
+    'name, steps, expected',
+    [
+        # of 800 epochs 10 are the warm-up, which is never one step
+        ('beit/pretrain_800e', 1600, [(LINEAR, 0, 20, False, None), (COSINE, 20, 1600, False, None)]),
+        ('beit/pretrain_800e', 20, [(LINEAR, 0, 2, False, None), (COSINE, 2, 20, False, None)]),
+        ('beit/pretrain_800e', 2, [(LINEAR, 0, 2, False, None)]),
+        ('beit/pretrain_800e', 1, [(LINEAR, 0, 1, False, None)]),
+        # 20 of 100
+        ('beit/finetune_in1k_100e', 50, [(LINEAR, 0, 10, False, None), (COSINE, 10, 50, False, None)]),
+        # 1501 and 160,001 of 160,000: mmengine's PolyLR arrives one step before its end
+        ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, False, None), ('PolyLR', 0, 1601, False, None)]),
+        ('demo/pretrain', 300, [(LINEAR, 0, 10, False, None), (COSINE, 10, 300, False, 290)]),
+        ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, False, None)]),
+    ],
+)
+def test_a_config_is_shortened_as_a_whole(name, steps, expected):
+    cfg = shortened(name, steps)
+    assert schedule(cfg) == expected
+    assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
+    assert not checkpoint.by_epoch and checkpoint.interval <= steps and logger.interval <= max(1, steps // 10)
+    assert not cfg.log_processor.by_epoch
+    if 'dvae' in name:
+        assert (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
+
+
+def test_hooks_that_count_epochs_are_shortened():
+    hook = shortened('beit_dino/pretrain_dino_400e', 8).custom_hooks[-1]
+    assert hook.type == 'beit_mm.DINOHook' and hook.warmup_epochs == hook.freeze_last_layer == 0
+
+
+@pytest.mark.parametrize('steps', ['0', '-1', '1e3', ''])
+def test_steps_are_a_number(steps, capsys):
+    with pytest.raises(SystemExit):
+        run_tool('train.py', CONFIG, '--steps', steps)
+    assert 'expected a whole number from 1' in capsys.readouterr().err
+
+
+def rates(cfg: Config, steps: int, epoch_length: int) -> list[float]:
+    """The learning rate of each step, as mmengine's schedulers say."""
+    wrapper = OptimWrapper(SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.optim_wrapper.optimizer.lr))
+    of_run = dict(optimizer=wrapper, epoch_length=epoch_length)
+    schedulers = [PARAM_SCHEDULERS.build(dict(s), default_args=of_run) for s in cfg.param_scheduler]
+    found = []
+    for _ in range(steps):
+        found += wrapper.get_lr()['lr']
+        for scheduler in schedulers:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize('name', ['beit/pretrain_800e', 'beit/finetune_in1k_100e', 'beit/finetune_384_in1k_10e'])
+def test_a_shortened_run_has_the_rates_of_a_run_with_short_epochs(name):
+    whole = load_config(f'{name}.py')
+    steps = 4 * whole.train_cfg.max_epochs
+    assert rates(shortened(name, steps), steps, 1) == pytest.approx(rates(whole, steps, epoch_length=4))
+
+
+@pytest.mark.parametrize('name', ['beit/pretrain_800e', 'beit/upernet_512_ade20k_160k', 'demo/dvae'])
+def test_a_run_of_a_few_steps_has_rates(name):
+    peak = load_config(f'{name}.py').optim_wrapper.optimizer.lr
+    for steps in (1, 2, 3, 7):
+        assert all(0 <= rate <= 1.000001 * peak for rate in rates(shortened(name, steps), steps, 1)), steps
+
+
+def test_a_schedule_that_does_not_count_as_the_run_does_is_refused():
+    cfg = copy.deepcopy(load_config('beit/pretrain_800e.py'))
+    cfg.param_scheduler[0].by_epoch = False
+    with pytest.raises(ValueError, match='LinearLR does not count as the run does'):
+        tool()['shorten'](cfg, 10)
 
 
 def test_who_stops_a_run_in_a_terminal_is_told_how_to_go_on(options, monkeypatch):
@@ -142,8 +253,12 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
-    assert re.search(r'2 processes x 2 images x 1 accumulated = 4; the recipe has 32', done.stdout)
-    together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', done.stdout)[1]
+    assert (
+        done.stderr.count('warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 32')
+        == 1
+    )
+    (log,) = (path.read_text() for path in tmp_path.glob('work_dirs/pretrain/*/*.log'))
+    together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
     # the weights that the two agreed on give the same number in one process
     run_tool('test.py', CONFIG, 'work_dirs/pretrain/iter_3.pth', '--out', 'metrics.json', *options)
     alone = json.loads((tmp_path / 'metrics.json').read_text())['mim_loss']
@@ -174,10 +289,10 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     ('words', 'message'),
     [
         (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
-        (['data_root=no, such folder'], "no folder 'no, such folder"),
-        (['data_root=no_such_folder'], "no folder 'no_such_folder"),
-        (['data_root=no such folder'], "no folder 'no such folder"),
-        (['data_root=https://example.org/images'], 'expected a local folder of images'),
+        (['train_dataloader.dataset.data_root=no, such folder'], "no folder 'no, such folder"),
+        (['train_dataloader.dataset.data_root=no_such_folder'], "no folder 'no_such_folder"),
+        (['train_dataloader.dataset.data_root=no such folder'], "no folder 'no such folder"),
+        (['train_dataloader.dataset.data_root=https://example.org/images'], 'expected a local folder of images'),
         (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
         (['train_dataloader.batch_size'], "'train_dataloader.batch_size' is no KEY=VALUE"),
         (['train_dataloader.batchsize=4'], 'did you mean train_dataloader.batch_size?'),
@@ -188,6 +303,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         (['default_hooks.checkpoint.type=beit_mm.CheckpontHook'], "did you mean 'beit_mm.CheckpointHook'?"),
         (['model.backbone.type=ResNot'], "no registry has the type 'ResNot'"),
         (['lr=1e-3'], 'lr is no entry of the config'),
+        (['work_dir={{$A:b}}'], 'which mmengine executes in the configs that it writes'),
         (['train_pipeline.1.size=32'], 'nothing reads train_pipeline'),
         (['param_scheduler.2.end=9'], 'param_scheduler has entries 0 to 1'),
     ],
@@ -240,7 +356,8 @@ def config_of(monkeypatch, tmp_path):
 
     def config(script: str, name: str, *arguments: object) -> Config:
         with pytest.raises(Built) as built:
-            run_tool(script, ROOT / f'configs/{name}.py', *arguments)
+            whole_log = ['--verbose'] if script == 'train.py' else []  # otherwise RUNNERS.build is not asked
+            run_tool(script, ROOT / f'configs/{name}.py', *whole_log, *arguments)
         return built.value.args[0]
 
     monkeypatch.setattr(RUNNERS, 'build', build)
@@ -267,8 +384,13 @@ def test_the_arguments_of_train(config_of, tmp_path):
         'model.loss=l1',
     )
     assert cfg.optim_wrapper.dtype == 'bfloat16' and cfg.auto_scale_lr.enable and cfg.val_cfg is None
-    assert (cfg.resume, cfg.load_from, cfg.data_root) == (True, 'x.pth', str(folder))
+    assert (cfg.resume, cfg.load_from, cfg.train_dataloader.dataset.data_root) == (True, 'x.pth', str(folder))
     assert (cfg.randomness.seed, cfg.model.loss) == (3, 'l1')
+    cfg = config_of(
+        'train.py', 'demo/pretrain', '--cfg-options', 'data_root=images', 'val_dataloader.dataset.data_root=other'
+    )
+    roots = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
+    assert roots == ['images', 'other', 'images']
     assert config_of('train.py', 'demo/pretrain', '--amp').optim_wrapper.dtype == 'bfloat16'
     plain, compiled = config_of('train.py', 'demo/pretrain'), config_of('train.py', 'demo/pretrain', '--compile')
     assert compiled.custom_hooks == [*plain.custom_hooks, dict(type='beit_mm.CompileHook')]

@@ -78,6 +78,16 @@ def test_runs_are_compared_in_a_table(runs, tmp_path, capsys):
     assert Image.open(tmp_path / 'deep/curves.png').size == (1440, 420)
 
 
+def test_a_config_in_a_run_is_not_executed(runs, capsys):
+    for number, folder in enumerate(runs):
+        (folder / '20260103_000000/vis_data').mkdir(parents=True)
+        config = f'model = dict(a=print("{{{{$RAN:RAN}}}}"), b={number})\nraise SystemExit("RAN")\n'
+        (folder / '20260103_000000/vis_data/config.py').write_text(config)
+    run_tool(COMPARE, *runs)
+    out = capsys.readouterr().out
+    assert 'model.b' in out and 'RAN' not in out
+
+
 def test_mistakes_are_one_line(runs, tmp_path):
     for words, message in (
         (

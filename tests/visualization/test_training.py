@@ -1,4 +1,4 @@
-"""What a config trains on and how: samples, masks and schedules, against the pixels, the law and the formulas."""
+"""What a config trains on and how: samples and masks, against the pixels and the law."""
 
 import math
 from pathlib import Path
@@ -17,14 +17,7 @@ from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT
-from beit_mm.visualization.training import (
-    draw_masks,
-    draw_schedules,
-    draw_training_samples,
-    run_schedules,
-    token_column,
-    training_dataset,
-)
+from beit_mm.visualization.training import draw_masks, draw_training_samples, token_column, training_dataset
 
 
 @pytest.fixture
@@ -115,89 +108,15 @@ def test_the_released_masks_have_their_known_mean():
     assert frequency[6:8, 6:8].min() > 4 * frequency[0, 0]  # blocks overlap in the middle
 
 
-def schedule_config(**changes) -> Config:
-    cfg = Config.fromfile(ROOT / 'configs/beit/finetune_in1k_100e.py')
-    cfg.merge_from_dict(changes)
-    cfg.model.backbone.arch = dict(embed_dims=32, num_layers=3, num_heads=4)
-    cfg.model.head.in_channels = 32
-    cfg.model.train_cfg = None
-    init_default_scope(cfg.default_scope)
-    return cfg
-
-
-def test_rates_are_those_of_the_formulas():
-    cfg = schedule_config(**{'train_cfg.max_epochs': 5})
-    cfg.param_scheduler = [
-        dict(type='LinearLR', start_factor=1e-9, begin=0, end=2, convert_to_iter_based=True),
-        dict(type='CosineAnnealingLR', eta_min_ratio=1e-3, begin=2, end=5, T_max=3, convert_to_iter_based=True),
-    ]
-    cfg.optim_wrapper.paramwise_cfg.layer_decay_rate = 0.5
-    cfg.optim_wrapper.optimizer.lr = 2e-3
-    found = run_schedules(cfg, num_images=20 * 1024 + 5)  # 20 steps an epoch
-    assert found.total == 100 and found.steps.tolist() == list(range(100))
-    assert list(found.lr) == ['embeddings', 'block 0', 'block 1', 'block 2', 'head, norms']
-    for depth, curve in enumerate(found.lr.values()):
-        peak = 2e-3 * 0.5 ** (4 - depth)
-        for step, rate in enumerate(curve):
-            if step < 39:  # arrives one step before the end
-                expected = peak * (1e-9 + (1 - 1e-9) * step / 39)
-            else:
-                low = 1e-3 * peak
-                expected = low + (peak - low) * (1 + math.cos(math.pi * max(step - 40, 0) / 60)) / 2
-            assert rate == pytest.approx(expected, rel=2e-3, abs=1e-9)
-    assert set(found.weight_decay) == {0.05}
-    assert not len(found.momentum)
-
-
-def test_schedules_of_epochs_step_at_their_ends():
-    cfg = schedule_config(**{'train_cfg.max_epochs': 4})
-    cfg.param_scheduler = [dict(type='MultiStepLR', milestones=[1, 3], gamma=0.1)]
-    cfg.optim_wrapper.paramwise_cfg = None
-    (curve,) = run_schedules(cfg, num_images=5 * 1024).lr.values()
-    lr = cfg.optim_wrapper.optimizer.lr
-    np.testing.assert_allclose(curve, [lr] * 5 + [lr / 10] * 10 + [lr / 100] * 5)
-    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=20)  # which has no such ends
-    (curve,) = run_schedules(cfg, num_images=5 * 1024).lr.values()
-    np.testing.assert_allclose(curve, [lr] * 20)
-
-
-def test_a_run_is_noted_at_some_steps_only_and_ends_at_its_last():
-    found = run_schedules(schedule_config(**{'train_cfg.max_epochs': 5}), num_images=2000 * 1024, points=50)
-    assert found.total == 10_000 and len(found.steps) == 50
-    assert found.steps[0] == 0 and found.steps[-1] == 9999
-
-
-def test_dinos_schedules_are_those_of_its_paper(images, tmp_path):
-    cfg = narrow_dino_pretraining(images, tmp_path)
-    init_default_scope(cfg.default_scope)
-    cfg.train_cfg.max_epochs = 4
-    cfg.param_scheduler = [
-        dict(type='CosineAnnealingWeightDecay', by_epoch=False, begin=0, end=12, T_max=12, eta_min=0.4)
-    ]
-    cfg.optim_wrapper.optimizer.weight_decay = 0.04
-    found = run_schedules(cfg)  # 12 images, 4 a step
-    assert found.total == 12
-    for step in range(12):
-        cosine = (1 + math.cos(math.pi * step / 12)) / 2
-        assert found.momentum[step] == pytest.approx(1 - 0.1 * cosine)
-        assert found.weight_decay[step] == pytest.approx(0.4 + (0.04 - 0.4) * cosine, rel=1e-6)
-    assert found.temperature.tolist() == [0.04] * 3 + [0.07] * 9
-    assert len(draw_schedules(found).axes) == 4
-
-
-def test_the_tools_write_pictures_and_mistakes_are_one_line(images, tmp_path, capsys):
+def test_the_tools_write_pictures_and_mistakes_are_one_line(images, tmp_path):
     config = ROOT / 'configs/demo/caltech101_dino.py'
-    run_tool('visualization/schedule.py', config, '--images', 320, '--out', tmp_path / 'deep/a.png')
     run_tool(
         'visualization/mask_heat_map.py', ROOT / 'configs/demo/pretrain.py', '--number', 50, '--out', tmp_path / 'b.png'
     )
-    assert min(Path(tmp_path, name).stat().st_size for name in ('deep/a.png', 'b.png')) > 5000
-    assert '400 steps' in capsys.readouterr().out
+    assert Path(tmp_path, 'b.png').stat().st_size > 5000
     no_tokenizer = f'data_root={images.parent}', f'train_dataloader.dataset.data_prefix={images.name}'
     mistakes = [
         ('mask_heat_map', [config], 'the training pipeline has no beit_mm.BlockwiseMask'),
-        ('schedule', [config, '--cfg-options', 'data_root=nowhere'], 'or say how many images there are: --images N'),
-        ('schedule', [config, '--images', '3'], '3 images are less than the batch of 32'),
         ('browse_dataset', [config, '--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
         ('browse_dataset', [ROOT / 'configs/demo/pretrain.py', '--cfg-options', *no_tokenizer], 'iter_2000.pth'),
     ]

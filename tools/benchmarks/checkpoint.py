@@ -1,11 +1,10 @@
-"""Times the checkpoint of a training beside the writing of its bytes, and what an asynchronous one holds up.
+"""Times the checkpoint of a training beside the writing of its bytes.
 
     python tools/benchmarks/checkpoint.py --out /tmp --rounds 5
 
 The model is BEiT base (or large) with the state of AdamW, as pretraining has it. `bytes`: a file of as many bytes,
 written and flushed to the disk; `checkpoint`: CheckpointHook.save; `mmengine`: its Runner.save_checkpoint, which does
-not flush; `held up`: what an asynchronous save takes of the training's time; `step`: forward, backward and AdamW of one
-batch.
+not flush; `step`: forward, backward and AdamW of one batch.
 """
 
 import argparse
@@ -67,7 +66,6 @@ def main() -> None:
         runner = make_runner(args.arch, folder, args.batch)
         runner.train()
         hook = next(hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
-        later = CheckpointHook(asynchronous=True, out_dir=folder)
         batch = next(iter(runner.train_dataloader))
         path = hook.save(runner, 'first.pth')
         data = path.read_bytes()
@@ -79,7 +77,6 @@ def main() -> None:
                 os.fsync(file.fileno())
 
         def step() -> None:
-            later.wait()  # outside of what is timed: it stands before the next call of `held up`
             runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
 
         times, _, _ = interleave(
@@ -87,18 +84,15 @@ def main() -> None:
                 'bytes': write_bytes,
                 'checkpoint': lambda: hook.save(runner, 'sync.pth'),
                 'mmengine': lambda: runner.save_checkpoint(folder, 'mmengine.pth'),
-                'held up': lambda: later.save(runner, 'async.pth'),
                 'step': step,
             },
             args.rounds,
             warmup=1,
         )
-        later.wait()
         medians = {name: statistics.median(values) for name, values in times.items()}
         print(f'BEiT {args.arch} with AdamW: {len(data) / 1e9:.2f} GB; {args.rounds} rounds, medians')
         for name, median in medians.items():
             print(f'{name:12}{median:8.2f} s   {median / medians["bytes"]:5.2f} x bytes')
-        print(f'held up / step of {args.batch}: {medians["held up"] / medians["step"]:.2f}')
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -50,8 +50,9 @@ def main() -> None:
     train('dvae', data)
     train('pretrain', data)
     if classes:
-        train('finetune_folder', data)
-        train('finetune_folder', data + SCRATCH, 'finetune_folder_scratch')
+        labelled = data + numbers_of_classes(LINKED) if args.data else data
+        train('finetune_folder', labelled)
+        train('finetune_folder', labelled + SCRATCH, 'finetune_folder_scratch')
     if not args.data:
         train('segment_setr_pup', data)
     report(data, classes, segmented=not args.data)
@@ -104,6 +105,12 @@ def link_images(folder: Path, images: list[Path]) -> bool:
         + (f'{len(by_class)} classes, the names of the folders' if has_classes else 'no classes, so no classifier')
     )
     return has_classes
+
+
+def numbers_of_classes(images: Path) -> list[str]:
+    """Options that build a classifier for the class folders of images/train."""
+    number = sum(path.is_dir() for path in (images / 'train').iterdir())
+    return [f'model.{part}.num_classes={number}' for part in ('head', 'data_preprocessor')]
 
 
 def train(name: str, options: list[str], run: str | None = None) -> None:
@@ -172,8 +179,9 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
         images_per_second=images_per_second(),
     )
     if classes:
-        numbers['finetune_accuracy'] = test('finetune_folder', data)['accuracy/top1']
-        scratch = test('finetune_folder', data + SCRATCH, 'finetune_folder_scratch')
+        labelled = data if segmented else data + numbers_of_classes(LINKED)
+        numbers['finetune_accuracy'] = test('finetune_folder', labelled)['accuracy/top1']
+        scratch = test('finetune_folder', labelled + SCRATCH, 'finetune_folder_scratch')
         numbers['scratch_accuracy'] = scratch['accuracy/top1']
     if segmented:
         numbers['segment_miou'] = test('segment_setr_pup', data)['mIoU']

@@ -67,6 +67,9 @@ def make_config(folder: Path, steps: int) -> Config:
     config.model.target_generator = dict(
         type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=config.model.head.vocab_size
     )
+    for transform in config.train_dataloader.dataset.pipeline:
+        if 'second_size' in transform:
+            transform.second_size = 8 * transform.size // config.model.backbone.patch_size  # DALL-E's stride is 8
     config.train_dataloader.update(batch_size=4, num_workers=1, persistent_workers=True)
     config.train_dataloader.dataset.update(data_root=str(folder / 'images'), data_prefix='train')
     config.train_cfg.max_iters = steps
