@@ -1,5 +1,4 @@
 """Segmentation in minutes on two CPU cores: 128-pixel crops of the drawn images, 300 steps of 8."""
-runner_type = 'beit_mm.FolderRunner'  # data_root and the number of classes go where they belong
 data_root = 'data/demo'
 
 train_pipeline = [
@@ -37,6 +36,7 @@ train_dataloader = dict(
     sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
     dataset=dict(
         type='beit_mm.SegmentationFolder',
+        data_root=data_root,
         data_prefix=dict(img_path='train', seg_map_path='annotations/train'),
         classes='meta/segmentation_classes.txt',
         reduce_zero_label=True,
@@ -49,6 +49,7 @@ val_dataloader = dict(
     sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
     dataset=dict(
         type='beit_mm.SegmentationFolder',
+        data_root=data_root,
         data_prefix=dict(img_path='val', seg_map_path='annotations/val'),
         classes='meta/segmentation_classes.txt',
         reduce_zero_label=True,

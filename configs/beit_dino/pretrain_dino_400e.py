@@ -17,8 +17,9 @@ Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100 param_
 Differs: from the original (facebookresearch/dino, the arguments of its released ViT-B/16) in clipping (there each
          tensor at a norm of 0.3, here all together at 3), in weight decay (there of class token and position embedding
          too, as only biases and other vectors are exempt), in bfloat16 (the head's last layer in float32), in BEiT's
-         initialisation, in attention without a bias for the keys (which changes no attention), and in an exact Gaussian
-         blur. The paper's row starts from the original's file, see finetune_dino_in1k_100e.py
+         initialisation, in attention without a bias for the keys (which changes no attention), in an exact Gaussian
+         blur, and in the position embedding of local crops, resampled to 6 x 6 patches by size, not by the scale factor
+         6.1 / 14. The paper's row starts from the original's file, see finetune_dino_in1k_100e.py
 """
 _base_ = [
     '../_base_/models/mim_base.py',

@@ -10,8 +10,8 @@ Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 
 Writes:  work_dirs/finetune_384_in1k/epoch_30.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 86,744,104 parameters; 384 x 384 pixels
 Result:  86.8 ImageNet-1K top-1 at 384 pixels (paper, comparison with supervised pretraining)
-         86.820 ImageNet-1K top-1 at 384 pixels (microsoft/unilm README)
-         98.124 ImageNet-1K top-5 at 384 pixels (microsoft/unilm README)
+         86.820 ImageNet-1K top-1 at 384 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         98.124 ImageNet-1K top-5 at 384 pixels (microsoft/unilm beit get_started_for_image_classification.md)
 
 Time:    about 3.2 times finetune_224_in1k.py (333 against 105 GFLOP an image)
 Shorter: finetune_224_in1k.py (85.2 top-1)

@@ -9,8 +9,8 @@ Batch:   8 GPUs x 32 x 2 accumulated = 512 images, lr 2e-5
 Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 12,510
 Writes:  work_dirs/finetune_large_224_in1k/epoch_30.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
-Result:  87.396 ImageNet-1K top-1 at 224 pixels (microsoft/unilm README)
-         98.282 ImageNet-1K top-5 at 224 pixels (microsoft/unilm README)
+Result:  87.396 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         98.282 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
 
 Time:    about 3.5 times finetune_224_in1k.py (370 against 105 GFLOP an image)
 Shorter: finetune_224_in1k.py

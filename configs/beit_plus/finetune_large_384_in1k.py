@@ -10,8 +10,8 @@ Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 
 Writes:  work_dirs/finetune_large_384_in1k/epoch_30.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 304,998,888 parameters; 384 x 384 pixels
 Result:  88.4 ImageNet-1K top-1 at 384 pixels (paper, comparison with supervised pretraining)
-         88.408 ImageNet-1K top-1 at 384 pixels (microsoft/unilm README)
-         98.602 ImageNet-1K top-5 at 384 pixels (microsoft/unilm README)
+         88.408 ImageNet-1K top-1 at 384 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         98.602 ImageNet-1K top-5 at 384 pixels (microsoft/unilm beit get_started_for_image_classification.md)
 
 Time:    about 3.1 times finetune_large_224_in1k.py (1146 against 370 GFLOP an image)
 Options: Less memory: --cfg-options model.backbone.with_cp=True

@@ -10,8 +10,8 @@ Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 
 Writes:  work_dirs/finetune_large_512_in1k/epoch_30.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 305,674,728 parameters; 512 x 512 pixels
 Result:  88.6 ImageNet-1K top-1 at 512 pixels (paper, comparison with supervised pretraining)
-         88.600 ImageNet-1K top-1 at 512 pixels (microsoft/unilm README)
-         98.658 ImageNet-1K top-5 at 512 pixels (microsoft/unilm README)
+         88.600 ImageNet-1K top-1 at 512 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         98.658 ImageNet-1K top-5 at 512 pixels (microsoft/unilm beit get_started_for_image_classification.md)
 
 Time:    about 5.9 times finetune_large_224_in1k.py (2172 against 370 GFLOP an image)
 Options: Less memory: --cfg-options model.backbone.with_cp=True

@@ -8,7 +8,8 @@ Batch:   16 GPUs x 64 x 2 accumulated = 2048 images, lr 2e-3
 Steps:   90 epochs x 6,932 = 623,880, ImageNet-22K with 14,197,122 images; warm-up 34,660
 Writes:  work_dirs/intermediate_large_in22k_90e/epoch_90.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,593 parameters; 224 x 224 pixels
-Result:  87.396 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm README)
+Result:  87.396 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit
+           get_started_for_image_classification.md)
          88.4 ImageNet-1K top-1 at 384 pixels after fine-tuning (paper, comparison with supervised pretraining)
          88.6 ImageNet-1K top-1 at 512 pixels after fine-tuning (paper, comparison with supervised pretraining)
 

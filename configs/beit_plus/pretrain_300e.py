@@ -9,9 +9,9 @@ Model:   ViT-Base, shared relative position bias, LayerScale, 91,965,776 paramet
 Result:  83.22 ImageNet-1K top-1 at 224 pixels after fine-tuning (paper, table of architecture variants)
          45.70 ADE20K mIoU with UperNet after fine-tuning, single scale (paper, table of architecture variants; crop
            size not stated)
-         6.2994 loss of masked image modeling on the training images, last epoch (log of a user, microsoft/unilm issue
-           383)
-         0.04961 accuracy of masked image modeling on the training images, last epoch (log of a user, microsoft/unilm
+         6.2994 loss of masked image modeling on the training images, last epoch (the authors' log, microsoft/unilm
+           issue 383)
+         0.04961 accuracy of masked image modeling on the training images, last epoch (the authors' log, microsoft/unilm
            issue 383)
          83.1 ImageNet-1K top-1 at 224 pixels after fine-tuning (mmpretrain metafile, of its own training)
 

@@ -11,9 +11,9 @@ Writes:  work_dirs/upernet_640_ade20k_160k/iter_160000.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 163,407,980 parameters; 640 x 640 pixels
 Test:    tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT 8 [--tta]
 Result:  53.6 ADE20K mIoU, single scale (paper, comparison with supervised pretraining)
-         53.61 ADE20K mIoU, single scale (microsoft/unilm README)
+         53.61 ADE20K mIoU, single scale (microsoft/unilm beit semantic_segmentation/README.md)
          54.2 ADE20K mIoU, all scales with flip (paper, comparison with supervised pretraining)
-         54.26 ADE20K mIoU, all scales with flip (microsoft/unilm README)
+         54.26 ADE20K mIoU, all scales with flip (microsoft/unilm beit semantic_segmentation/README.md)
          53.08 ADE20K mIoU, single scale (mmsegmentation metafile, of its own training)
          53.84 ADE20K mIoU, all scales with flip (mmsegmentation metafile, of its own training)
 

@@ -14,8 +14,8 @@ Time:    5.3 times beit/pretrain_300e.py: an image costs the same (153 and 151 G
 Options: On 8 GPUs: --cfg-options train_dataloader.batch_size=256
 Shorter: pretrain_300e.py
 Differs: from the released command in bfloat16 instead of float16 (the tokenizer's encoder has float16, its search of
-         the codebook float32), in colour jitter after the crop, not before it, and in the two additional blocks, which
-         begin like the backbone's, not with torch's uniform weights. Both networks see the same pixels, as there.
+         the codebook float32), and in colour jitter after the crop, not before it. Both networks see the same pixels,
+         as there.
 """
 _base_ = [
     '../_base_/models/mim_v2_base.py',

@@ -24,8 +24,8 @@ val_pipeline = [
     dict(type='beit_mm.TwoViewCenterCrop', size=24, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
 test_dataloader = val_dataloader
 custom_hooks = [
     *[hook for hook in _base_.custom_hooks if hook['type'] != 'beit_mm.ReconstructionHook'],  # draws bands 1 to 3

@@ -13,17 +13,17 @@ Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes in
          Mixup and CutMix; in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
          length
 """
-_base_ = ['./finetune_folder.py', '../_base_/datasets/demo_bands.py']
+_base_ = ['../_base_/demo_finetuning.py', '../_base_/datasets/demo_bands.py']
 data_root = 'data/bands'
 
 model = dict(
-    data_preprocessor=dict(mean=_base_.mean, std=_base_.std),
+    data_preprocessor=dict(num_classes=8, mean=_base_.mean, std=_base_.std),
     backbone=dict(
         arch=dict(embed_dims=96, num_layers=4, num_heads=4),
         in_channels=6,
         img_size=48,
-        init_cfg=dict(checkpoint='work_dirs/bands_pretrain/iter_2000.pth')),
-    head=dict(in_channels=96),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/bands_pretrain/iter_2000.pth')),
+    head=dict(num_classes=8, in_channels=96),
     train_cfg=None)
 
 train_pipeline = [
@@ -45,8 +45,9 @@ test_pipeline = [
     dict(type='PackInputs'),
 ]
 train_dataloader = dict(
-    batch_size=32, dataset=dict(ann_file='meta/few_labels.txt', pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+    batch_size=32,
+    dataset=dict(data_root=data_root, ann_file='meta/few_labels.txt', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=test_pipeline))
 test_dataloader = val_dataloader
 
 train_cfg = dict(max_epochs=60, val_interval=20)

@@ -31,8 +31,8 @@ val_pipeline = [
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
 test_dataloader = val_dataloader
 custom_hooks = [
     *[hook for hook in _base_.custom_hooks if hook['type'] != 'beit_mm.ReconstructionHook'],  # draws bands 1 to 3

@@ -36,7 +36,9 @@ train_pipeline = [
         blur_sigma=(0.1, 0.6)),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = val_dataloader
 
 optim_wrapper = dict(optimizer=dict(lr=1e-3))
 param_scheduler = [

@@ -37,7 +37,7 @@ train_pipeline = [
         blur_sigma=(0.1, 0.6)),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None
 val_cfg = None

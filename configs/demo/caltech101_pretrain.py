@@ -31,8 +31,8 @@ val_pipeline = [
     dict(type='beit_mm.PackViews'),
 ]
 train_dataloader = dict(
-    batch_size=64, dataset=dict(pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+    batch_size=64, dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
 test_dataloader = val_dataloader
 
 param_scheduler = [

@@ -33,8 +33,13 @@ train_pipeline = [
 ]
 train_dataloader = dict(
     batch_size=64,
-    dataset=dict(data_prefix='', ann_file='camvid_pretrain.txt', pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_prefix='', ann_file='camvid_pretrain_val.txt'))
+    dataset=dict(
+        data_root=data_root,
+        data_prefix='',
+        ann_file='camvid_pretrain.txt',
+        pipeline=train_pipeline))
+val_dataloader = dict(
+    dataset=dict(data_root=data_root, data_prefix='', ann_file='camvid_pretrain_val.txt'))
 test_dataloader = val_dataloader
 
 optim_wrapper = dict(optimizer=dict(lr=1e-3))

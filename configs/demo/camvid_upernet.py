@@ -16,8 +16,6 @@ Differs: from segment_upernet.py in the data, as a pattern for folders and class
 """
 _base_ = './segment_upernet.py'
 
-# All is named here, so a plain runner will do, and any tool of mmseg.
-runner_type = 'Runner'
 folder = dict(data_root='data/camvid', classes='classes.txt', reduce_zero_label=True)
 training = dict(img_path='images/training', seg_map_path='annotations/training')
 validation = dict(img_path='images/validation', seg_map_path='annotations/validation')

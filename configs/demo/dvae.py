@@ -5,8 +5,8 @@ paper's backbone sees 224.
 
 Command: python tools/demo/draw_images.py
          python tools/train.py configs/demo/dvae.py
-Data:    data/demo/train and data/demo/val, to any depth. Other folders: --cfg-options data_root=images; without
-         images/val there is no validation
+Data:    data/demo/train and data/demo/val, to any depth. Other folders: --cfg-options data_root=images, and
+         without images/val --no-validate
 Batch:   1 process x 16 images, lr 3e-3
 Steps:   2,000
 Expect:  on held-out images of Caltech-101 recon_mae_01 0.050 at 64 pixels, which the validation uses, 0.060 at 32 and

@@ -1,16 +1,18 @@
-"""Linear probes of a small pretrained BEiT on any folder of images with one folder a class: all blocks in one run.
+"""Linear probes of a small pretrained BEiT on images with one folder a class: all blocks in one run.
 
 After:   configs/demo/pretrain.py
 Command: python tools/train.py configs/demo/linear_probe_folder.py
          Random features, for comparison:
          python tools/train.py configs/demo/linear_probe_folder.py --work-dir work_dirs/linear_probe_folder_random \
              --cfg-options model.backbone.init_cfg=None
-Data:    as finetune_folder.py
+Data:    as finetune_folder.py. Other numbers of classes: --cfg-options model.num_classes=7
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/linear_probe_in1k_50e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of
          an image, in 20 epochs, and in probing every block
 """
-_base_ = './finetune_folder.py'
+_base_ = '../_base_/demo_finetuning.py'
+
+data_root = 'data/demo'
 
 model = dict(
     _delete_=True,
@@ -26,7 +28,7 @@ model = dict(
         patch_size=8,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain/iter_3000.pth')),
     feature='mean',
-    num_classes=2)
+    num_classes=10)
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -39,7 +41,9 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(data_root=data_root))
+test_dataloader = val_dataloader
 val_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')
 test_evaluator = val_evaluator
 

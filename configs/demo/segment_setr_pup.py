@@ -6,8 +6,8 @@ Command: python tools/train.py configs/demo/segment_setr_pup.py
          python tools/train.py configs/demo/segment_setr_pup.py --work-dir work_dirs/segment_setr_pup_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    data/demo/{train,val} and data/demo/annotations/{train,val}, in which 0 is unlabelled and 1 the first class,
-         and data/demo/meta/segmentation_classes.txt, one name a line. Another folder of this form: --cfg-options
-         data_root=images. Other forms: camvid_setr_pup.py is a pattern
+         and data/demo/meta/segmentation_classes.txt, 13 names. Other folders and classes:
+         camvid_setr_pup.py is a pattern
 Batch:   1 process x 8 images, lr 1e-3
 Longer:  --cfg-options train_cfg.max_iters=1200 train_cfg.val_interval=1200 param_scheduler.1.end=1201
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
@@ -19,7 +19,7 @@ _base_ = [
     '../_base_/segmentation_runtime.py'
 ]
 
-narrow = dict(in_channels=128, channels=64)
+narrow = dict(in_channels=128, channels=64, num_classes=13)
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(

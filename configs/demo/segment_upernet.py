@@ -26,7 +26,7 @@ model = dict(
         out_indices=(1, 2, 3, 5),
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain/iter_3000.pth')),
     neck=dict(embed_dim=128, rescales=[2, 1, 0.5, 0.25]),
-    decode_head=dict(in_channels=[128, 128, 128, 128], channels=64),
-    auxiliary_head=dict(in_channels=128, channels=64),
+    decode_head=dict(in_channels=[128, 128, 128, 128], channels=64, num_classes=13),
+    auxiliary_head=dict(in_channels=128, channels=64, num_classes=13),
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
 default_hooks = dict(checkpoint=dict(interval=100, max_keep_ckpts=2))

@@ -124,7 +124,7 @@ def test_what_others_measured_is_marked_as_theirs():
         for row in rows:
             assert list(row) == ['Task', 'Value', 'Source'], config
             assert row['Source'].startswith(
-                ('paper, ', 'microsoft/unilm', 'mmpretrain', 'mmsegmentation', 'log of a user')
+                ('paper, ', 'microsoft/unilm', 'mmpretrain', 'mmsegmentation', "the authors' log")
             ), config
         assert len({tuple(row.values()) for row in rows}) == len(rows), config
 

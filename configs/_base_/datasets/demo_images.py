@@ -1,5 +1,4 @@
-"""Images without labels below data_root/train and data_root/val. The leaf sets the pipelines and the batch."""
-runner_type = 'beit_mm.FolderRunner'  # data_root goes where it belongs; without a folder val there is no validation
+"""Images without labels in data/demo/train and data/demo/val. The leaf sets the pipelines and the batch."""
 data_root = 'data/demo'
 
 train_dataloader = dict(
@@ -8,14 +7,16 @@ train_dataloader = dict(
     drop_last=True,
     sampler=dict(type='beit_mm.SeededSampler', shuffle=True),
     collate_fn=dict(type='default_collate'),
-    dataset=dict(type='beit_mm.UnlabeledImages', data_prefix='train', on_error='skip'))
+    dataset=dict(
+        type='beit_mm.UnlabeledImages', data_root=data_root, data_prefix='train', on_error='skip'))
 val_dataloader = dict(
     batch_size=64,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='beit_mm.SeededSampler', shuffle=False, seed=0),
     collate_fn=dict(type='default_collate'),
-    dataset=dict(type='beit_mm.UnlabeledImages', data_prefix='val', test_mode=True))
+    dataset=dict(
+        type='beit_mm.UnlabeledImages', data_root=data_root, data_prefix='val', test_mode=True))
 test_dataloader = val_dataloader
 val_cfg = dict()
 test_cfg = dict()
