@@ -43,7 +43,6 @@ ELSEWHERE = [  # what is tested in another file, or never ends
     (r'mkdocs serve', 'tests/test_docs.py builds the site'),
     (r'^tensorboard', 'a server'),
     (r'^pip (install|wheel)', 'it changes the environment'),
-    (r'--replay', 'tests/promises/test_finite_guard.py'),
     (r'ImageClassificationInferencer|MMSegInferencer', 'tests/parity/test_mixing.py'),
 ]
 SHORTER = [  # text of a page -> what is run instead
@@ -57,7 +56,7 @@ SHORTER = [  # text of a page -> what is run instead
 EXTRA = [  # commands -> what is added
     (r'beit_mm (pretrain|finetune)', ['--minutes', '0.5']),
     (r'(train|test)\.py|mim (run|train) mmpretrain', ['--cfg-options', *NO_WORKERS]),
-    (r'trivial_baselines|likelihood', ['--cfg-options', *NO_WORKERS]),
+    (r'trivial_baselines', ['--cfg-options', *NO_WORKERS]),
     (r'test\.py configs/dvae', ['model.hidden=8', 'model.vocab_size=32', 'model.embed_dims=16']),
     (r'^mim train mmpretrain mine', ['train_cfg.max_iters=2', 'train_cfg.val_interval=2']),
     (r'draw_bands', ['--num-train', '70', '--num-val', '24']),
