@@ -63,12 +63,12 @@ class IterLoop(IterBasedTrainLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        check_size(self.dataloader)
         # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
         self.dataloader_iterator = self.dataloader._iterator = None
 
     def run(self) -> nn.Module:
         """Trains to the last iteration."""
+        check_size(self.dataloader)
         with attended(self.runner), threads_warn(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
