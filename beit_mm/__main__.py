@@ -155,8 +155,8 @@ def finetune(**arguments: Any) -> None:
 
 
 def classify(**arguments: Any) -> None:
-    """Prints what apis.verbs.classify finds."""
-    verbs, readable = load('apis.verbs'), load('datasets.reading').readable
+    """Prints what apis.inference.classify finds."""
+    verbs, readable = load('apis.inference'), load('datasets.reading').readable
     results = verbs.classify(**arguments)
     for result in results[:MAX_LINES]:
         name, probability = verbs.summary_of(result)
@@ -170,8 +170,8 @@ def classify(**arguments: Any) -> None:
 
 
 def segment(**arguments: Any) -> None:
-    """Prints what apis.verbs.segment wrote."""
-    results = load('apis.verbs').segment(**arguments)
+    """Prints what apis.inference.segment wrote."""
+    results = load('apis.inference').segment(**arguments)
     for result in results:
         if 'error' in result:
             terminal.say(f'unreadable: {result["error"]}')
@@ -187,18 +187,18 @@ def fail_if_nothing_was_read(results: list[dict]) -> None:
 
 
 def reconstruct(**arguments: Any) -> None:
-    """See apis.verbs."""
-    terminal.say(load('apis.verbs').reconstruct(**arguments))
+    """See apis.inference."""
+    terminal.say(load('apis.inference').reconstruct(**arguments))
 
 
 def attention(**arguments: Any) -> None:
-    """See apis.verbs."""
-    terminal.say(load('apis.verbs').attention(**arguments))
+    """See apis.inference."""
+    terminal.say(load('apis.inference').attention(**arguments))
 
 
 def embed(**arguments: Any) -> None:
-    """See apis.features."""
-    features = load('apis.features')
+    """See features.extractor."""
+    features = load('features.extractor')
     with terminal.quiet():
         found = features.embed(**arguments, on_error='skip')
     for skipped in found['skipped']:
@@ -208,10 +208,10 @@ def embed(**arguments: Any) -> None:
 
 def config(name: str) -> None:
     """Prints a config with all that it inherits."""
-    plans = load('apis.plans')
+    configs = load('apis.configs')
     from mmengine.config import Config
 
-    print(Config.fromfile(str(plans.find_config(name))).pretty_text)
+    print(Config.fromfile(str(configs.find_config(name))).pretty_text)
 
 
 def train(words: list[str]) -> None:
@@ -224,7 +224,7 @@ def train(words: list[str]) -> None:
             f'no tools/train.py: looked for {" and ".join(map(str, places))}; install beit_mm again'
         )
     if words and not words[0].startswith('-'):
-        words[0] = str(load('apis.plans').find_config(words[0]))
+        words[0] = str(load('apis.configs').find_config(words[0]))
     sys.argv = [str(tool), *words]
     sys.path.insert(0, str(tool.parent))
     runpy.run_path(str(tool), run_name='__main__')

@@ -16,8 +16,8 @@ from mmpretrain.registry import MODELS as MMPRETRAIN
 from timm.models.beit import Beit
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.io import read_checkpoint
 from beit_mm.checkpoint.names import weights_of
+from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, PATCH, SIZE = 32, 2, 8, 48

@@ -55,7 +55,7 @@ def load_config(args: argparse.Namespace) -> Config:
     import torch
     from mmengine.config import Config
 
-    from beit_mm.apis.plans import RunConfig
+    from beit_mm.apis.configs import RunConfig
 
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))

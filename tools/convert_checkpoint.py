@@ -8,8 +8,8 @@ import argparse
 import sys
 
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import FORMATS
+from beit_mm.checkpoint.read import CheckpointError
 
 
 def main() -> None:

@@ -128,7 +128,7 @@ def devices() -> str:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         place = ', '.join(names) or f'no CUDA device, {torch.get_num_threads()} CPU threads'
         try:
-            from beit_mm.engine.optim import usable_dtype
+            from beit_mm.precision import usable_dtype
         except Exception:  # import_problems says what is wrong
             return place
         return f'{place}: trains in {usable_dtype("bfloat16", "cuda" if names else "cpu")}'

@@ -28,8 +28,8 @@ def main() -> None:
         from mmengine.runner import load_checkpoint
 
         from beit_mm.apis.export import export_onnx
+        from beit_mm.apis.inference import checkpoint_of, task_of_file
         from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-        from beit_mm.apis.verbs import checkpoint_of, task_of_file
         from beit_mm.registry import MODELS
 
         try:

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from beit_mm.checkpoint.convert import publish_checkpoint
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 
 
 def main() -> None:

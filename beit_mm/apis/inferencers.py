@@ -1,30 +1,26 @@
 """Classifies and segments images with a checkpoint and nothing else: it holds its config, or its tensors show it."""
 
 import copy
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from mmcv.transforms import BaseTransform
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.device import get_device
 from mmengine.model import BaseTTAModel
 from mmengine.registry import DefaultScope
 from mmpretrain.models import ImageClassifier
-from PIL import Image
 from torch import Tensor, nn
 
+from beit_mm.apis.configs import metainfo_of_name
 from beit_mm.apis.stored_config import RefusedError, check_stored_config
-from beit_mm.apis.zoo import checkpoint_of, metainfo_of_name, released
+from beit_mm.checkpoint.find import checkpoint_of, released
 from beit_mm.checkpoint.fit import check_finite, load_from_file
-from beit_mm.checkpoint.io import CheckpointError, blaming
 from beit_mm.checkpoint.names import (
     backbone_arguments,
     class_names,
@@ -35,71 +31,27 @@ from beit_mm.checkpoint.names import (
     released_out_indices,
     weights_of,
 )
+from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
-from beit_mm.datasets.listing import EXTENSIONS, list_images
-from beit_mm.datasets.reading import (
-    UPRIGHT,
-    LoadImage,
-    UnreadableImageError,
-    check_aspect,
-    orientation,
-    to_rgb,
-    unreadable,
-)
+from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
-from beit_mm.engine.optim import inference_autocast
+from beit_mm.features.reader import (
+    Device,
+    ImageInput,
+    ImageReader,
+    _path,
+    check_on_error,
+    iterate_images,
+    usual_preparation,
+)
 from beit_mm.models import LinearProbe
+from beit_mm.precision import inference_autocast
 from beit_mm.registry import MODELS, TRANSFORMS
 
-ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 ConfigInput: TypeAlias = str | Path | Config | None
-Device: TypeAlias = str | torch.device | None
-CROP_RATIO, WHOLE = 0.875, 384  # of our configs' test pipelines, and the size from which on they take all of an image
-
-
-class FoundPath(str):
-    """The path of an image file that was found: taken as it is, even if the file is gone by then."""
-
-
-class ImageReader:
-    """Reads and prepares images: `_load` is the first transform of a test pipeline, `_prepare` the others."""
-
-    _load: BaseTransform
-    _prepare: Callable[[dict], dict]
-    _reads_rgb: bool  # arrays go to `_prepare` as RGB, not as BGR
-
-    def _read(self, source: ImageInput, on_error: str) -> dict:
-        """What the test pipeline makes of an image; dict(path=..., error=...) of one that is skipped."""
-        try:
-            return self._sample(source)
-        except UnreadableImageError as error:
-            if on_error == 'raise':
-                raise
-            return dict(path=_path(source), error=str(error))
-
-    def _sample(self, source: ImageInput) -> dict:
-        sample = self._loaded(source)
-        check_aspect(_path(source) or 'an array', sample['img'])  # whatever has loaded it
-        return self._prepare(sample)
-
-    def _loaded(self, source: ImageInput) -> dict:
-        if isinstance(source, (str, Path)):
-            ours = isinstance(self._load, (LoadImage, LoadBands))
-            with nullcontext() if ours else unreadable(str(source), Exception):
-                return self._load(dict(img_path=str(source)))
-        if isinstance(self._load, LoadBands):
-            return self._load(dict(img=np.asarray(source)))
-        if isinstance(source, Image.Image):
-            source = pixels(source)
-        if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
-            raise ValueError(
-                f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
-            )
-        image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
-        return dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
 
 
 class _Inferencer(ImageReader, ABC):
@@ -248,7 +200,7 @@ class ClassificationInferencer(_Inferencer):
             may, or its weights do not fit.
         ValueError: the config describes something else than a classifier.
 
-    `classes` are the names in the file, else those that `zoo.metainfo_of_name` knows, else numbers. Without a test
+    `classes` are the names in the file, else those that `configs.metainfo_of_name` knows, else numbers. Without a test
     pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or float16 where
     that is not fast.
     """
@@ -421,59 +373,6 @@ def _named_by_us(step: dict) -> dict:
         return step
     arguments = {key: value for key, value in step.items() if key not in ('type', '_scope_')}
     return dict(arguments, type='beit_mm.LoadImage')
-
-
-def check_on_error(on_error: str) -> None:
-    """Raises ValueError for another policy than 'raise' and 'skip'."""
-    if on_error not in ('raise', 'skip'):
-        raise ValueError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
-
-
-def iterate_images(
-    sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
-) -> Iterator[ImageInput]:
-    """Files, arrays and images, folders (their files with one of the extensions) and lists taken apart."""
-    if isinstance(sources, (list, tuple, Iterator)):
-        for source in sources:
-            yield from iterate_images(source, extensions)
-    elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
-        yield sources
-    elif not isinstance(sources, (str, Path)):
-        raise TypeError(
-            f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
-            'array, a PIL image, or a list of these'
-        )
-    elif os.path.isdir(path := os.path.expanduser(sources)):
-        names = list_images(path, extensions)
-        if not names:
-            raise FileNotFoundError(f'no images in {str(sources)!r}')
-        yield from (FoundPath(Path(path, name)) for name in names)
-    elif os.path.lexists(path):  # of a link that leads nowhere reading says so
-        yield FoundPath(Path(path))
-    else:
-        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
-
-
-def pixels(image: Image.Image) -> np.ndarray:
-    """The pixels that the image's file would be read as: uint8 (H, W, 3), RGB, upright."""
-    image.load()  # some formats learn of their palette or transparency only here
-    turn = UPRIGHT.get(orientation(image))
-    image = to_rgb(image)
-    return np.array(image if turn is None else image.transpose(turn))
-
-
-def _path(image: ImageInput) -> str | None:
-    return str(image) if isinstance(image, (str, Path)) else None
-
-
-def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
-    """What follows the loading of an image where no config says so: the middle of it, in a size (height, width)."""
-    edge = max(size) if max(size) >= WHOLE else round(max(size) / CROP_RATIO)
-    return [
-        dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
-        dict(type='CenterCrop', crop_size=tuple(size[::-1])),
-        dict(type='PackInputs'),
-    ]
 
 
 def _without(value: Any, keys: Sequence[str]) -> Any:

@@ -1,4 +1,4 @@
-"""What a training on somebody's images looks like: which are held out, which model, batch and length, as configs.
+"""What a training on somebody's images looks like: which model, batch and length, as configs.
 
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """
@@ -6,36 +6,27 @@ A plan becomes ordinary configs on top of those of configs/, which tools/train.p
 import dataclasses
 import math
 import os
-import pprint
-import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mmengine.config import Config
 
+from beit_mm.apis.configs import own_config
+from beit_mm.apis.split import Images, dataset_of
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.fit import SOURCE_KEY, load_from_file, read_backbone
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, inert
 from beit_mm.checkpoint.names import IMAGENET, meta_of
-from beit_mm.datasets.image_folder import quoted
-from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
-from beit_mm.terminal import folder_of_images
 
-PACKAGE = Path(__file__).resolve().parents[1]
-HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
-MIN_IMAGES = 100  # fewer say nothing about what images look like
-DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
 MIN_STEPS = 20
-NUM_VALIDATED = 256  # held-out images of which the loss is computed
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 TOKENIZER = 'demo/dvae.py'  # the config of own tokenizers
 BACKBONE = 'beit_mm.BEiTBackbone'
@@ -49,115 +40,6 @@ NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetu
 BASES = (NARROW_PRETRAINING, WIDE_PRETRAINING, NARROW_FINETUNING, WIDE_FINETUNING)
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer; in proportion to the model's width
-
-
-# --- images ---------------------------------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """Images of a folder: paths relative to it, and the class of each, its first folder ('' without classes)."""
-
-    root: Path
-    paths: list[str]
-    names: list[str]
-
-
-@dataclass
-class Images:
-    """Images to learn from and held-out ones, and the names of the classes (none: the folders name no classes)."""
-
-    train: Part
-    held_out: Part
-    classes: list[str]
-
-    def __str__(self) -> str:
-        text = f'{len(self.train.paths):,} images to learn from, {len(self.held_out.paths):,} held out'
-        return f'{text}, {len(self.classes)} classes' if self.classes else f'{text}, no class folders'
-
-
-def find_images(folder: str | Path) -> Images:
-    """The images of a folder, some of them held out.
-
-    Where the folder is called `train`, or holds folders `train` and `val`, `val` holds the held-out images; otherwise
-    a tenth is held out, of each folder in proportion. The choice depends on the paths only.
-
-    Raises:
-        FileNotFoundError: no such folder, or no images in it.
-        ValueError: too few images to learn from.
-    """
-    root = folder_of_images(folder)
-    folders = {path.name for path in root.iterdir() if path.is_dir()}
-    if folders == {'train'} or {'train', 'val'} <= folders:
-        root = root / 'train'
-    val = root.parent / 'val'
-    train = list_part(root)
-    if not train.paths:
-        raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
-    held_out = list_part(val) if root.name == 'train' and val.is_dir() else None
-    if held_out is None or not held_out.paths:
-        train, held_out = split(train)
-    if len(train.paths) < MIN_IMAGES:
-        raise ValueError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
-    classes = sorted(set(train.names))
-    labelled = '' not in classes and len(classes) > 1 and set(held_out.names) <= set(classes)
-    labelled = labelled and not all(map(DATE.fullmatch, classes))
-    return Images(train, held_out, classes if labelled else [])
-
-
-def list_part(folder: Path) -> Part:
-    """All images below a folder."""
-    paths = list(list_images(str(folder)))
-    return Part(folder, paths, [path.split('/')[0] if '/' in path else '' for path in paths])
-
-
-def split(images: Part) -> tuple[Part, Part]:
-    """A part to learn from and a held-out one: a tenth of the images, of each folder in proportion.
-
-    One of each folder is learned from, unless all folders have but one.
-    """
-    by_class: dict[str, list[str]] = {}
-    for path, name in zip(images.paths, images.names, strict=True):
-        by_class.setdefault(name, []).append(path)
-    shuffled = [random.Random(os.fsencode(name)).sample(paths, len(paths)) for name, paths in by_class.items()]
-    free = [path for paths in shuffled for path in paths[1:]]
-    if not free and len(images.paths) > 1:
-        free = images.paths
-    held_out = set(spread(Part(images.root, free, free), max(1, round(HELD_OUT * len(images.paths)))).paths)
-    parts = []
-    for wanted in (False, True):
-        chosen = [pair for pair in zip(images.paths, images.names, strict=True) if (pair[0] in held_out) == wanted]
-        parts.append(Part(images.root, [path for path, _ in chosen], [name for _, name in chosen]))
-    return parts[0], parts[1]
-
-
-def spread(part: Part, number: int) -> Part:
-    """At most `number` images of a part, spread evenly over it."""
-    step = max(1.0, len(part.paths) / number)
-    chosen = [int((place + 0.5) * step) for place in range(min(number, len(part.paths)))]
-    return Part(part.root, [part.paths[place] for place in chosen], [part.names[place] for place in chosen])
-
-
-def write_lists(images: Images, folder: Path) -> None:
-    """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = dict(train=images.train, held_out=images.held_out, validated=spread(images.held_out, NUM_VALIDATED))
-    labels = {name: f' {label}' for label, name in enumerate(images.classes)}
-    for name, part in parts.items():
-        lines = [quoted(path) + labels.get(of_class, '') for path, of_class in zip(part.paths, part.names, strict=True)]
-        write_lines(folder / f'{name}.txt', lines)
-    if images.classes:
-        write_lines(folder / 'classes.txt', map(quoted, images.classes))
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Lines of text; names among them are `quoted`."""
-    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
-
-
-def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
-    """Settings of the dataset of one of the lists."""
-    root = images.train.root if name == 'train' else images.held_out.root
-    return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
 @dataclass
@@ -210,65 +92,7 @@ class Plan:
         return height, width
 
 
-# --- configs --------------------------------------------------------------------------------------
-
-
-def config_folders() -> list[Path]:
-    """Where configs lie: in the checkout, and in the installed package."""
-    return [folder for folder in (PACKAGE.parent / 'configs', PACKAGE / '.mim/configs') if folder.is_dir()]
-
-
-def find_config(name: str) -> Path:
-    """The file of a config: a path, or the end of one below configs/, with or without `.py`.
-
-    Raises:
-        FileNotFoundError: there is none such.
-        ValueError: there are several.
-    """
-    if (path := Path(name)).is_file():
-        return path
-    ending = f'/{name.removesuffix(".py")}.py'
-    for folder in config_folders():
-        found = sorted(path for path in folder.rglob('*.py') if f'/{path.relative_to(folder)}'.endswith(ending))
-        if len(found) > 1:
-            names = ', '.join(str(path.relative_to(folder).with_suffix('')) for path in found)
-            raise ValueError(f'{name!r} names {len(found)} configs; expected one of {names}')
-        if found:
-            return found[0]
-    known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
-    near = get_close_matches(name.removesuffix('.py'), known, n=1)
-    places = ' or '.join(map(str, config_folders())) or 'an installed package'
-    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {places}'
-    raise FileNotFoundError(f'no config {name!r}; {advice}')
-
-
-def own_config(name: str) -> Path:
-    """A config of ours, by its path below configs/; never a file of the current folder."""
-    return next(path for folder in config_folders() if (path := folder / name).is_file())
-
-
-class RunConfig(Config):
-    """A config in memory. What is written of it, for users and into checkpoints, no reader fills in as a template."""
-
-    @property
-    def pretty_text(self) -> str:
-        return inert(super().pretty_text)
-
-
-def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> RunConfig:
-    """Writes a config on top of one of configs/ for the user.
-
-    Returns:
-        The same, which was never text: names of files and what checkpoints say stay values.
-    """
-    assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
-    text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
-    text = inert('\n\n'.join([text + f'_base_ = {str(own_config(base))!r}', *assigned]) + '\n')
-    with atomic_file(path) as file:
-        file.write(text.encode())
-    config = Config.fromfile(str(own_config(base)))
-    config.merge_from_dict(settings)
-    return RunConfig(config.to_dict(), filename=str(path))
+# --- settings ------------------------------------------------------------------------------------
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:

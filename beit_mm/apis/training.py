@@ -19,33 +19,30 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from beit_mm.apis.features import FeatureExtractor
+from beit_mm.apis.configs import RunConfig, write_config
+from beit_mm.apis.inference import checkpoint_of, reconstruct
 from beit_mm.apis.plans import (
     MAX_TOKENIZER_STEPS,
     MIN_STEPS,
     TOKENIZER,
-    Images,
     Plan,
-    RunConfig,
-    find_images,
     finetuning_settings,
     located,
     plan_training,
     pretraining_settings,
-    spread,
     tokenizer_settings,
-    write_config,
-    write_lists,
 )
-from beit_mm.apis.verbs import checkpoint_of, reconstruct
-from beit_mm.checkpoint.io import atomic_file, read_checkpoint, write_checkpoint
+from beit_mm.apis.split import Images, find_images, spread, write_lists
+from beit_mm.checkpoint.read import read_checkpoint, write_checkpoint
 from beit_mm.datasets.reading import readable
-from beit_mm.engine.hooks import waits_for_images
-from beit_mm.engine.probing import knn_predict
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
+from beit_mm.engine.steps import waits_for_images
 from beit_mm.engine.workers import end_workers, watch_workers
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.probing import knn_predict
+from beit_mm.files import atomic_file
+from beit_mm.pictures.training import draw_runs, read_scalars
 from beit_mm.terminal import folder_of_images, quiet, say, without_output
-from beit_mm.visualization.training import draw_runs, read_scalars
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0

@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint.io import (
-    SUFFIXES,
-    CheckpointError,
-    blaming,
-    file_sha256,
-    locate_weights,
-    read_checkpoint,
-    write_checkpoint,
-)
+from beit_mm.checkpoint.find import locate_weights
 from beit_mm.checkpoint.names import (
     FORMAT_VERSION,
     FORMATS,
@@ -31,6 +23,8 @@ from beit_mm.checkpoint.names import (
     task_of,
     weights_of,
 )
+from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, read_checkpoint, write_checkpoint
+from beit_mm.files import file_sha256
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')

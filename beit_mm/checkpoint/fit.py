@@ -12,7 +12,7 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.io import HUB_SCHEME, CheckpointError, blaming, locate_weights, read_checkpoint
+from beit_mm.checkpoint.find import HUB_SCHEME, locate_weights
 from beit_mm.checkpoint.names import (
     POSITIONS,
     SHARED_TABLE,
@@ -27,6 +27,7 @@ from beit_mm.checkpoint.names import (
     meta_of,
     weights_of,
 )
+from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file

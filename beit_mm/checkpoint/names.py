@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from beit_mm.checkpoint.io import HUB_FILES, MAX_META, CheckpointError
+from beit_mm.checkpoint.find import HUB_FILES
+from beit_mm.checkpoint.read import MAX_META, CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
 
 Weights = dict[str, Tensor]

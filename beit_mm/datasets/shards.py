@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beit_mm.checkpoint.io import atomic_file
 from beit_mm.datasets.listing import Paths, Samples
 from beit_mm.datasets.reading import MemberPath, open_archive, readable
+from beit_mm.files import atomic_file
 
 INDEX = 'shards.npz'
 MAX_NUMBER = 999_999  # of a class in a .cls file

@@ -1,20 +1,14 @@
 """How a run goes: optimizer wrappers and constructors, checks, hooks, metrics."""
 
+from beit_mm.engine.dino import DINOHook
+from beit_mm.engine.knn import DenseKNNHook, KNNHook
+
 from .bad_steps import BadStepHook
 from .checkpoints import CheckpointHook, CheckpointMetaHook
 from .checks import FitCheckHook
-from .hooks import (
-    CompileHook,
-    DenseKNNHook,
-    DINOHook,
-    KNNHook,
-    LoggerHook,
-    RuntimeInfoHook,
-    StepSeedHook,
-    ThroughputHook,
-)
 from .interruption import InterruptionHook
 from .loops import EpochLoop, IterLoop
 from .metrics import LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
+from .steps import CompileHook, LoggerHook, RuntimeInfoHook, StepSeedHook, ThroughputHook
 from .unreadable import UnreadableImagesHook

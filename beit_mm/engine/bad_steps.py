@@ -1,7 +1,7 @@
 """What a run does when its numbers stay bad: it stops, and leaves its state and the names of the images.
 
 AutocastOptimWrapper skips and counts the steps. A step's data and random draws follow from its number
-(datasets.samplers, engine.hooks.StepSeedHook), so a run resumed from the weights before it takes the same step.
+(datasets.samplers, engine.steps.StepSeedHook), so a run resumed from the weights before it takes the same step.
 """
 
 import copy
@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
-from beit_mm.engine.hooks import fetch_logs, look_intervals
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_LOOKS, AutocastOptimWrapper, SkippedSteps
+from beit_mm.engine.steps import fetch_logs, look_intervals
 from beit_mm.registry import HOOKS
 
 

@@ -1,6 +1,6 @@
 """A run's checkpoints: never half there, with all that a run needs to go on as if it had never stopped.
 
-What is drawn in a step follows from its number (engine.hooks.StepSeedHook), and what a sample looks like from its key
+What is drawn in a step follows from its number (engine.steps.StepSeedHook), and what a sample looks like from its key
 (datasets.samplers), so no state of a random generator is stored anywhere.
 """
 
@@ -28,20 +28,13 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.io import (
-    CheckpointError,
-    atomic_file,
-    blaming,
-    inert,
-    read_checkpoint,
-    remove_leftovers,
-    save_torch,
-)
 from beit_mm.checkpoint.limits import LimitError, check_zip
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
+from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
-from beit_mm.engine.hooks import fetch_logs
+from beit_mm.engine.steps import fetch_logs
+from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.registry import HOOKS
 
 PLAIN_TYPES = (str, int, float, bool, type(None))

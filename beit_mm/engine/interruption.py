@@ -22,9 +22,9 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
 
-from beit_mm.checkpoint.io import atomic_file
 from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of
 from beit_mm.engine.workers import LOST_CONNECTION, WorkerInit, check_dead_worker, watch_workers
+from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import check_size
-from beit_mm.engine.hooks import threads_warn
 from beit_mm.engine.interruption import attended
+from beit_mm.engine.steps import threads_warn
 from beit_mm.registry import LOOPS
 
 

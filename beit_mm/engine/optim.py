@@ -15,8 +15,9 @@ from mmengine.registry import OPTIMIZERS
 from mmpretrain.models import BEiTViT, VisionTransformer
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
+from beit_mm.precision import usable_dtype
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 
 DTYPES = ('bfloat16', 'float16', 'float32')
@@ -229,24 +230,6 @@ class AutocastOptimWrapper(OptimWrapper):
         self.loss_scaler.update()
         self.loss_scaler.update(torch.where(bad & ~overflow, scale, self.loss_scaler.scale(one)))
         return overflow, scale
-
-
-def usable_dtype(dtype: str, device_type: str) -> str:
-    """The type that the device computes in, when `dtype` is asked for."""
-    if device_type == 'cuda':  # V100 and T4 only emulate bfloat16
-        emulated = dtype == 'bfloat16' and not torch.cuda.is_bf16_supported(including_emulation=False)
-        return 'float16' if emulated else dtype
-    if device_type != 'cpu' or dtype == 'float32':
-        return dtype
-    if dtype == 'bfloat16' and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return dtype
-    return 'float32'
-
-
-def inference_autocast(device: torch.device) -> torch.autocast:
-    """Half precision on a GPU, none elsewhere."""
-    dtype = getattr(torch, usable_dtype('bfloat16', device.type))
-    return torch.autocast(device.type, dtype, enabled=device.type == 'cuda')
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:

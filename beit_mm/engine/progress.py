@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from beit_mm.engine.hooks import fetch_logs
+from beit_mm.engine.steps import fetch_logs
 from beit_mm.terminal import hush, printable
 
 SECONDS = 10.0  # between two lines

@@ -17,7 +17,7 @@ from torch import Tensor
 from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
-from beit_mm.models.mixing import as_pretraining_backbone, as_tokenizer
+from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone, take_tokens, truncated_normal_
 from beit_mm.registry import MODELS

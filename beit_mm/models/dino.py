@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor, planar, valid_slots
-from beit_mm.models.mixing import expect_own_backbone
+from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS

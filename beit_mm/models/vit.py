@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task, read_backbone
-from beit_mm.checkpoint.io import CheckpointError, blaming
+from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
 from beit_mm.registry import MODELS

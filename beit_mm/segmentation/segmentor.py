@@ -30,8 +30,9 @@ from mmseg.models.segmentors import EncoderDecoder
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from beit_mm.engine.optim import DTYPES, usable_dtype
+from beit_mm.engine.optim import DTYPES
 from beit_mm.models.vit import BEiTBackbone
+from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 
 MAX_LOGITS = 2**27  # of an image at its own size; of more than these labels alone are made

@@ -10,9 +10,9 @@ from label_maps import make_label_maps, options
 from labelled import BACKBONE, make_images
 from mmseg.evaluation import IoUMetric
 
-from beit_mm.apis.evaluation import evaluate_images, evaluate_patches, ious
-from beit_mm.apis.features import FeatureExtractor
-from beit_mm.engine.probing import confusion
+from beit_mm.features.evaluation import evaluate_images, evaluate_patches, ious
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.probing import confusion
 from beit_mm.registry import MODELS
 
 TOOL = 'analysis/evaluate_features.py'

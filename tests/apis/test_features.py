@@ -11,9 +11,9 @@ from helpers import run_tool
 from PIL import Image
 
 from beit_mm import FeatureExtractor, embed
-from beit_mm.apis.features import load_features, save_features
 from beit_mm.datasets.reading import UnreadableImageError
-from beit_mm.visualization.attention import attention_of_image, draw_attention
+from beit_mm.features.extractor import load_features, save_features
+from beit_mm.pictures.attention import attention_of_image, draw_attention
 
 SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
 

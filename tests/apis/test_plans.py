@@ -8,8 +8,10 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from beit_mm.apis import plans
-from beit_mm.apis.plans import find_config, find_images, plan_training, pretraining_settings, write_config, write_lists
+from beit_mm.apis import plans, split
+from beit_mm.apis.configs import find_config, write_config
+from beit_mm.apis.plans import plan_training, pretraining_settings
+from beit_mm.apis.split import find_images, write_lists
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 
 
@@ -69,7 +71,7 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
     images = find_images(root)
     write_lists(images, tmp_path / 'lists')
     for name, part in (('train', images.train), ('held_out', images.held_out)):
-        settings = plans.dataset_of(images, tmp_path / 'lists', name)
+        settings = split.dataset_of(images, tmp_path / 'lists', name)
         labelled = ImageFolder(**settings, classes=str(tmp_path / 'lists/classes.txt'), pipeline=[])
         found = [(labelled[i]['img_path'], labelled.CLASSES[labelled[i]['gt_label']]) for i in range(len(labelled))]
         assert found == [(str(root / path), of) for path, of in zip(part.paths, part.names, strict=True)]
@@ -80,9 +82,9 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
 
 
 def test_spread_takes_from_everywhere():
-    part = plans.Part(Path('x'), [str(i) for i in range(100)], [''] * 100)
-    assert [int(path) for path in plans.spread(part, 4).paths] == [12, 37, 62, 87]
-    assert plans.spread(part, 1000) == part
+    part = split.Part(Path('x'), [str(i) for i in range(100)], [''] * 100)
+    assert [int(path) for path in split.spread(part, 4).paths] == [12, 37, 62, 87]
+    assert split.spread(part, 1000) == part
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
 
 def test_one_image_of_a_class_is_learned_from(tmp_path):
     Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
-    train, held_out = plans.split(plans.list_part(tmp_path))
+    train, held_out = split.split(split.list_part(tmp_path))
     assert train.paths == ['x.png'] and held_out.paths == []
 
 

@@ -16,13 +16,13 @@ from mmengine.config import Config
 from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis.evaluation import evaluate_patches
-from beit_mm.apis.features import FeatureExtractor
+from beit_mm.apis.inference import classify, segment
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.verbs import classify, segment
-from beit_mm.checkpoint.io import write_checkpoint
+from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.features.evaluation import evaluate_patches
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.registry import MODELS
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')

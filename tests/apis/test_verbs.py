@@ -22,9 +22,9 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import plans, training, verbs
-from beit_mm.apis.features import load_features
+from beit_mm.apis import configs, inference, plans, split, training
 from beit_mm.engine.progress import clock, progress_line
+from beit_mm.features.extractor import load_features
 from beit_mm.registry import MODELS
 
 COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))
@@ -143,7 +143,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     shutil.copyfile(run / 'pretrained.pth', tmp_path / 'alone.pth')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, 'tokenizer_of', lambda *_: (_ for _ in ()).throw(FileNotFoundError))
-        plan = plans.plan_training(plans.find_images(images), 'pretrain', str(tmp_path / 'alone.pth'))
+        plan = plans.plan_training(split.find_images(images), 'pretrain', str(tmp_path / 'alone.pth'))
     assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
@@ -184,7 +184,7 @@ def test_a_record_of_another_version_is_said(images, tmp_path):
     )
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    plan = dataclasses.asdict(plans.plan_training(plans.find_images(images), 'pretrain'))
+    plan = dataclasses.asdict(plans.plan_training(split.find_images(images), 'pretrain'))
     (tmp_path / 'base.py').write_text('raise SystemExit("RAN")')
     init = dict(type='subprocess.getoutput', cmd=f'touch {tmp_path}/ran')
     vae = dict(type='beit_mm.DiscreteVAE')
@@ -238,7 +238,7 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1][1]))
     try:
         with pytest.raises(OSError, match='File too large'):
-            reporting.report(plans.find_images(images))
+            reporting.report(split.find_images(images))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
         signal.signal(signal.SIGXFSZ, before[0])
@@ -250,22 +250,22 @@ def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatc
     for name in (*plans.BASES, plans.TOKENIZER):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text('raise SystemExit("RAN")')
-    plan = plans.plan_training(plans.find_images(images), 'pretrain')
-    common = (plans.find_images(images), plan, tmp_path, 9, tmp_path / 'work')
+    plan = plans.plan_training(split.find_images(images), 'pretrain')
+    common = (split.find_images(images), plan, tmp_path, 9, tmp_path / 'work')
     settings = plans.pretraining_settings(*common, tmp_path / 'x.pth') | plans.tokenizer_settings(*common)
-    assert plans.write_config(tmp_path / 'config.py', 'Text.', plan.base, settings).model
+    assert configs.write_config(tmp_path / 'config.py', 'Text.', plan.base, settings).model
 
 
 def test_names_of_folders_are_never_code(images, tmp_path):
     """Configs are Python with templates, which are executed; they hold folders' names as data."""
     folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
-    plan = dataclasses.asdict(plans.plan_training(plans.find_images(folder), 'pretrain'))
+    plan = dataclasses.asdict(plans.plan_training(split.find_images(folder), 'pretrain'))
     run = training.Run('pretrain', folder, tmp_path / 'run """', None, 0)
     run.folder.mkdir()
-    plans.write_lists(plans.find_images(folder), run.lists)
+    split.write_lists(split.find_images(folder), run.lists)
     run.record['plan'] = plan
-    cfg = run.write(plans.find_images(folder), 'tokenizer', 9)
+    cfg = run.write(split.find_images(folder), 'tokenizer', 9)
     tree = ast.parse(run.config('tokenizer').read_text())
     assert all(isinstance(node, ast.Assign) for node in tree.body[1:])
     cfg.dump(tmp_path / 'dumped.py')  # as mmengine does in the work directory; checkpoints hold the same text
@@ -275,14 +275,14 @@ def test_names_of_folders_are_never_code(images, tmp_path):
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
-    plan = plans.plan_training(plans.find_images(images), 'pretrain')
+    plan = plans.plan_training(split.find_images(images), 'pretrain')
     run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
     run.record.update(plan=dataclasses.asdict(plan), length=dict(minutes=2.0), stages=dict(pretrain={}, tokenizer={}))
     run.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'seconds_per_step', lambda config, limit: (0.5, 8.0))
         patch.setattr(run, 'seconds', lambda: 10.0)
-        run.prepare(plans.find_images(images), 'tokenizer')
+        run.prepare(split.find_images(images), 'tokenizer')
     # of 120 s a tenth is left for the report, 10 s are gone and 8 s go before the first step; a third of the rest
     assert run.record['stages']['tokenizer']['steps'] == pytest.approx((120 - 12 - 10 - 8) / 3 / 0.5, abs=1)
 
@@ -340,7 +340,7 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     call('attention', run, images / 'red/1.png', '--points', '10,10; 0.9,0.1', '--out', tmp_path / 'attention.png')
     call('attention', run, images / 'red/1.png', '--out', tmp_path / 'one.png')
     one, two = (Image.open(tmp_path / name) for name in ('one.png', 'attention.png'))
-    assert two.width == one.width and two.height == 2 * one.height + verbs.GAP
+    assert two.width == one.width and two.height == 2 * one.height + inference.GAP
 
 
 def dead_links(folder: Path, images: Path) -> list[Path]:
@@ -362,7 +362,7 @@ def test_a_dead_link_costs_no_other_results(run, images, tmp_path, monkeypatch):
         features = beit_mm.embed(run, sources, on_error='skip')
         assert [Path(path).name for path in features['paths']] == ['a.png', '~nobody.png']
         assert [Path(sample['path']).name for sample in features['skipped']] == ['gone.png']
-    assert verbs.reconstructions(run, verbs.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    assert inference.reconstructions(run, inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
     with pytest.raises(FileNotFoundError, match="no file or folder 'typo.png'"):
         beit_mm.classify(run, ['a.png', 'typo.png'], labelled=images)
     mistake('gone.png: cannot be read as an image (No such file', 'attention', run, 'gone.png', '--out', 'x.png')
@@ -442,7 +442,7 @@ def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new('RGB', (4, 3)).save(tmp_path / name)
         results.append(dict(path=str(tmp_path / name), labels=np.zeros((3, 4), np.uint8)))
-    written = verbs.write_maps(results, ['a'], [[9, 9, 9]], tmp_path / 'maps')
+    written = inference.write_maps(results, ['a'], [[9, 9, 9]], tmp_path / 'maps')
     assert len({row['labels'] for row in written}) == 4 and len(list((tmp_path / 'maps/labels').iterdir())) == 4
 
 

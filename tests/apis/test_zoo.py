@@ -16,10 +16,12 @@ from safetensors.torch import save_file
 from timm.models.beit import Beit
 
 import beit_mm
-from beit_mm.apis import training, zoo
+from beit_mm.apis import configs, training
+from beit_mm.apis.configs import get_model
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.zoo import checkpoint_of, get_model, list_models
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint import find
+from beit_mm.checkpoint.find import checkpoint_of, list_models
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.registry import MODELS
 
 RELEASED = 'beit_base_patch16_224_pt22k_ft22kto1k'
@@ -52,8 +54,9 @@ def test_models_have_the_published_sizes(name, parameters):
 
 def test_weights_come_from_the_folder_of_weights_or_a_file(tmp_path, monkeypatch):
     (tmp_path / 'config.py').write_text(f"default_scope = 'mmpretrain'\nmodel = {narrow_model()!r}\n")
-    entry = zoo.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', 'nothing', zoo.WHOLE)
-    monkeypatch.setattr(zoo, 'released', lambda: dict(narrow=entry))
+    entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', 'nothing', find.WHOLE)
+    for module in (find, configs):
+        monkeypatch.setattr(module, 'released', lambda: dict(narrow=entry))
     torch.manual_seed(3)
     trained = MODELS.build(narrow_model())
     torch.save(trained.state_dict(), tmp_path / 'narrow.pth')
@@ -108,7 +111,7 @@ def weights(tmp_path, monkeypatch) -> Path:
     torch.save(pretrainer_weights(), folder / f'{PRETRAINED}.pth')
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(folder))
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
-    monkeypatch.setattr('beit_mm.checkpoint.io.download', lambda *_: (_ for _ in ()).throw(OSError('no network')))
+    monkeypatch.setattr('beit_mm.checkpoint.find.download', lambda *_: (_ for _ in ()).throw(OSError('no network')))
     return folder
 
 
@@ -154,7 +157,7 @@ def test_a_name_whose_file_is_nowhere_says_where_it_was_looked_for(weights, tmp_
     name = 'beit_large_patch16_224_pt22k'
     with pytest.raises(FileNotFoundError, match='looked for') as caught:
         checkpoint_of(name)
-    for place in (weights / f'{name}.pth', tmp_path / f'hub/checkpoints/{name}.pth', zoo.released()[name].url):
+    for place in (weights / f'{name}.pth', tmp_path / f'hub/checkpoints/{name}.pth', find.released()[name].url):
         assert str(place) in str(caught.value)
 
 

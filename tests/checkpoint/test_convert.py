@@ -28,8 +28,8 @@ from peers import (
 from safetensors import safe_open
 
 from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
-from beit_mm.checkpoint.io import CheckpointError, read_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 
 PREPROCESSING = dict(mean=[127.5, 100, 90], std=[127.5, 64, 32], size=[48, 48])
 META = dict(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.runner import load_checkpoint
 from scipy.interpolate import RectBivariateSpline
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models import BEiTBackbone
 from beit_mm.positions import geometric_offsets, num_relative_positions
 

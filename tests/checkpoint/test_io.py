@@ -19,15 +19,9 @@ from mmengine.logging import HistoryBuffer, MessageHub
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from beit_mm.checkpoint.io import (
-    CheckpointError,
-    UnsafeCheckpointError,
-    file_sha256,
-    locate_weights,
-    name_of_url,
-    read_checkpoint,
-    write_checkpoint,
-)
+from beit_mm.checkpoint.find import locate_weights, name_of_url
+from beit_mm.checkpoint.read import CheckpointError, UnsafeCheckpointError, read_checkpoint, write_checkpoint
+from beit_mm.files import file_sha256
 
 BASE = torch.arange(12.0)
 WEIGHTS = {

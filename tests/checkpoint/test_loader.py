@@ -14,7 +14,7 @@ from timm.models.beit import Beit
 from torch import nn
 
 from beit_mm.checkpoint.fit import of_every_task
-from beit_mm.checkpoint.io import CheckpointError, write_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, write_checkpoint
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
 

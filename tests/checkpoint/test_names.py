@@ -7,8 +7,8 @@ import timm
 import torch
 from peers import CLASSES, DEPTH, DIMS, HEADS, VARIANTS, VOCAB, assert_equal, hf_peer, ours
 
-from beit_mm.checkpoint.io import CheckpointError, read_checkpoint
 from beit_mm.checkpoint.names import FORMATS, convert_state_dict, detect_format, task_of, weights_of
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 
 TASKS = ('pretraining', 'classification', 'segmentation', 'features')
 # What each format holds without loss, as tasks and variants; the rest stands in LOSSES and REFUSED.

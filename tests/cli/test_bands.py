@@ -12,7 +12,7 @@ from mmengine.registry import DefaultScope
 from PIL import Image
 
 from beit_mm import ClassificationInferencer
-from beit_mm.checkpoint.io import CheckpointError, read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint, write_checkpoint
 from beit_mm.datasets import LoadBands
 
 NARROW = ['model.backbone.arch.embed_dims=32', 'model.backbone.arch.num_layers=2']

@@ -15,9 +15,10 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope, init_default_scope
 from PIL import Image
 
-from beit_mm.apis.inferencers import ClassificationInferencer, usual_preparation
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.apis.inferencers import ClassificationInferencer
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checkpoints import plain_values
+from beit_mm.features.reader import usual_preparation
 from beit_mm.registry import MODELS
 
 LARGER = [

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.engine.hooks import compiled_in_training
+from beit_mm.engine.steps import compiled_in_training
 from beit_mm.models.vit import DropPath
 from beit_mm.registry import HOOKS, MODELS
 

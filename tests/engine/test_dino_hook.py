@@ -11,7 +11,7 @@ from helpers import make_runner
 from mmengine.hooks import Hook
 
 from beit_mm.engine.checks import unwrap
-from beit_mm.engine.hooks import DINOHook
+from beit_mm.engine.dino import DINOHook
 
 STEPS, EPOCH = 9, 3
 

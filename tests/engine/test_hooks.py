@@ -10,7 +10,7 @@ from helpers import make_runner
 from mmengine.hooks import Hook
 from PIL import Image
 
-from beit_mm.engine.hooks import ThroughputHook
+from beit_mm.engine.steps import ThroughputHook
 
 
 def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
@@ -40,7 +40,7 @@ def test_logged_validations_are_not_smoothed_together(pretrain_config):
 
 
 def test_the_history_of_logged_numbers_stays_short(pretrain_config, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.hooks.HISTORY', 4)
+    monkeypatch.setattr('beit_mm.engine.steps.HISTORY', 4)
     pretrain_config.log_processor.window_size = 1
     runner = make_runner(pretrain_config)
     runner.train()
@@ -51,7 +51,7 @@ def test_the_history_of_logged_numbers_stays_short(pretrain_config, monkeypatch)
 
 @pytest.mark.parametrize('interval', [7, 70])
 def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interval, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.hooks.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
+    monkeypatch.setattr('beit_mm.engine.steps.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
     pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
     pretrain_config.param_scheduler = []
@@ -163,9 +163,9 @@ def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
 
 @pytest.mark.parametrize('processes', [1, 3])
 def test_throughput_is_images_over_seconds_not_a_mean_of_rates(processes, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.hooks.get_world_size', lambda: processes)
+    monkeypatch.setattr('beit_mm.engine.steps.get_world_size', lambda: processes)
     clock = iter([0.0, *(0.1 * step for step in range(1, 8)), 2.7])  # seven quick steps, then a stall of two seconds
-    monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: next(clock))
+    monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: next(clock))
     logged = {}
     runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=logged.__setitem__, log_scalars={}))
     hook = ThroughputHook()
@@ -179,9 +179,9 @@ def test_throughput_is_images_over_seconds_not_a_mean_of_rates(processes, monkey
 def test_a_training_that_waits_for_images_says_so_once(wait, said, monkeypatch):
     """Not of the first batch: its wait is the start of the workers."""
     now = 0.0
-    monkeypatch.setattr('beit_mm.engine.hooks.time.perf_counter', lambda: now)
+    monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: now)
     lines = []
-    monkeypatch.setattr('beit_mm.engine.hooks.print_log', lambda message, **_: lines.append(message))
+    monkeypatch.setattr('beit_mm.engine.steps.print_log', lambda message, **_: lines.append(message))
     runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=lambda *_: None, log_scalars={}))
     hook = ThroughputHook()
     hook.before_train_epoch(runner)

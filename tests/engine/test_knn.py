@@ -9,7 +9,7 @@ import torch
 from helpers import make_runner
 from labelled import loader, make_images
 
-from beit_mm.engine.probing import knn_predict
+from beit_mm.features.probing import knn_predict
 
 
 def plain_loop(features, known, labels, num_classes, k, temperature):

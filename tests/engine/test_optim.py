@@ -6,15 +6,15 @@ import pytest
 import torch
 from helpers import narrow_model
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.optim import (
     MAX_SKIPPED_IN_A_ROW,
     STEPS_BETWEEN_LOOKS,
     AutocastOptimWrapper,
     BEiTOptimWrapperConstructor,
     parameter_groups,
-    usable_dtype,
 )
+from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS
 
 ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)

@@ -14,10 +14,10 @@ from mmseg.evaluation import IoUMetric
 from mmseg.models.utils import resize
 from scipy.optimize import minimize
 
-from beit_mm.apis.evaluation import evaluate_patches
-from beit_mm.apis.features import FeatureExtractor
-from beit_mm.engine.hooks import DenseKNNHook
-from beit_mm.engine.probing import (
+from beit_mm.engine.knn import DenseKNNHook
+from beit_mm.features.evaluation import evaluate_patches
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.probing import (
     Standardise,
     accuracy,
     choose_penalty,

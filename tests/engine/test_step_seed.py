@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from beit_mm.engine.hooks import StepSeedHook
+from beit_mm.engine.steps import StepSeedHook
 
 
 def draws_of(seed: int, rank: int, step: int, monkeypatch) -> tuple:
     """What each generator gives in a step, whatever was drawn before."""
     random.random(), np.random.rand(step + 1), torch.rand(rank + 1)
-    monkeypatch.setattr('beit_mm.engine.hooks.get_rank', lambda: rank)
+    monkeypatch.setattr('beit_mm.engine.steps.get_rank', lambda: rank)
     StepSeedHook().before_train_iter(SimpleNamespace(seed=seed, iter=step), 0)
     return random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
 

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from safetensors.torch import save_file
 from scipy import stats
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
 from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels

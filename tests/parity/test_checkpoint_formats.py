@@ -12,10 +12,11 @@ import transformers
 from narrow_segmentors import CROP, narrow_segmentor
 from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, outputs, peer_outputs, read
 
-from beit_mm.apis.inferencers import CROP_RATIO, ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.features.reader import CROP_RATIO
 from beit_mm.registry import MODELS
 
 # Everything that the peers' classes can be built as

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from helpers import NO_WORKERS, ROOT, load_config, run_tool
 
-from beit_mm.checkpoint.io import UnsafeCheckpointError
+from beit_mm.checkpoint.read import UnsafeCheckpointError
 from beit_mm.models import DALLETokenizer
 from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder

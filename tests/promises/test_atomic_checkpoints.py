@@ -11,8 +11,9 @@ from conftest import narrow_pretraining
 from helpers import file_size_limit, make_runner, train
 from mmengine.config import Config
 
-from beit_mm.checkpoint.io import CheckpointError, atomic_file, read_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.engine import checkpoints
+from beit_mm.files import atomic_file
 
 
 @pytest.fixture

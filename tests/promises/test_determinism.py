@@ -13,8 +13,8 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from beit_mm.engine.hooks import DETERMINISTIC
 from beit_mm.engine.optim import AutocastOptimWrapper
+from beit_mm.engine.steps import DETERMINISTIC
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,12 @@ import torch
 from peers import HEADS, hf_peer
 from safetensors.torch import save_file
 
+from beit_mm.apis.inference import checkpoint_of
 from beit_mm.apis.plans import backbone_of_file, located
-from beit_mm.apis.verbs import checkpoint_of
+from beit_mm.checkpoint.find import ABANDONED, fetch_hub_folder, locate_weights
 from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import ABANDONED, fetch_hub_folder, file_sha256, locate_weights, read_checkpoint
+from beit_mm.checkpoint.read import read_checkpoint
+from beit_mm.files import file_sha256
 
 WEIGHTS = {'w': torch.arange(50_000.0)}
 
@@ -85,7 +87,7 @@ def test_a_server_that_falls_silent_is_not_waited_for(site, monkeypatch):
     Site.answers['/beit.pth'] = b'PK', 1000
     silent = threading.Event()
     monkeypatch.setattr(Site, 'finish', lambda self: silent.wait(20))
-    monkeypatch.setattr('beit_mm.checkpoint.io.STALLED', 0.2)
+    monkeypatch.setattr('beit_mm.checkpoint.find.STALLED', 0.2)
     with pytest.raises(FileNotFoundError, match=r'/beit.pth cannot be downloaded \(.*timed out\)\.\nadvice'):
         locate_weights(f'{address}/beit.pth', 'advice')
     silent.set()

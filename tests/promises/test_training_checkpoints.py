@@ -10,7 +10,7 @@ from helpers import make_runner
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checks import check_normalisation, unwrap
 
 HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.FitCheckHook')

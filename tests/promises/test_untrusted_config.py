@@ -19,7 +19,7 @@ from PIL import Image
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.stored_config import ARGUMENTS, check_stored_config
-from beit_mm.checkpoint.io import CheckpointError, write_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, write_checkpoint
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.registry import MODELS

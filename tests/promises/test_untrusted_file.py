@@ -25,11 +25,12 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
 
-from beit_mm.apis.features import FeatureExtractor
 from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.fit import load_from_file, read_backbone
-from beit_mm.checkpoint.io import (
+from beit_mm.checkpoint.limits import LimitError, check_content
+from beit_mm.checkpoint.names import IMAGENET, describe_source
+from beit_mm.checkpoint.read import (
     ALLOWED,
     CheckpointError,
     UnsafeCheckpointError,
@@ -37,8 +38,7 @@ from beit_mm.checkpoint.io import (
     read_checkpoint,
     write_checkpoint,
 )
-from beit_mm.checkpoint.limits import LimitError, check_content
-from beit_mm.checkpoint.names import IMAGENET, describe_source
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)

@@ -25,8 +25,8 @@ def main() -> None:
     from beit_mm.terminal import quiet
 
     with quiet():
-        from beit_mm.apis.evaluation import evaluate_images, evaluate_patches, segmentation_options
-        from beit_mm.apis.features import FeatureExtractor
+        from beit_mm.features.evaluation import evaluate_images, evaluate_patches, segmentation_options
+        from beit_mm.features.extractor import FeatureExtractor
 
         dense = args.method.startswith('dense-')
         extractor = FeatureExtractor(args.checkpoint, args.device, None if dense else args.size)

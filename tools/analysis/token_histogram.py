@@ -67,9 +67,9 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
 
+    from beit_mm.apis.inference import checkpoint_of, load_pretrainer
     from beit_mm.apis.plans import TOKENIZERS
     from beit_mm.apis.stored_config import ARGUMENTS, check_part
-    from beit_mm.apis.verbs import checkpoint_of, load_pretrainer
     from beit_mm.checkpoint.fit import load_from_file
     from beit_mm.checkpoint.names import meta_of
     from beit_mm.models import Tokenizer
@@ -109,9 +109,9 @@ def encode(tokenizer: Tokenizer, pipeline: list[dict], images: list[str], limit:
     import torch
     from mmengine.device import get_device
 
-    from beit_mm.apis.inferencers import iterate_images
-    from beit_mm.apis.verbs import masked_samples
+    from beit_mm.apis.inference import masked_samples
     from beit_mm.datasets.image_folder import extensions_of
+    from beit_mm.features.reader import iterate_images
     from beit_mm.registry import TRANSFORMS
 
     paths = list(iterate_images(images, extensions_of([TRANSFORMS.build(pipeline[0])])))

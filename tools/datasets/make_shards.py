@@ -121,9 +121,9 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     Raises:
         ValueError: the target holds other shards, or lies in the folder.
     """
-    from beit_mm.checkpoint.io import atomic_file, remove_leftovers
     from beit_mm.datasets.listing import list_images
     from beit_mm.datasets.shards import INDEX, IndexWriter
+    from beit_mm.files import atomic_file, remove_leftovers
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
         raise ValueError(f'{target} is {folder} or lies in it; expected a folder elsewhere')

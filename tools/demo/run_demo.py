@@ -202,7 +202,7 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
 
 def images_per_second() -> float:
     """Median over the pretraining."""
-    from beit_mm.visualization.training import read_scalars
+    from beit_mm.pictures.training import read_scalars
 
     training, _ = read_scalars(RUNS / 'pretrain')
     return statistics.median(row['images_per_second'] for row in training.values() if 'images_per_second' in row)
@@ -215,11 +215,11 @@ def draw_overview(folder: Path, segmented: bool) -> None:
     from PIL import Image
     from torchvision.transforms.functional import center_crop, resize, to_tensor
 
-    from beit_mm.apis.features import FeatureExtractor, embed
+    from beit_mm.apis.inference import overlay, reconstructions
     from beit_mm.apis.inferencers import SegmentationInferencer
-    from beit_mm.apis.verbs import overlay, reconstructions
-    from beit_mm.engine.probing import neighbours
-    from beit_mm.visualization.pictures import titled_grid
+    from beit_mm.features.extractor import FeatureExtractor, embed
+    from beit_mm.features.probing import neighbours
+    from beit_mm.pictures.pictures import titled_grid
 
     held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class
     pretrained = checkpoint('pretrain')

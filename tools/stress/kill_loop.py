@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/kill_loop'), help='folder, made anew')
     args = parser.parse_args()
-    from beit_mm.checkpoint.io import read_checkpoint
+    from beit_mm.checkpoint.read import read_checkpoint
     from beit_mm.engine.checkpoints import newest_checkpoint
 
     random.seed(args.seed)

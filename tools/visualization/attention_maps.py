@@ -52,7 +52,7 @@ def main() -> None:
     with quiet():
         import numpy as np
 
-        from beit_mm.visualization.attention import attention_of_image, draw_attention, largest_mass_mask
+        from beit_mm.pictures.attention import attention_of_image, draw_attention, largest_mass_mask
 
         found = attention_of_image(
             args.checkpoint,

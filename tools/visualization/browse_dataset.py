@@ -34,7 +34,7 @@ def main() -> None:
     with quiet():
         from mmengine.registry import init_default_scope
 
-        from beit_mm.visualization.training import draw_training_samples
+        from beit_mm.pictures.training import draw_training_samples
 
         cfg = load_config(args)
         init_default_scope(cfg.default_scope)

@@ -50,9 +50,9 @@ def main() -> None:
     with quiet():
         import numpy as np
 
-        from beit_mm.apis.features import FeatureExtractor, embed
-        from beit_mm.apis.inferencers import iterate_images
-        from beit_mm.visualization.features import draw_neighbours, draw_pca, draw_points
+        from beit_mm.features.extractor import FeatureExtractor, embed
+        from beit_mm.features.reader import iterate_images
+        from beit_mm.pictures.features import draw_neighbours, draw_pca, draw_points
 
         args.out.mkdir(parents=True, exist_ok=True)
         files = [str(path) for path in iterate_images(args.images)]

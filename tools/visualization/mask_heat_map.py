@@ -25,7 +25,7 @@ def main() -> None:
     with quiet():
         from mmengine.registry import init_default_scope
 
-        from beit_mm.visualization.training import draw_mask_statistics, draw_masks
+        from beit_mm.pictures.training import draw_mask_statistics, draw_masks
 
         cfg = load_config(args)
         init_default_scope(cfg.default_scope)

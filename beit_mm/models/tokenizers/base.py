@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.io import file_sha256, locate_weights, read_checkpoint
+from beit_mm.checkpoint.find import locate_weights
 from beit_mm.checkpoint.names import weights_of
+from beit_mm.checkpoint.read import read_checkpoint
+from beit_mm.files import file_sha256
 from beit_mm.models.vit import take_tokens
 
 PADDING = -1  # position, and token, of a slot that holds nothing

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.io import CheckpointError
 from beit_mm.checkpoint.names import Weights, convert_state_dict
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.tokenizers.base import Tokenizer, load_exactly, read_weights, without_autocast
 from beit_mm.models.tokenizers.dalle import SMOKE_SEED
 from beit_mm.models.vit import NORM_EPS, Block, PatchEmbed, PositionEmbeddingReader, sizes_of

@@ -1,48 +1,29 @@
-"""Finds, reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
+"""Reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
 
-import glob
-import hashlib
-import http.client
 import json
 import math
-import os
 import pickle
 import re
-import secrets
-import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
-from urllib.parse import urlsplit
 
 import numpy as np
 import safetensors.torch
 import torch
-from mmengine import dist
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from torch import Tensor
 
 from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
+from beit_mm.files import atomic_file, file_sha256
 
-WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
-HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
-HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
-RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
-HUB_CONFIGS = ('config.json', 'preprocessor_config.json')
-# as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
-HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
-HASH_PIECE = 1 << 20  # bytes
-STALLED = 60.0  # seconds in which a server sends nothing
-ABANDONED = 3600  # seconds since something was written to a partial download
-LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
@@ -203,15 +184,6 @@ def _name_of(entry: Any) -> str:
 NAMES = {_name_of(entry) for entry in ALLOWED}
 
 
-def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file, 64 lower-case hexadecimal digits."""
-    digest = hashlib.sha256()
-    with Path(path).open('rb') as file:
-        while piece := file.read(HASH_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
@@ -330,184 +302,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
-# --- finding --------------------------------------------------------------------------------------
-
-
-def locate_weights(source: str, advice: str) -> Path:
-    """Finds a weight file, downloading it once for each node when `source` is a URL.
-
-    A path is taken as it is; of a folder of transformers' or timm's the weights in it; for hf://owner/name see
-    `fetch_hub_folder`. A URL's file is looked for by
-    name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache, and is downloaded into that
-    cache by the first process of each node; every process of the job must make this call.
-
-    Args:
-        source: path, http(s) URL, or hf://owner/name.
-        advice: second line of the error: where to get the file and which config key names it.
-
-    Raises:
-        FileNotFoundError: with all places looked at.
-    """
-    if source.startswith(HUB_SCHEME):
-        return weights_in(fetch_hub_folder(source, advice))
-    if not source.startswith(('http://', 'https://')):
-        path = weights_in(Path(source).expanduser())
-        if not path.is_file():
-            raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
-        return path
-    if (name := name_of_url(source)) in ('', '..'):
-        raise FileNotFoundError(f'{source} ends without the name of a file.\n{advice}')
-    cached = Path(torch.hub.get_dir(), 'checkpoints', name)
-    folder = os.environ.get(WEIGHTS_VARIABLE)
-    places = [Path(folder, cached.name), cached] if folder else [cached]
-    reason = ''  # which the first process of a node knows
-    first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
-    if first_of_node and not any(place.is_file() for place in places):
-        try:
-            download(source, cached)
-        except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
-            reason = f' ({" ".join(str(error).split()):.300})'
-    dist.barrier()  # always: whether a file is there differs between nodes and moments
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileNotFoundError(
-        f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
-        f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
-    )
-
-
-def fetch_hub_folder(source: str, advice: str) -> Path:
-    """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
-
-    Without a revision it is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where
-    later calls find it without a network.
-
-    Args:
-        source: hf://owner/name, or hf://owner/name@revision.
-        advice: as of `locate_weights`.
-
-    Raises:
-        FileNotFoundError: no such repository, no weights in one file in it, or no network.
-        ImportError: huggingface_hub is missing.
-    """
-    name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
-    folder = os.environ.get(WEIGHTS_VARIABLE)
-    if folder and not revision and Path(folder, name).is_dir():
-        return Path(folder, name)
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-    except ImportError:
-        raise ImportError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
-    try:
-        for weights in HUB_FILES:
-            try:
-                path = Path(hf_hub_download(name, weights, revision=revision or None))
-                break
-            except EntryNotFoundError as error:
-                reason = error
-        else:
-            raise reason
-        for about in HUB_CONFIGS:
-            with suppress(EntryNotFoundError):
-                hf_hub_download(name, about, revision=revision or None)
-    except (OSError, ValueError, EntryNotFoundError) as error:
-        text = ' '.join(str(error).split())
-        raise FileNotFoundError(f'{source} cannot be fetched: {text:.200}\n{advice}') from None
-    return path.parent
-
-
-def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint, which gets its name when it could be read to its end.
-
-    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file. Where the name has a
-    hash it must be the file's.
-
-    Raises:
-        OSError, RuntimeError, ValueError, http.client.HTTPException: it did not come, or something else did.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
-        if time.time() - killed.stat().st_mtime > ABANDONED:  # another node may be at work on the same disk
-            killed.unlink(missing_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
-    digits = HASH_IN_NAME.search(path.name)
-    seconds = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds or STALLED)  # torch gives none
-    try:
-        torch.hub.download_url_to_file(url, str(partial), digits and digits[1])
-        try:
-            read_checkpoint(partial)
-        except CheckpointError as error:
-            raise ValueError(str(error).replace(str(partial), 'what came')) from None
-        os.replace(partial, path)
-    finally:
-        socket.setdefaulttimeout(seconds)
-        partial.unlink(missing_ok=True)
-
-
-def name_of_url(url: str) -> str:
-    """Name under which a URL's file is kept: its own, with a hash before it where all files of a site have one name."""
-    name = Path(urlsplit(url).path).name
-    return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if name in HUB_FILES else name
-
-
-def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is.
-
-    Raises:
-        FileNotFoundError: a folder without them.
-    """
-    if not path.is_dir():
-        return path
-    for name in (*HUB_FILES, *RUN_FILES):
-        if (path / name).is_file():
-            return path / name
-    raise FileNotFoundError(
-        f'{path} is a folder without {", ".join((*HUB_FILES, *RUN_FILES))}: of a run that is not finished name a '
-        "checkpoint; transformers saves in one piece by model.save_pretrained(folder, max_shard_size='100GB')"
-    )
-
-
 # --- writing --------------------------------------------------------------------------------------
-
-
-def inert(text: str) -> str:
-    r"""Text of a config with `{\x7b` for `{{` in its strings: mmengine fills in templates before Python reads it."""
-    return text.replace('{{', '{\\x7b')
-
-
-@contextmanager
-def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
-
-    Full disks, interruptions and errors leave what had the name as it was. Folders above it are created. A process that
-    is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
-    try:
-        with partial.open('xb') as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name too
-    finally:
-        os.close(folder)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes have left half written."""
-    for path in folder.glob('*.part') if folder.is_dir() else ():
-        if LEFTOVER.fullmatch(path.name):
-            path.unlink(missing_ok=True)
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from beit_mm.visualization.features import draw_neighbours, draw_points, pca_colours, principal_components, sheet
-from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT
+from beit_mm.pictures.features import draw_neighbours, draw_points, pca_colours, principal_components, sheet
+from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
 
 
 def test_components_are_those_of_a_singular_value_decomposition():

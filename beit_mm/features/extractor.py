@@ -13,7 +13,12 @@ from mmengine.device import get_device
 from mmengine.registry import DefaultScope
 from torch import Tensor
 
-from beit_mm.apis.inferencers import (
+from beit_mm.checkpoint.find import checkpoint_of
+from beit_mm.checkpoint.fit import read_backbone
+from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.datasets.image_folder import extensions_of, scale_decoding
+from beit_mm.features.probing import hidden_states, usual_layer
+from beit_mm.features.reader import (
     Device,
     FoundPath,
     ImageInput,
@@ -22,14 +27,9 @@ from beit_mm.apis.inferencers import (
     iterate_images,
     usual_preparation,
 )
-from beit_mm.apis.zoo import checkpoint_of
-from beit_mm.checkpoint.fit import read_backbone
-from beit_mm.checkpoint.io import atomic_file
-from beit_mm.checkpoint.names import IMAGENET
-from beit_mm.datasets.image_folder import extensions_of, scale_decoding
-from beit_mm.engine.optim import inference_autocast
-from beit_mm.engine.probing import hidden_states, usual_layer
+from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
+from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import with_bar
 

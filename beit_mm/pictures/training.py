@@ -22,8 +22,8 @@ from beit_mm.datasets.samplers import SampleKey, seed_generators
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.beit import TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import Tokenizer
+from beit_mm.pictures.pictures import titled_grid
 from beit_mm.registry import DATASETS, MODELS, TRANSFORMS
-from beit_mm.visualization.pictures import titled_grid
 
 MASK_SHADE = 0.5  # gray that is laid over masked patches
 

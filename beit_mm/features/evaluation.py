@@ -15,11 +15,11 @@ from mmengine.registry import DefaultScope
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from beit_mm.apis.features import FeatureExtractor
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.probing import (
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.probing import (
     MAX_PATCHES,
     Standardise,
     accuracy,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.optim import inference_autocast
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.positions import Grid
+from beit_mm.precision import inference_autocast
 
 CHUNK = 1024  # rows compared with the whole bank at a time
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time

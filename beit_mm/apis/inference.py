@@ -17,30 +17,27 @@ from PIL import Image
 from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
-from beit_mm.apis.evaluation import patch_classifier, segmentation_options
-from beit_mm.apis.features import FeatureExtractor
-from beit_mm.apis.inferencers import (
-    ClassificationInferencer,
-    ImageInput,
-    ImageReader,
-    SegmentationInferencer,
-    iterate_images,
-)
-from beit_mm.apis.plans import DALLE_VOCABULARY, backbone_of_file, list_part, masking, tokenizer_of, write_lines
-from beit_mm.apis.zoo import checkpoint_of
+from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+from beit_mm.apis.plans import DALLE_VOCABULARY, backbone_of_file, masking, tokenizer_of
+from beit_mm.apis.split import list_part, write_lines
+from beit_mm.checkpoint.find import WEIGHTS_VARIABLE, checkpoint_of
 from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.io import WEIGHTS_VARIABLE, CheckpointError, atomic_file
 from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import extensions_of, quoted
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.probing import knn_predict, patch_dataset, pixel_scores
+from beit_mm.features.evaluation import patch_classifier, segmentation_options
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.features.probing import knn_predict, patch_dataset, pixel_scores
+from beit_mm.features.reader import ImageInput, ImageReader, iterate_images
+from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER
+from beit_mm.pictures.attention import attention_of_image, draw_attention
+from beit_mm.pictures.pictures import titled_grid
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import quiet, with_bar
-from beit_mm.visualization.attention import attention_of_image, draw_attention
-from beit_mm.visualization.pictures import titled_grid
 
 Sources = str | Path | Sequence[str | Path]
 MAX_ROWS = 64  # of a picture of reconstructions
@@ -385,7 +382,7 @@ def attention(
         layer: block, 0-based, negative from the end.
 
     Raises:
-        As visualization.attention.attention_of_image.
+        As pictures.attention.attention_of_image.
     """
     path = check_picture(out)
     texts = points.split(';') if isinstance(points, str) else list(points)

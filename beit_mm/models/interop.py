@@ -7,8 +7,9 @@ from mmpretrain.models.selfsup.beit import VQKD, BEiTPretrainViT
 from mmpretrain.models.selfsup.cae import DALLEEncoder
 from torch import Tensor, nn
 
+from beit_mm.checkpoint.find import locate_weights
 from beit_mm.checkpoint.fit import ADVICE
-from beit_mm.checkpoint.io import file_sha256, locate_weights
+from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autocast
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.vit import BEiTBackbone

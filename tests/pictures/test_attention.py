@@ -7,9 +7,9 @@ from helpers import run_tool
 from numpy.testing import assert_allclose
 from PIL import Image
 
-from beit_mm.checkpoint.io import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.visualization.attention import (
+from beit_mm.pictures.attention import (
     MARGIN,
     TILE,
     TITLE_HEIGHT,

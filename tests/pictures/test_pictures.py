@@ -10,8 +10,8 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT, ReconstructionHook, titled_grid
 from beit_mm.registry import MODELS
-from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT, ReconstructionHook, titled_grid
 
 CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN
 

@@ -16,8 +16,8 @@ from PIL import Image
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
-from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT
-from beit_mm.visualization.training import draw_masks, draw_training_samples, token_column, training_dataset
+from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
+from beit_mm.pictures.training import draw_masks, draw_training_samples, token_column, training_dataset
 
 
 @pytest.fixture

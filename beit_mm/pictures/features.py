@@ -13,8 +13,8 @@ from torchvision.transforms.functional import to_pil_image
 
 from beit_mm.datasets.reading import read_image
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.engine.probing import neighbours
-from beit_mm.visualization.pictures import MARGIN, SIDE, TITLE_HEIGHT
+from beit_mm.features.probing import neighbours
+from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
 
 NEIGHBOURS = 5
 SPREAD = 0.01  # part of the patches beyond either end of the colours
@@ -95,8 +95,8 @@ def draw_neighbours(queries: dict, bank: dict, number: int = NEIGHBOURS) -> Imag
     """A contact sheet: on the left each query, then the images nearest to it with the cosine of the features.
 
     Args:
-        queries, bank: dict(features=(N, C), paths=list of files), as apis.features.embed returns them. A query that is
-            in the bank is no neighbour of itself.
+        queries, bank: dict(features=(N, C), paths=list of files), as `embed` returns them. A query that is in the
+            bank is no neighbour of itself.
         number: of neighbours.
     """
     known = torch.from_numpy(bank['features'])

@@ -1,0 +1,135 @@
+"""Configs: found by name, written for a run, and the models of released ones."""
+
+import pprint
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from torch import nn
+
+from beit_mm.checkpoint.find import HUB_FILES, WHOLE, _nearest, released
+from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.files import atomic_file, config_folders, inert
+from beit_mm.registry import MODELS
+
+
+def find_config(name: str) -> Path:
+    """The file of a config: a path, or the end of one below configs/, with or without `.py`.
+
+    Raises:
+        FileNotFoundError: there is none such.
+        ValueError: there are several.
+    """
+    if (path := Path(name)).is_file():
+        return path
+    ending = f'/{name.removesuffix(".py")}.py'
+    for folder in config_folders():
+        found = sorted(path for path in folder.rglob('*.py') if f'/{path.relative_to(folder)}'.endswith(ending))
+        if len(found) > 1:
+            names = ', '.join(str(path.relative_to(folder).with_suffix('')) for path in found)
+            raise ValueError(f'{name!r} names {len(found)} configs; expected one of {names}')
+        if found:
+            return found[0]
+    known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
+    near = get_close_matches(name.removesuffix('.py'), known, n=1)
+    places = ' or '.join(map(str, config_folders())) or 'an installed package'
+    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {places}'
+    raise FileNotFoundError(f'no config {name!r}; {advice}')
+
+
+def own_config(name: str) -> Path:
+    """A config of ours, by its path below configs/; never a file of the current folder."""
+    return next(path for folder in config_folders() if (path := folder / name).is_file())
+
+
+class RunConfig(Config):
+    """A config in memory. What is written of it, for users and into checkpoints, no reader fills in as a template."""
+
+    @property
+    def pretty_text(self) -> str:
+        return inert(super().pretty_text)
+
+
+def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> RunConfig:
+    """Writes a config on top of one of configs/ for the user.
+
+    Returns:
+        The same, which was never text: names of files and what checkpoints say stay values.
+    """
+    assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
+    text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
+    text = inert('\n\n'.join([text + f'_base_ = {str(own_config(base))!r}', *assigned]) + '\n')
+    with atomic_file(path) as file:
+        file.write(text.encode())
+    config = Config.fromfile(str(own_config(base)))
+    config.merge_from_dict(settings)
+    return RunConfig(config.to_dict(), filename=str(path))
+
+
+# How names of released, OpenMMLab's and timm's files end, for the data that the last stage of the training saw
+TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
+
+
+def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
+    """A model of a released file: a pretrainer without its tokenizer, a classifier or a segmentor.
+
+    Args:
+        name: one of `list_models`.
+        pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; a path takes
+            those of a file; False leaves random ones.
+
+    Returns:
+        The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;
+        ClassificationInferencer, SegmentationInferencer and FeatureExtractor take files and do all of that.
+
+    Raises:
+        ValueError: an unknown name; names the nearest.
+        FileNotFoundError: no weights; says where they are.
+        CheckpointError, RuntimeError: weights of another backbone, or of another whole model.
+    """
+    if name not in released():
+        raise ValueError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
+    entry = released()[name]
+    cfg = Config.fromfile(entry.config)
+    cfg.model.get('backbone').init_cfg = None
+    if 'target_generator' in cfg.model:
+        cfg.model.target_generator = None
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    if pretrained:
+        content = load_from_file(entry.url if pretrained is True else str(pretrained))
+        with torch.no_grad():
+            model.load_state_dict(content.get('state_dict', content), strict=entry.fits == WHOLE)
+    return model.eval()
+
+
+def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
+    """Names, and of ADE20K colours, of the classes in a file that names none itself; empty where it cannot be known.
+
+    The number of classes is no proof: there are other data with 1000 or 150 of them. The file's name must end as
+    those of released files do: 'ft1k', 'ft22kto1k', '_in1k', 'ftade20k', with or without OpenMMLab's date and hash. Of
+    a folder of transformers' or timm's that of the folder, or of the repository in the hub's cache, counts. The
+    libraries have no names for ImageNet-22K's classes.
+
+    Args:
+        checkpoint: file.
+        num_classes: of its head.
+
+    Source: mmpretrain `ImageNet.METAINFO`, mmseg `ADE20KDataset.METAINFO`; their order is the released heads'.
+    """
+    names = checkpoint.absolute().parts[-4:-1] if checkpoint.name in HUB_FILES else [checkpoint.stem]
+    found = next((match for name in names if (match := TRAINED_ON.search(name))), None)
+    if found and not found['ade'] and num_classes == 1000:
+        from mmpretrain.datasets.categories import IMAGENET_CATEGORIES
+
+        return dict(classes=IMAGENET_CATEGORIES)
+    if found and found['ade'] and num_classes == 150:
+        from mmseg.datasets import ADE20KDataset
+
+        return dict(ADE20KDataset.METAINFO)
+    return {}

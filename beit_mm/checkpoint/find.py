@@ -1,0 +1,246 @@
+"""The file that a path, an address, a repository of the Hugging Face Hub or the name of a released model stands for."""
+
+import functools
+import glob
+import hashlib
+import http.client
+import os
+import re
+import secrets
+import socket
+import time
+from contextlib import suppress
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import torch
+from mmengine import dist
+from mmengine.fileio import load
+
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
+from beit_mm.files import config_folders
+
+WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
+HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
+HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
+RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
+HUB_CONFIGS = ('config.json', 'preprocessor_config.json')
+# as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
+HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
+STALLED = 60.0  # seconds in which a server sends nothing
+ABANDONED = 3600  # seconds since something was written to a partial download
+
+
+def locate_weights(source: str, advice: str) -> Path:
+    """Finds a weight file, downloading it once for each node when `source` is a URL.
+
+    A path is taken as it is; of a folder of transformers' or timm's the weights in it; for hf://owner/name see
+    `fetch_hub_folder`. A URL's file is looked for by
+    name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache, and is downloaded into that
+    cache by the first process of each node; every process of the job must make this call.
+
+    Args:
+        source: path, http(s) URL, or hf://owner/name.
+        advice: second line of the error: where to get the file and which config key names it.
+
+    Raises:
+        FileNotFoundError: with all places looked at.
+    """
+    if source.startswith(HUB_SCHEME):
+        return weights_in(fetch_hub_folder(source, advice))
+    if not source.startswith(('http://', 'https://')):
+        path = weights_in(Path(source).expanduser())
+        if not path.is_file():
+            raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
+        return path
+    if (name := name_of_url(source)) in ('', '..'):
+        raise FileNotFoundError(f'{source} ends without the name of a file.\n{advice}')
+    cached = Path(torch.hub.get_dir(), 'checkpoints', name)
+    folder = os.environ.get(WEIGHTS_VARIABLE)
+    places = [Path(folder, cached.name), cached] if folder else [cached]
+    reason = ''  # which the first process of a node knows
+    first_of_node = int(os.environ.get('LOCAL_RANK', dist.get_rank())) == 0
+    if first_of_node and not any(place.is_file() for place in places):
+        try:
+            download(source, cached)
+        except (OSError, RuntimeError, ValueError, http.client.HTTPException) as error:
+            reason = f' ({" ".join(str(error).split()):.300})'
+    dist.barrier()  # always: whether a file is there differs between nodes and moments
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(
+        f'weight file not found: looked for {" and ".join(map(str, places))} (${WEIGHTS_VARIABLE} '
+        f'is {folder or "not set"}), and {source} cannot be downloaded{reason}.\n{advice}'
+    )
+
+
+def fetch_hub_folder(source: str, advice: str) -> Path:
+    """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
+
+    Without a revision it is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where
+    later calls find it without a network.
+
+    Args:
+        source: hf://owner/name, or hf://owner/name@revision.
+        advice: as of `locate_weights`.
+
+    Raises:
+        FileNotFoundError: no such repository, no weights in one file in it, or no network.
+        ImportError: huggingface_hub is missing.
+    """
+    name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
+    folder = os.environ.get(WEIGHTS_VARIABLE)
+    if folder and not revision and Path(folder, name).is_dir():
+        return Path(folder, name)
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError:
+        raise ImportError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
+    try:
+        for weights in HUB_FILES:
+            try:
+                path = Path(hf_hub_download(name, weights, revision=revision or None))
+                break
+            except EntryNotFoundError as error:
+                reason = error
+        else:
+            raise reason
+        for about in HUB_CONFIGS:
+            with suppress(EntryNotFoundError):
+                hf_hub_download(name, about, revision=revision or None)
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        text = ' '.join(str(error).split())
+        raise FileNotFoundError(f'{source} cannot be fetched: {text:.200}\n{advice}') from None
+    return path.parent
+
+
+def download(url: str, path: Path) -> None:
+    """Fetches a checkpoint, which gets its name when it could be read to its end.
+
+    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file. Where the name has a
+    hash it must be the file's.
+
+    Raises:
+        OSError, RuntimeError, ValueError, http.client.HTTPException: it did not come, or something else did.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
+        if time.time() - killed.stat().st_mtime > ABANDONED:  # another node may be at work on the same disk
+            killed.unlink(missing_ok=True)
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
+    digits = HASH_IN_NAME.search(path.name)
+    seconds = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds or STALLED)  # torch gives none
+    try:
+        torch.hub.download_url_to_file(url, str(partial), digits and digits[1])
+        try:
+            read_checkpoint(partial)
+        except CheckpointError as error:
+            raise ValueError(str(error).replace(str(partial), 'what came')) from None
+        os.replace(partial, path)
+    finally:
+        socket.setdefaulttimeout(seconds)
+        partial.unlink(missing_ok=True)
+
+
+def name_of_url(url: str) -> str:
+    """Name under which a URL's file is kept: its own, with a hash before it where all files of a site have one name."""
+    name = Path(urlsplit(url).path).name
+    return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if name in HUB_FILES else name
+
+
+def weights_in(path: Path) -> Path:
+    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is.
+
+    Raises:
+        FileNotFoundError: a folder without them.
+    """
+    if not path.is_dir():
+        return path
+    for name in (*HUB_FILES, *RUN_FILES):
+        if (path / name).is_file():
+            return path / name
+    raise FileNotFoundError(
+        f'{path} is a folder without {", ".join((*HUB_FILES, *RUN_FILES))}: of a run that is not finished name a '
+        "checkpoint; transformers saves in one piece by model.save_pretrained(folder, max_shard_size='100GB')"
+    )
+
+
+WHOLE = 'this config'  # what the metafile says of weights that have a value for every tensor of the config's model
+
+
+class Released(NamedTuple):
+    """Released weights.
+
+    Attributes:
+        config: path of the config whose model they belong to.
+        url: of the file.
+        holds: what was trained, on which data.
+        fits: the part of the model that they are for.
+    """
+
+    config: Path
+    url: str
+    holds: str
+    fits: str
+
+
+@functools.cache
+def released() -> dict[str, Released]:
+    """All released weights of whole models and backbones, by the names of their files, from the configs' metafiles."""
+    found = {}
+    for file in sorted(config_folders()[0].glob('*/metafile.yml')):
+        for entry in load(file)['Models']:
+            for weights in entry.get('Released Weights') or ():
+                if weights['Fits'] in (WHOLE, 'the backbone and head of this config'):
+                    config = file.parents[1].parent / entry['Config']
+                    name = Path(weights['URL']).stem
+                    found[name] = Released(config, weights['URL'], weights['Holds'], weights['Fits'])
+    return found
+
+
+def list_models(pattern: str = '*') -> list[str]:
+    """Names of released weights.
+
+    Args:
+        pattern: as of file names: '*ade20k', 'beitv2_large*'.
+
+    Returns:
+        Sorted names for `get_model`.
+    """
+    return sorted(name for name in released() if fnmatch(name, pattern))
+
+
+def checkpoint_of(source: str | Path) -> Path:
+    """The weights that a path or a name stands for.
+
+    Args:
+        source: a file, the folder of a finished run or one of transformers' or timm's, an address, or one of
+            `list_models`, whose file is looked for as that of an address. A file or folder comes before a name.
+
+    Raises:
+        FileNotFoundError: none of them; names released models of nearly that name.
+    """
+    advice = 'Name a file, the folder of a run, or an address.'
+    if '://' in str(source):
+        return locate_weights(str(source), advice)
+    path = weights_in(Path(source).expanduser())
+    if path.is_file():
+        return path
+    if known := released().get(str(source)):
+        return locate_weights(known.url, advice)
+    raise FileNotFoundError(
+        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, or a released model'
+        + (_nearest(Path(source).stem) or ' (see list_models())')
+    )
+
+
+def _nearest(name: str) -> str:
+    """A question that ends an error: the released models whose names are most like this one; empty without any."""
+    near = get_close_matches(name.lower(), released(), n=3, cutoff=0.6)
+    return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

@@ -1,0 +1,97 @@
+"""The schedules of DINO's teacher."""
+
+import math
+
+import numpy as np
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from beit_mm.engine.checks import unwrap
+from beit_mm.engine.optim import AutocastOptimWrapper
+from beit_mm.models.dino import DINOPretrainer
+from beit_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class DINOHook(Hook):
+    """Schedules of a DINOPretrainer, all from the number of the step, so that a resumed run needs no state of them.
+
+    After each step of the optimizer the teacher follows the student, but not after one that AutocastOptimWrapper skips.
+    The logs have `teacher_momentum` and `teacher_temperature`. Weight decay has a schedule of mmpretrain's,
+    CosineAnnealingWeightDecay.
+
+    Args:
+        momentum: of the teacher at the first step; rises to 1 at the end of the run, along half a cosine.
+        temperature: of the teacher in the first epoch, and after the warm-up.
+        warmup_epochs: epochs in which the temperature rises, by equal steps.
+        freeze_last_layer: epochs in which the last layer of the student's head is not trained.
+
+    Raises:
+        ValueError: a momentum outside of 0 to 1, other temperatures; when training starts, another model.
+
+    Source: facebookresearch/dino `main_dino.py`.
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.996,
+        temperature: tuple[float, float] = (0.04, 0.04),
+        warmup_epochs: int = 0,
+        freeze_last_layer: int = 1,
+    ):
+        if not 0 <= momentum <= 1:
+            raise ValueError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
+        if np.shape(temperature) != (2,) or not min(temperature) > 0:
+            raise ValueError(f'temperature is {temperature}; expected two numbers above 0, first and last')
+        self.momentum = momentum
+        self.temperature = temperature
+        self.warmup_epochs = warmup_epochs
+        self.freeze_last_layer = freeze_last_layer
+
+    def before_train(self, runner: Runner) -> None:
+        """Sees to it that the optimizer leaves the last layer alone while it is frozen."""
+        model = unwrap(runner)
+        if not isinstance(model, DINOPretrainer):
+            raise ValueError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
+
+        def drop_gradients(*_: object) -> None:
+            # After clipping. Without a gradient neither decay nor moments are touched; with one of 0 they would be.
+            if epoch_of(runner) < self.freeze_last_layer:
+                for parameter in model.dino_head.last_layer.parameters():
+                    parameter.grad = None
+
+        runner.optim_wrapper.optimizer.register_step_pre_hook(drop_gradients)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
+        """Sets the teacher's temperature."""
+        temperature = self.temperature_at(epoch_of(runner))
+        unwrap(runner).teacher_temperature = torch.tensor(temperature)  # a number would be a constant of compiled code
+        runner.message_hub.update_scalar('train/teacher_temperature', temperature)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs: dict | None = None
+    ) -> None:
+        """Moves the teacher, unless gradients are still being accumulated."""
+        if runner.optim_wrapper.should_update():
+            momentum = self.momentum_at(runner.iter / runner.max_iters)
+            wrapper = runner.optim_wrapper
+            taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
+            unwrap(runner).update_teacher(momentum, taken)
+            runner.message_hub.update_scalar('train/teacher_momentum', momentum)
+
+    def momentum_at(self, progress: float) -> float:
+        """The momentum where a part `progress` of the run, 0 to 1, is over."""
+        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
+
+    def temperature_at(self, epoch: int) -> float:
+        """The temperature in an epoch, from 0."""
+        first, last = self.temperature
+        if epoch >= self.warmup_epochs:
+            return last
+        return first + (last - first) * epoch / max(self.warmup_epochs - 1, 1)
+
+
+def epoch_of(runner: Runner) -> int:
+    """The epoch of the present step, from 0; loops that count iterations have one too."""
+    return runner.iter // len(runner.train_dataloader)

@@ -1,0 +1,1 @@
+"""Features of images, and what a classifier of them alone reaches."""

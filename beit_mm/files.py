@@ -1,0 +1,67 @@
+"""Files that are written whole or not at all, their hashes, and text that no reader of configs fills in."""
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+HASH_PIECE = 1 << 20  # bytes
+LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file, 64 lower-case hexadecimal digits."""
+    digest = hashlib.sha256()
+    with Path(path).open('rb') as file:
+        while piece := file.read(HASH_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def inert(text: str) -> str:
+    r"""Text of a config with `{\x7b` for `{{` in its strings: mmengine fills in templates before Python reads it."""
+    return text.replace('{{', '{\\x7b')
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
+
+    Full disks, interruptions and errors leave what had the name as it was. Folders above it are created. A process that
+    is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')  # in one folder, so that it can be renamed
+    try:
+        with partial.open('xb') as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too
+    finally:
+        os.close(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes have left half written."""
+    for path in folder.glob('*.part') if folder.is_dir() else ():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def config_folders() -> list[Path]:
+    """Where configs lie: in the checkout, and in the installed package."""
+    return [folder for folder in (PACKAGE.parent / 'configs', PACKAGE / '.mim/configs') if folder.is_dir()]

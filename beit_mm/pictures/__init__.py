@@ -1,0 +1,3 @@
+"""Pictures of what a model makes of images."""
+
+from beit_mm.pictures.pictures import ReconstructionHook
