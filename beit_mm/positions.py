@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from scipy.interpolate import make_interp_spline
 from torch import Tensor
 
+from beit_mm.terminal import UserError
+
 Grid = tuple[int, int]
 NUM_CLS_ROWS = 3
 ALIGNMENT = 8  # elements: 16 bytes of bfloat16, at multiples of which fused attention wants each row of a bias to begin
@@ -30,7 +32,7 @@ def square_grid(num_rows: int) -> Grid:
     """The square patch grid whose bias table has `num_rows` rows, 14 x 14 for 732; ValueError where there is none."""
     side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
     if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
-        raise ValueError(f'a bias table of {num_rows} rows belongs to no square patch grid')
+        raise UserError(f'a bias table of {num_rows} rows belongs to no square patch grid')
     return ((side + 1) // 2,) * 2
 
 
@@ -179,7 +181,7 @@ def square_token_grid(num_rows: int) -> Grid:
     """The square grid whose position embedding has `num_rows` rows, 14 x 14 for 197; ValueError where there is none."""
     side = math.isqrt(max(num_rows - 1, 0))
     if side**2 != num_rows - 1:
-        raise ValueError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
+        raise UserError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
     return side, side
 
 

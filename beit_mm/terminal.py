@@ -12,11 +12,10 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from opcode import opmap
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
@@ -27,6 +26,10 @@ WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'|takes no arguments")
 BAR = 30  # columns
+
+
+class UserError(ValueError):
+    """What the user can mend; the message says what was found, what was expected and what to do."""
 
 
 def printable(text: str) -> str:
@@ -134,13 +137,8 @@ def folder_of_images(path: str | Path) -> Path:
     return folder
 
 
-def run(main: Callable[[], None], *folders: str) -> None:
-    """Calls the main function of a command; a user's mistake ends it with one line, a fault of ours with a traceback.
-
-    Args:
-        main: without arguments.
-        folders: of code that counts as ours, beside the package.
-    """
+def run(main: Callable[[], None]) -> None:
+    """Calls the main function of a command; a user's mistake ends it in one line, a fault of ours in a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # names of files may be any bytes
     try:
@@ -149,58 +147,37 @@ def run(main: Callable[[], None], *folders: str) -> None:
         print('stopped', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if (message := message_for_user(error, *folders)) is None:
+        if (message := message_for_user(error)) is None:
             raise
         sys.exit(f'error: {printable(message)}')
 
 
-def message_for_user(error: BaseException, *folders: str) -> str | None:
-    """The message that was written for the user: of the first error in the chain that code of ours raised.
+def message_for_user(error: BaseException) -> str | None:
+    """The message for the user in a chain of errors; None where it is a fault of ours, or of a library.
 
-    Of other code only errors of the operating system count, such as a file that is missing, and what mmengine says of
-    types and arguments that do not exist.
-
-    Args:
-        error: that ended a command.
-        folders: of code that counts as ours, beside the package.
-
-    Returns:
-        The message; None where the error is none of the user's.
+    Beside UserError errors of the operating system count, such as a missing file, and what mmengine says of types and
+    arguments that do not exist.
     """
-    own = [Path(folder).resolve() for folder in (str(Path(__file__).parent), *folders)]
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
     for link in chain:
-        steps = list(steps_of(link.__traceback__))
-        if steps and raises(steps[-1], own) and not isinstance(link, AssertionError):
-            return str(link)
+        if isinstance(link, UserError):
+            return of_worker(link)
         if isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
             return unknown_type(missing[1])
         if isinstance(link, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(str(link))):
-            for step in reversed(steps):
-                values = step.tb_frame.f_locals  # of mmengine's build_from_cfg and build_scheduler_from_cfg
+            for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
+                values = frame.f_locals  # of mmengine's build_from_cfg and build_scheduler_from_cfg
                 built, given = values.get('obj_cls') or values.get('scheduler_cls'), values.get('args')
                 if built and given and (name := unknown[1] or next(iter(given))) in given:
                     return unknown_argument(built, name)
-    if isinstance(error, OSError):
-        # of a process that reads images torch hands on the whole traceback, which ends with "class: message"
-        return WORKER.sub('', str(error).rstrip()) if WORKER.match(str(error)) else str(error)
-    return None
+    return of_worker(error) if isinstance(error, OSError) else None
 
 
-def steps_of(trace: TracebackType | None) -> Iterator[TracebackType]:
-    """The steps of a traceback; an error that was sent from elsewhere has none."""
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-def raises(step: TracebackType, folders: list[Path]) -> bool:
-    """Whether a step of a traceback is a `raise` in a file of one of the folders, to which links may lead."""
-    code = step.tb_frame.f_code
-    ours = any(Path(code.co_filename).resolve().is_relative_to(folder) for folder in folders)
-    return ours and code.co_code[step.tb_lasti] == opmap['RAISE_VARARGS']
+def of_worker(error: Exception) -> str:
+    """The message of an error; of one from a process that reads images torch hands on a whole traceback."""
+    return WORKER.sub('', str(error).rstrip()) if WORKER.match(str(error)) else str(error)
 
 
 def unknown_argument(built: Callable, name: str) -> str:

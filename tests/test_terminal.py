@@ -118,27 +118,18 @@ def test_an_error_that_came_without_a_traceback():
     assert terminal.message_for_user(ValueError('a fault')) is None
 
 
-@pytest.mark.parametrize('linked', ['file', 'folder'])
-def test_a_users_mistake_is_one_behind_a_link_too(tmp_path, monkeypatch, linked):
-    tools = tmp_path / 'checkout/tools'
-    tools.mkdir(parents=True)
-    (tools / 'tool.py').write_text(
-        "def main(x):\n    if x: raise ValueError(\n        'no such thing')\n    assert x\n"
-    )
-    (tmp_path / 'link').symlink_to(tools)
-    folder = tmp_path / 'link'
-    for code, own in ((folder, tools), (tools, folder)) if linked == 'folder' else ((tools, tools),):
-        monkeypatch.syspath_prepend(str(code))
-        sys.modules.pop('tool', None)
-        import tool
-
-        with pytest.raises(ValueError) as caught:
-            tool.main(1)
-        assert terminal.message_for_user(caught.value, str(own)) == 'no such thing'
-        assert terminal.message_for_user(caught.value, str(tmp_path / 'check')) is None  # another folder
-        with pytest.raises(AssertionError) as caught:
-            tool.main(0)
-        assert terminal.message_for_user(caught.value, str(own)) is None
+def test_a_users_mistake_is_told_from_a_fault():
+    """Also behind the error that a library made of it, and from a worker."""
+    with pytest.raises(KeyError) as caught:
+        try:
+            raise terminal.UserError('no such thing')
+        except ValueError as error:
+            raise KeyError('broken') from error
+    assert terminal.message_for_user(caught.value) == 'no such thing'
+    worker = 'Caught UserError in DataLoader worker process 0.\nOriginal Traceback:\nbeit_mm.terminal.UserError: a.npy'
+    assert terminal.message_for_user(terminal.UserError(worker)) == 'a.npy'
+    for fault in (AssertionError('x'), ValueError('x'), KeyError('x'), RuntimeError('x')):
+        assert terminal.message_for_user(fault) is None
 
 
 def test_names_cannot_steer_a_terminal(capsys):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from mmengine.config import Config
     from mmengine.runner import Runner
@@ -60,7 +62,7 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.local_rank is not None:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     if not args.config.endswith(('.py', '.yml', '.yaml', '.json')):
-        raise ValueError(f'{args.config!r} is no config; expected the path of one, a file ending in .py')
+        raise UserError(f'{args.config!r} is no config; expected the path of one, a file ending in .py')
     cfg = Config.fromfile(args.config)
     options = parse_options(args.cfg_options)
     for key in options:
@@ -91,9 +93,9 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
     for pair in pairs:
         key, equals, value = pair.partition('=')
         if not equals:
-            raise ValueError(f'--cfg-options: {pair!r} is no KEY=VALUE')
+            raise UserError(f'--cfg-options: {pair!r} is no KEY=VALUE')
         if '{{' in value:
-            raise ValueError(
+            raise UserError(
                 f'--cfg-options: {pair!r} has "{{{{", which mmengine executes in the configs that it writes'
             )
         is_folder = key.endswith('data_root') and ',' in value
@@ -103,7 +105,7 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
             try:
                 options.values[key] = ConfigDict(value=json.loads(value)).value
             except json.JSONDecodeError as error:
-                raise ValueError(f'--cfg-options: {key} begins as a list of dicts and is no JSON ({error})') from error
+                raise UserError(f'--cfg-options: {key} begins as a list of dicts and is no JSON ({error})') from error
         else:
             action(None, options, [pair])
     return options.values
@@ -154,14 +156,14 @@ def check_key(cfg: Config, key: str) -> None:
         if depth == 0:
             known = {*signature(Runner).parameters, *READ_TOO, *(['data_root'] if 'data_root' in cfg else [])}
             if name in cfg and name not in known:
-                raise ValueError(
+                raise UserError(
                     f'--cfg-options: {key}: nothing reads {name}, from which other entries were made; set those, such '
                     'as train_dataloader.dataset.pipeline'
                 )
             known &= {*cfg, *signature(Runner).parameters, *READ_TOO}
         elif isinstance(place, list | tuple):
             if not name.isdecimal() or int(name) >= len(place):
-                raise ValueError(f'--cfg-options: {key}: {parents[depth - 1]} has entries 0 to {len(place) - 1}')
+                raise UserError(f'--cfg-options: {key}: {parents[depth - 1]} has entries 0 to {len(place) - 1}')
             place = place[int(name)]
             continue
         elif not isinstance(place, dict):
@@ -175,7 +177,7 @@ def check_key(cfg: Config, key: str) -> None:
         if name not in known and (near or known):
             advice = f'; did you mean {".".join([*parents[:depth], near[0]])}?' if near else ''
             where = f'{key}: {name}' if parents else key
-            raise ValueError(f'--cfg-options: {where} is no entry of the config{advice}')
+            raise UserError(f'--cfg-options: {where} is no entry of the config{advice}')
         return
 
 
@@ -213,11 +215,11 @@ def load_strictly(runner: Runner, checkpoint: str) -> None:
     try:
         runner.load_checkpoint(checkpoint, strict=True)
     except RuntimeError as error:
-        raise ValueError(f'{checkpoint}: {" ".join(str(error).split())}') from error
+        raise UserError(f'{checkpoint}: {" ".join(str(error).split())}') from error
 
 
 def run(main: Callable[[], None]) -> None:
     """Calls the main function of a tool; a user's mistake ends it with one line, a fault of ours with a traceback."""
     from beit_mm.terminal import run
 
-    run(main, str(TOOLS))
+    run(main)

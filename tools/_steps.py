@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from beit_mm.terminal import UserError
+
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = 'reproduce_table.json'  # in a run's folder: what it was started with
 POLL = 0.2  # seconds
@@ -66,10 +68,10 @@ class Step:
         known, wanted = json.loads(text), self.record()
         if known['run'] != wanted['run']:
             changed = ' '.join(sorted(set(known['run']) ^ set(wanted['run']))) or 'their order'
-            raise ValueError(f'{self.result.parent} holds a run with other options ({changed}); move it away')
+            raise UserError(f'{self.result.parent} holds a run with other options ({changed}); move it away')
         if all(step.finished() for step in self.after) and known != wanted:
             sources = ', '.join(wanted['starts_from'])
-            raise ValueError(f'{self.result.parent} started from another {sources}; move it away to run it again')
+            raise UserError(f'{self.result.parent} started from another {sources}; move it away to run it again')
 
 
 def read(path: Path) -> str:

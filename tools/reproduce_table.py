@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 from _cli import few_of_each, run
 from _steps import ROOT, Execution, Step, StoppedError, read, with_predecessors
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from mmengine.config import Config
 
@@ -160,7 +162,7 @@ class DemoPlan:
             if path.exists():
                 continue
             if not folder.is_dir():
-                raise ValueError(f'no folder {folder}; expected one folder of images a class in it')
+                raise UserError(f'no folder {folder}; expected one folder of images a class in it')
             classes = sorted(place.name for place in folder.iterdir() if place.is_dir())
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(''.join(f'{image}\n' for image in few_of_each(folder, classes, count, seed)))
@@ -202,7 +204,7 @@ def changed_pretraining(cfg: Config, changes: list[str]) -> list[str]:
         changes: names in CHANGES.
     """
     if unknown := set(changes) - set(CHANGES):
-        raise ValueError(f'changes {sorted(unknown)} are unknown; choose from {sorted(CHANGES)}')
+        raise UserError(f'changes {sorted(unknown)} are unknown; choose from {sorted(CHANGES)}')
     if not changes:
         return []
     pipeline = []
@@ -255,7 +257,7 @@ class FullPlan:
         batch = []
         if self.gpus and self.gpus != gpus:
             if total % (self.gpus * accumulated):
-                raise ValueError(f'--gpus {self.gpus}: the batch of {config}, {total} images, cannot be divided')
+                raise UserError(f'--gpus {self.gpus}: the batch of {config}, {total} images, cannot be divided')
             gpus, batch = self.gpus, [f'train_dataloader.batch_size={total // (self.gpus * accumulated)}']
         changes = [*identity, *options]
         overrides = ['--cfg-options', *changes, *batch] if changes or batch else []
@@ -500,7 +502,7 @@ def main() -> None:
     titles = {name: column['title'] for name, column in known.items() if 'metric' in column}
     columns = args.columns or [name for name in columns if name in titles]
     if unknown := set(columns) - set(titles):
-        raise ValueError(f'--columns: no {", ".join(sorted(unknown))} in {args.table}; choose from {", ".join(titles)}')
+        raise UserError(f'--columns: no {", ".join(sorted(unknown))} in {args.table}; choose from {", ".join(titles)}')
     cells = [figures(plan, table, columns, row, args.seeds) for row in table['rows']]
     chosen = [row for number, row in enumerate(cells, start=1) if not args.rows or number in args.rows]
     steps = with_predecessors([test for row in chosen for cell in row.values() for test in cell.tests])

@@ -16,6 +16,8 @@ from typing import Any
 
 from _cli import argument_parser, load_config, load_strictly, run
 
+from beit_mm.terminal import UserError
+
 
 def main() -> None:
     parser = argument_parser(__doc__)
@@ -40,9 +42,9 @@ def main() -> None:
 
     cfg = load_config(args)
     if cfg.get('test_dataloader') is None:
-        raise ValueError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
+        raise UserError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
     if not args.checkpoint and not cfg.model.get('checkpoint'):
-        raise ValueError('no CHECKPOINT given; name it behind the config')
+        raise UserError('no CHECKPOINT given; name it behind the config')
     if args.amp:
         cfg.test_cfg.fp16 = True
     if args.tta:
@@ -73,21 +75,21 @@ def augment(cfg: Any) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
-        raise ValueError(
+        raise UserError(
             'this config already tests with augmentation (all scales with flip); leave --tta out, or take '
             'the config without _ms'
         )
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
-        raise ValueError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
+        raise UserError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
-            raise ValueError(
+            raise UserError(
                 f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
                 'classifiers and segmentors have test-time augmentation'
             )
         if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            raise ValueError(
+            raise UserError(
                 '--tta averages the scores of one classifier, this probe has one for each layer; set model.layers=...'
             )
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
@@ -100,7 +102,7 @@ def augment(cfg: Any) -> None:
 def draw(cfg: Any, folder: str) -> None:
     """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
     if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
-        raise ValueError('--show-dir draws on RGB images, and these have other bands; leave it out')
+        raise UserError('--show-dir draws on RGB images, and these have other bands; leave it out')
     if cfg.default_scope == 'mmseg':
         cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
         backends = [dict(type='LocalVisBackend')]
@@ -110,7 +112,7 @@ def draw(cfg: Any, folder: str) -> None:
         cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
         cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
     else:
-        raise ValueError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
+        raise UserError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
 
 
 if __name__ == '__main__':

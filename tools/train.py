@@ -13,6 +13,8 @@ from typing import Any
 
 from _cli import argument_parser, load_config, run
 
+from beit_mm.terminal import UserError
+
 
 def main() -> None:
     parser = argument_parser(__doc__)
@@ -60,7 +62,7 @@ def train(args: argparse.Namespace, short: bool) -> None:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
         if 'auto_scale_lr' not in cfg:
-            raise ValueError(f'--auto-scale-lr: {args.config} has no auto_scale_lr, the batch that its rates belong to')
+            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr, the batch that its rates belong to')
         cfg.auto_scale_lr.enable = True
     if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
@@ -108,7 +110,7 @@ def shorten(cfg: Any, steps: int) -> None:
     schedulers, given = [], cfg.get('param_scheduler') or []
     for scheduler in [given] if isinstance(given, dict) else given:
         if scheduler.get('by_epoch', True) != (unit == 'max_epochs'):
-            raise ValueError(f'--steps: a {scheduler.type} does not count as the run does, by {unit}; write a config')
+            raise UserError(f'--steps: a {scheduler.type} does not count as the run does, by {unit}; write a config')
         begin, end = moved(scheduler.get('begin', 0)), moved(scheduler.get('end', length))
         scheduler.update(begin=begin, end=end, by_epoch=False)
         scheduler.pop('convert_to_iter_based', None)

@@ -16,6 +16,7 @@ from beit_mm.checkpoint.find import HUB_FILES, WHOLE, _nearest, released
 from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 
 def find_config(name: str) -> Path:
@@ -32,7 +33,7 @@ def find_config(name: str) -> Path:
         found = sorted(path for path in folder.rglob('*.py') if f'/{path.relative_to(folder)}'.endswith(ending))
         if len(found) > 1:
             names = ', '.join(str(path.relative_to(folder).with_suffix('')) for path in found)
-            raise ValueError(f'{name!r} names {len(found)} configs; expected one of {names}')
+            raise UserError(f'{name!r} names {len(found)} configs; expected one of {names}')
         if found:
             return found[0]
     known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
@@ -93,7 +94,7 @@ def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
         CheckpointError, RuntimeError: weights of another backbone, or of another whole model.
     """
     if name not in released():
-        raise ValueError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
+        raise UserError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
     entry = released()[name]
     cfg = Config.fromfile(entry.config)
     cfg.model.get('backbone').init_cfg = None

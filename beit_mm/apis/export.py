@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.models.vit import BEiTBackbone, BiasReader, PositionEmbeddingReader
+from beit_mm.terminal import UserError
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
@@ -62,24 +63,24 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         the largest logit.
 
     Raises:
-        ImportError: the ONNX packages are missing.
+        ValueError: the ONNX packages are missing.
         ValueError: not a classifier or SlidingSegmentor on a BEiTBackbone, a size that its pyramid cannot halve,
             or a segmentor with torch 2.6.
-        RuntimeError: the graph's logits are not the model's.
+        ValueError: the graph's logits are not the model's.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ImportError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
+        raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
     backbone = dict(model.named_children()).get('backbone')
     if not isinstance(backbone, BEiTBackbone):
-        raise ValueError(
+        raise UserError(
             'ONNX export takes a classifier or segmentor whose backbone is a BEiTBackbone, not '
             f'{type(model).__name__} on {type(backbone).__name__}'
         )
     divisor = _cells_of_segmentor(model)
     if divisor and any(side % divisor for side in size):
-        raise ValueError(f'size is {size[0]} x {size[1]}; this segmentor takes sides that are multiples of {divisor}')
+        raise UserError(f'size is {size[0]} x {size[1]}; this segmentor takes sides that are multiples of {divisor}')
     if divisor and torch.__version__.startswith('2.6.'):
-        raise ValueError(f'ONNX export of a segmentor needs torch 2.7 or newer: {torch.__version__} has no batch norm')
+        raise UserError(f'ONNX export of a segmentor needs torch 2.7 or newer: {torch.__version__} has no batch norm')
     preprocessing = dict(preprocessing_of_model(model), size=list(size))
     model = copy.deepcopy(model).cpu().float().eval()
     if divisor:
@@ -89,7 +90,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     with torch.no_grad():
         logits = _fold(model, images)
         if not isinstance(logits, Tensor) or logits.dim() != (4 if divisor else 2):
-            raise ValueError(
+            raise UserError(
                 'ONNX export takes a model that gives logits (batch, classes): it needs '
                 "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
             )
@@ -152,7 +153,7 @@ def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
     scale = logits.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     difference = ((torch.cat(parts) - logits).abs().max() / scale).item()
     if not difference <= TOLERANCE:  # not a number is no agreement either
-        raise RuntimeError(
+        raise UserError(
             f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
             f'more than {TOLERANCE:.0e}; nothing was written. Is a layer of it random in evaluation?'
         )

@@ -37,7 +37,7 @@ from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER
 from beit_mm.pictures.attention import attention_of_image, draw_attention
 from beit_mm.pictures.pictures import titled_grid
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import quiet, with_bar
+from beit_mm.terminal import UserError, quiet, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 MAX_ROWS = 64  # of a picture of reconstructions
@@ -81,12 +81,12 @@ def classify(
         ValueError: `labelled` is missing, or has no classes; another ending of `out`.
     """
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
-        raise ValueError(f'{str(out)!r}: expected a file ending in .csv or .json')
+        raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
         path = checkpoint_of(checkpoint)
         task = task_of_file(path)
         if task == 'segmentation':
-            raise ValueError(f'{path} is a segmentor; use segment')
+            raise UserError(f'{path} is a segmentor; use segment')
         if labelled is not None:
             results = classify_by_neighbours(path, images, labelled)
         elif task == 'classification':
@@ -96,7 +96,7 @@ def classify(
             found = (result for batch in batches for result in classifier(batch, on_error='skip'))
             results = list(with_bar(found, len(sources)))
         else:
-            raise ValueError(
+            raise UserError(
                 f'{path} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
                 'fine-tune it first: python -m beit_mm finetune'
             )
@@ -113,7 +113,7 @@ def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Pa
     bank = list_part(folder)
     classes = sorted(set(bank.names) - {''})
     if len(classes) < 2:
-        raise ValueError(
+        raise UserError(
             f'--labelled: {str(labelled)!r} has {len(classes)} class folders with images; expected 2 or more'
         )
     known = {str(folder / path): classes.index(name) for path, name in zip(bank.paths, bank.names, strict=True) if name}
@@ -184,13 +184,13 @@ def segment(
         path = checkpoint_of(checkpoint)
         task = task_of_file(path)
         if labelled is None and (size is not None or keep_zero_label):
-            raise ValueError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
+            raise UserError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if labelled is not None:
             dataset, maps = segment_by_neighbours(path, images, labelled, size, keep_zero_label)
             return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out).expanduser())
         if task != 'segmentation':
             kind = 'a classifier' if task == 'classification' else 'pretrained'
-            raise ValueError(
+            raise UserError(
                 f'{path} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and classes.txt, '
                 'or train a segmentor on it: README, "Segmentation"'
             )
@@ -311,7 +311,7 @@ def check_picture(out: str | Path) -> Path:
     """The path of a picture; ValueError for an ending that is none, before any work is done."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
-        raise ValueError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
+        raise UserError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
     return path
 
 

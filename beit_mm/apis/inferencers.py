@@ -50,6 +50,7 @@ from beit_mm.features.reader import (
 from beit_mm.models import LinearProbe
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.terminal import UserError
 
 ConfigInput: TypeAlias = str | Path | Config | None
 
@@ -98,7 +99,7 @@ class _Inferencer(ImageReader, ABC):
                 reason = ' '.join(str(error).split())
                 raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.300}') from error
         if (num_classes := self._num_classes(module)) is None:
-            raise ValueError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
+            raise UserError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
         try:
             check_finite(
                 {name: tensor for name, tensor in weights.items() if isinstance(tensor, Tensor)}, str(checkpoint)
@@ -137,7 +138,7 @@ class _Inferencer(ImageReader, ABC):
             parts['model']['type'], parts['pipeline'][0]['type']
         except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
             needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
-            raise ValueError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
+            raise UserError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
         if config is not None:
             return ConfigDict(parts, default_scope=values.get('default_scope', self.scope))
         try:
@@ -234,7 +235,7 @@ class ClassificationInferencer(_Inferencer):
         check_on_error(on_error)
         for name, number in (('batch_size', batch_size), ('top', top)):
             if number < 1:
-                raise ValueError(f'{name} is {number}; expected 1 or more')
+                raise UserError(f'{name} is {number}; expected 1 or more')
         sources, results = iterate_images(images, extensions_of([self._load])), []
         while batch := list(islice(sources, batch_size)):
             read = [self._read(image, on_error) for image in batch]
@@ -405,4 +406,4 @@ def check_shapes(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in module.state_dict().items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
-            raise ValueError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')
+            raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')

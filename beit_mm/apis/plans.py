@@ -25,6 +25,7 @@ from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
@@ -73,7 +74,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuses what only another file can say, as plan.json of a run: a base is executed, a type is built."""
         if self.base not in BASES:
-            raise ValueError(f'a plan on top of {self.base!r}')
+            raise UserError(f'a plan on top of {self.base!r}')
         self.backbone = check_part(dict(self.backbone, type=BACKBONE), (BACKBONE,), 'backbone')
         del self.backbone['type']
         if self.tokenizer:
@@ -216,7 +217,7 @@ def plan_training(
     if batch is None:
         batch = 2 ** int(math.log2(max(4, min(most, number / 8))))
     elif not 0 < batch <= number:
-        raise ValueError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
+        raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     if workers is None:
         workers = max(1, min(cores - 2, 16) if device == 'cuda' else cores // 4)

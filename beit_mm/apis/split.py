@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.listing import EXTENSIONS, list_images
-from beit_mm.terminal import folder_of_images
+from beit_mm.terminal import UserError, folder_of_images
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
@@ -61,7 +61,7 @@ def find_images(folder: str | Path) -> Images:
     if held_out is None or not held_out.paths:
         train, held_out = split(train)
     if len(train.paths) < MIN_IMAGES:
-        raise ValueError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
+        raise UserError(f'{len(train.paths)} images in {str(root)!r}; at least {MIN_IMAGES} are needed to learn from')
     classes = sorted(set(train.names))
     labelled = '' not in classes and len(classes) > 1 and set(held_out.names) <= set(classes)
     labelled = labelled and not all(map(DATE.fullmatch, classes))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from beit_mm.checkpoint.names import MAX_SIDE
+from beit_mm.terminal import UserError
 
 Check = Callable[[Any, str], Any]  # (value, its place) -> the value as it is to be built
 
@@ -20,7 +21,7 @@ MAX_UPSAMPLING = 64  # of a head, each side
 MAX_WINDOWS = 8  # along a side of a window: how often windows of a segmentor may overlap
 
 
-class RefusedError(ValueError):
+class RefusedError(UserError):
     """A config asks for something that is not on the list; says for what."""
 
 

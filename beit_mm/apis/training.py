@@ -42,7 +42,7 @@ from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict
 from beit_mm.files import atomic_file
 from beit_mm.pictures.training import draw_runs, read_scalars
-from beit_mm.terminal import folder_of_images, quiet, say, without_output
+from beit_mm.terminal import UserError, folder_of_images, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
@@ -86,7 +86,7 @@ def pretrain(
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
     if steps is not None and steps < MIN_STEPS:
-        raise ValueError(f'steps is {steps}; expected at least {MIN_STEPS}')
+        raise UserError(f'steps is {steps}; expected at least {MIN_STEPS}')
     with quiet():
         return Run('pretrain', images, out, init, workers, batch).finish(dict(minutes=minutes, steps=steps))
 
@@ -123,12 +123,12 @@ def check_numbers(workers: int | None, **lengths: float | None) -> None:
     """Raises ValueError for a length that is none, and for two of them."""
     given = {name: value for name, value in lengths.items() if value is not None}
     if len(given) > 1:
-        raise ValueError(f'{" and ".join(given)} are both given; expected one of them')
+        raise UserError(f'{" and ".join(given)} are both given; expected one of them')
     for name, value in given.items():
         if not 0 < value < float('inf'):
-            raise ValueError(f'{name} is {value:g}; expected more than 0')
+            raise UserError(f'{name} is {value:g}; expected more than 0')
     if workers is not None and workers < 0:
-        raise ValueError(f'workers is {workers}; expected 0 or more')
+        raise UserError(f'workers is {workers}; expected 0 or more')
 
 
 class Run:
@@ -166,16 +166,16 @@ class Run:
     def open(self) -> None:
         """Takes up what was planned before, and refuses folders of other things."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f'{self.folder} is a file; expected a folder for the run')
+            raise UserError(f'{self.folder} is a file; expected a folder for the run')
         if Path(self.record['images']) in (self.folder, *self.folder.parents):
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} lies in the folder of the images, where its pictures would count as such; choose '
                 'another --out'
             )
         path = self.folder / RECORD
         if not path.is_file():
             if self.folder.is_dir() and any(self.folder.iterdir()):
-                raise ValueError(f'{self.folder} holds other files; expected a new or empty folder for the run')
+                raise UserError(f'{self.folder} holds other files; expected a new or empty folder for the run')
             return
         try:
             known = json.loads(path.read_text())
@@ -187,13 +187,13 @@ class Run:
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(
+            raise UserError(
                 f'{path} is damaged, or of another version of beit_mm, or has links beside it; choose another --out, '
                 'or delete the folder'
             ) from None
         if differing:
             key = differing[0]
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} is a run with other {key} ({known[key]}, not {self.record[key]}); choose another --out'
             )
         self.record = known
@@ -226,7 +226,7 @@ class Run:
             return self.weights
         images = find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
-            raise ValueError(
+            raise UserError(
                 f'{self.record["images"]} has no class folders: expected <class>/<image>, at least two classes, and in '
                 'val no others than in train'
             )
@@ -273,11 +273,11 @@ class Run:
         planned, batch = self.record['length'], self.record['plan']['batch']
         if length and length != planned:
             (name, number), (was, before) = next(iter(length.items())), next(iter(planned.items()))
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} was planned for {before:g} {was}, not {number:g} {name}; choose another --out'
             )
         if self.batch not in (None, batch):
-            raise ValueError(
+            raise UserError(
                 f'{self.folder} was planned with batches of {batch}, not {self.batch}; choose another --out'
             )
 
@@ -288,7 +288,7 @@ class Run:
             self.choose(images, self.record['length'])
             return
         if str(images) != self.record['found']:
-            raise ValueError(
+            raise UserError(
                 f'{self.record["images"]} had {self.record["found"]} when {self.folder} was planned, now {images}; '
                 'choose another --out'
             )
@@ -348,7 +348,7 @@ class Run:
         with without_output():
             runner.train()
         if not self.last_checkpoint(stage).is_file():
-            raise ValueError(
+            raise UserError(
                 f'{self.last_checkpoint(stage)} could not be written (see the warnings); make room and repeat the '
                 'command'
             )

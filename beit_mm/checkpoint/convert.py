@@ -25,6 +25,7 @@ from beit_mm.checkpoint.names import (
 )
 from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, read_checkpoint, write_checkpoint
 from beit_mm.files import file_sha256
+from beit_mm.terminal import UserError
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
@@ -83,7 +84,7 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
         FileNotFoundError: there is no source.
     """
     if to not in FORMATS:
-        raise ValueError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
+        raise UserError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
     source, target = locate_weights(str(source), 'Name a file, a folder of transformers, or an address.'), Path(target)
     content = read_checkpoint(source)
     with blaming(source):

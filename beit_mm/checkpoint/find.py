@@ -22,6 +22,7 @@ from mmengine.fileio import load
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.files import config_folders
+from beit_mm.terminal import UserError
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
@@ -90,7 +91,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
 
     Raises:
         FileNotFoundError: no such repository, no weights in one file in it, or no network.
-        ImportError: huggingface_hub is missing.
+        ValueError: huggingface_hub is missing.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -100,7 +101,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
     except ImportError:
-        raise ImportError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
+        raise UserError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
     try:
         for weights in HUB_FILES:
             try:
@@ -141,7 +142,7 @@ def download(url: str, path: Path) -> None:
         try:
             read_checkpoint(partial)
         except CheckpointError as error:
-            raise ValueError(str(error).replace(str(partial), 'what came')) from None
+            raise UserError(str(error).replace(str(partial), 'what came')) from None
         os.replace(partial, path)
     finally:
         socket.setdefaulttimeout(seconds)

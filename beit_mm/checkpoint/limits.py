@@ -15,6 +15,8 @@ import torch
 from mmengine.logging import HistoryBuffer
 from torch import Tensor
 
+from beit_mm.terminal import UserError
+
 # What torch.save writes, below one folder of any name
 ZIP_ENTRY = re.compile(
     r'([^/]+)/(?:data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
@@ -29,7 +31,7 @@ ATOMS = {int, float, bool, type(None)}
 PLAIN = (int, float, complex, bool, type(None), torch.dtype, torch.device, torch.layout, torch.qscheme)
 
 
-class LimitError(ValueError):
+class LimitError(UserError):
     """More than a checkpoint has any use for."""
 
 

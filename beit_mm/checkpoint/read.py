@@ -20,6 +20,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
 from beit_mm.files import atomic_file, file_sha256
+from beit_mm.terminal import UserError
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
@@ -37,7 +38,7 @@ MIN_ARRAY = 4096  # bytes that the sides of an empty array may claim, each 0 tak
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """The file is not a checkpoint, or not the one expected."""
 
 
@@ -290,7 +291,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         with safe_open(path, framework='pt') as file:
             text = (file.metadata() or {}).get(META_KEY, 'null')
             if len(text) > MAX_META:
-                raise ValueError(f'its meta has {len(text):,} characters')
+                raise UserError(f'its meta has {len(text):,} characters')
             meta = json.loads(text)
             # copied out of the file, which may be written again while they are in use
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}

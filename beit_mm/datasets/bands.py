@@ -19,6 +19,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 
 from beit_mm.datasets.reading import MAX_BYTES_PER_PIXEL, MAX_PIXELS, check_aspect, open_file, unreadable
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError
 
 MAX_BANDS = 16
 MAX_PAGES = 256  # of a .tif that are looked at
@@ -63,16 +64,16 @@ class LoadBands(BaseTransform):
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError(f'low is {low}, high is {high}; expected both or neither')
+            raise UserError(f'low is {low}, high is {high}; expected both or neither')
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         if len(lengths) > 1 or lengths - {*range(1, MAX_BANDS + 1)}:
-            raise ValueError(f'bands={bands}, low={low}, high={high}; expected as many in each, 1 to {MAX_BANDS} bands')
+            raise UserError(f'bands={bands}, low={low}, high={high}; expected as many in each, 1 to {MAX_BANDS} bands')
         if bands is not None and not all(isinstance(band, int) and band >= 0 for band in bands):
-            raise ValueError(f'bands is {bands}; expected numbers of bands, counted from 0')
+            raise UserError(f'bands is {bands}; expected numbers of bands, counted from 0')
         if low is not None and not np.all(np.less(low, high)):
-            raise ValueError(f'low is {low}, high is {high}; expected low < high, the values that become 0 and 255')
+            raise UserError(f'low is {low}, high is {high}; expected low < high, the values that become 0 and 255')
         if max_pixels < 1:
-            raise ValueError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
+            raise UserError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: as many as a file has
@@ -99,16 +100,16 @@ class LoadBands(BaseTransform):
         values = check_bands(values)
         if self.bands is not None:
             if max(self.bands) >= values.shape[2]:
-                raise ValueError(f'{values.shape[2]} bands, counted from 0; bands={self.bands} takes others')
+                raise UserError(f'{values.shape[2]} bands, counted from 0; bands={self.bands} takes others')
             values = values[..., self.bands]
         if values.shape[2] != (self.num_bands or values.shape[2]) or values.shape[2] > MAX_BANDS:
-            raise ValueError(
+            raise UserError(
                 f'{values.shape[2]} bands; expected {self.num_bands or f"1 to {MAX_BANDS}"}, or the ones to take: '
                 'bands=[0, 1, ...]'
             )
         if self.low is None:
             if values.dtype != np.uint8:
-                raise ValueError(
+                raise UserError(
                     f'values of type {values.dtype}; expected uint8, or low=... and high=... that become 0 and 255: '
                     'tools/datasets/band_statistics.py finds them'
                 )
@@ -127,11 +128,11 @@ class LoadBands(BaseTransform):
 def check_bands(values: np.ndarray) -> np.ndarray:
     """An array of numbers as (H, W, C); raises ValueError for another."""
     if values.dtype.kind not in 'uif':
-        raise ValueError(f'values of type {values.dtype}; expected integers or floating-point numbers')
+        raise UserError(f'values of type {values.dtype}; expected integers or floating-point numbers')
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or not values.size:
-        raise ValueError(f'an array of shape {values.shape}; expected (height, width, bands), not empty')
+        raise UserError(f'an array of shape {values.shape}; expected (height, width, bands), not empty')
     return values
 
 
@@ -209,7 +210,7 @@ def band_statistics(
             values = values if bands is None else values[..., list(bands)]
         values = values.reshape(-1, values.shape[2])
         if number not in (None, values.shape[1]):
-            raise ValueError(f'{path} has {values.shape[1]} bands, files before it {number}; name the ones to take')
+            raise UserError(f'{path} has {values.shape[1]} bands, files before it {number}; name the ones to take')
         number = values.shape[1]
         rows = generator.sample(range(len(values)), min(SAMPLED, len(values)))
         sampled.append(values[rows].astype(np.float64))
@@ -218,9 +219,7 @@ def band_statistics(
     low, high = np.nanpercentile(pixels, percentiles, axis=0)
     if not (low < high).all():
         band = int(np.flatnonzero(~(low < high))[0])
-        raise ValueError(
-            f'band {band} is {low[band]:g} nearly everywhere; name the bands to take, or wider percentiles'
-        )
+        raise UserError(f'band {band} is {low[band]:g} nearly everywhere; name the bands to take, or wider percentiles')
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)

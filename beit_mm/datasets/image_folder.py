@@ -22,6 +22,7 @@ from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.shards import Shards, ShardSamples, read_shards
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.registry import DATASETS
+from beit_mm.terminal import UserError
 
 LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
@@ -55,11 +56,11 @@ class UnlabeledImages(BaseDataset):
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'error', **kwargs
     ) -> None:
         if on_error not in ('error', 'skip'):
-            raise ValueError(f"on_error is {on_error!r}; choose 'error' or 'skip'")
+            raise UserError(f"on_error is {on_error!r}; choose 'error' or 'skip'")
         self.on_error = on_error
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if '://' in data_root:
-            raise ValueError(f'data_root is the address {data_root}; expected a local folder of images')
+            raise UserError(f'data_root is the address {data_root}; expected a local folder of images')
         super().__init__(ann_file=ann_file, data_root=data_root, data_prefix=data_prefix, **kwargs)
         scale_decoding(self.pipeline.transforms)
 
@@ -139,7 +140,7 @@ def read_lines(path: str) -> list[str]:
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
         lines = [line.strip() for line in file]
     if number := next((number for number, line in enumerate(lines, start=1) if '\0' in line), None):
-        raise ValueError(f'{path}, line {number} holds a NUL byte; expected text in UTF-8')
+        raise UserError(f'{path}, line {number} holds a NUL byte; expected text in UTF-8')
     return lines
 
 
@@ -194,10 +195,10 @@ class ImageFolder(UnlabeledImages):
         if isinstance(classes, str):
             path, classes = classes, [unquoted(line) for line in read_lines(classes) if line]
             if not classes:
-                raise ValueError(f'no class names in {path!r}; expected one a line')
+                raise UserError(f'no class names in {path!r}; expected one a line')
         if classes is not None and len(set(classes)) < len(classes):
             twice = next(name for name in classes if list(classes).count(name) > 1)
-            raise ValueError(f'classes holds {twice!r} twice; expected one name a class')
+            raise UserError(f'classes holds {twice!r} twice; expected one name a class')
         metainfo = None if classes is None else dict(classes=tuple(classes))
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 
@@ -253,7 +254,7 @@ class ImageFolder(UnlabeledImages):
         elif found.min() < 0 or found.max() >= len(labels):
             row = int(np.flatnonzero((found < 0) | (found >= len(labels)))[0])
             number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
-            raise ValueError(f'{shards.path(row)} has {number}; expected numbers from 0 to {len(labels) - 1}')
+            raise UserError(f'{shards.path(row)} has {number}; expected numbers from 0 to {len(labels) - 1}')
         rows = np.flatnonzero(found >= 0)
         rows = rows[np.argsort(found[rows], kind='stable')]
         return rows, found[rows]
@@ -286,12 +287,12 @@ class ImageFolder(UnlabeledImages):
             label = of_folder if label is None else label
             where = f'{self.ann_file}, line {number}: {path!r}'
             if label is None:
-                raise ValueError(f'{where} has no label and lies in no class folder; expected a label after the path')
+                raise UserError(f'{where} has no label and lies in no class folder; expected a label after the path')
             if not 0 <= label < len(labels):
                 last = len(labels) - 1
-                raise ValueError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
+                raise UserError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
             if of_folder not in (None, label):
-                raise ValueError(
+                raise UserError(
                     f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
                     f'{of_folder}, or classes=... in the order of the labels'
                 )

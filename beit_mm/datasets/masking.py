@@ -12,6 +12,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError
 
 VARIANTS = ('released', 'exact', 'paper')
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
@@ -50,11 +51,11 @@ class BlockwiseMask(BaseTransform):
     ) -> None:
         check_grid(grid, num_masked)
         if variant not in VARIANTS:
-            raise ValueError(f'variant is {variant!r}; choose one of {VARIANTS}')
+            raise UserError(f'variant is {variant!r}; choose one of {VARIANTS}')
         if variant != 'paper' and num_masked != int(num_masked):
-            raise ValueError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
+            raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
         if min_block < 1:
-            raise ValueError(f'min_block is {min_block}; a block has at least 1 patch')
+            raise UserError(f'min_block is {min_block}; a block has at least 1 patch')
         self.grid = self.height, self.width = tuple(grid)
         self.num_masked = num_masked
         self.min_block = min_block
@@ -64,7 +65,7 @@ class BlockwiseMask(BaseTransform):
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
         draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(TRIAL_MASKS)):
-            raise ValueError(
+            raise UserError(
                 f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to '
                 f'{1 / MIN_ASPECT:.3g} times as high as wide, is smaller than the {self.height}x'
                 f'{self.width} grid in both directions; choose another min_block or grid'
@@ -170,7 +171,7 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
     if len(masked) > num_slots:
-        raise ValueError(
+        raise UserError(
             f'{len(masked)} patches are masked, the mask transform said at most {num_slots}; a transform that changes '
             "the mask has to change results['num_slots'] too (None: no limit)"
         )
@@ -181,7 +182,7 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
 def check_grid(grid: tuple[int, int], num_masked: float) -> None:
     """Raises ValueError for grids and numbers of masked patches that no mask can have."""
     if len(grid) != 2 or any(n != int(n) or n < 1 for n in grid):
-        raise ValueError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
+        raise UserError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
     cells = grid[0] * grid[1]
     if not 0 < num_masked <= cells:
-        raise ValueError(f'num_masked is {num_masked}; a {grid[0]}x{grid[1]} grid can mask 1 to {cells} patches')
+        raise UserError(f'num_masked is {num_masked}; a {grid[0]}x{grid[1]} grid can mask 1 to {cells} patches')

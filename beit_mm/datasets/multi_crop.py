@@ -9,6 +9,7 @@ from mmcv.transforms import BaseTransform
 from beit_mm.datasets.resize import resize_bicubic
 from beit_mm.datasets.transforms import CONTRAST, Size, as_size, draw_box, jitter_pixels
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError
 
 RATIO = (3 / 4, 4 / 3)  # width / height of a crop
 FLIP_PROB = 0.5
@@ -57,13 +58,13 @@ class MultiCrop(BaseTransform):
         self.local_size = as_size(local_size)
         for name, (smallest, largest) in (('scale', scale), ('local_scale', local_scale)):
             if not 0 < smallest <= largest <= 1:
-                raise ValueError(
+                raise UserError(
                     f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1, parts of the image'
                 )
         if num_local < 0:
-            raise ValueError(f'num_local is {num_local}; expected 0 or more crops')
+            raise UserError(f'num_local is {num_local}; expected 0 or more crops')
         if not 0 < blur_sigma[0] <= blur_sigma[1]:
-            raise ValueError(f'blur_sigma is {blur_sigma}; expected 0 < smallest <= largest, in pixels')
+            raise UserError(f'blur_sigma is {blur_sigma}; expected 0 < smallest <= largest, in pixels')
         self.scale = scale
         self.local_scale = local_scale
         self.num_local = num_local

@@ -15,6 +15,7 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin 
 from torch import Tensor
 
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError
 
 try:  # torchvision's are deprecated from 0.29 in favour of these, which give the same pixels but turn them upright
     from torchcodec.decoders import ImageReadMode, decode_jpeg, decode_png
@@ -116,7 +117,7 @@ class LoadImage(BaseTransform):
 
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True) -> None:
         if max_pixels < 1:
-            raise ValueError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
+            raise UserError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
         self.max_pixels = max_pixels
         self.scaled = scaled
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8

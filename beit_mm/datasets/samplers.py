@@ -15,6 +15,7 @@ import torch
 from mmengine.dataset import DefaultSampler
 
 from beit_mm.registry import DATA_SAMPLERS
+from beit_mm.terminal import UserError
 
 
 class SampleKey(NamedTuple):
@@ -117,11 +118,11 @@ class RepeatedAugmentationSampler(SeededSampler):
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
         super().__init__(dataset, seed=seed)
         if num_repeats < 1:
-            raise ValueError(f'num_repeats is {num_repeats}; expected 1 or more')
+            raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
         self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size
         if not self.num_samples:
-            raise ValueError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
+            raise UserError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
 
     def keys(self, first: int = 0) -> Iterator[SampleKey]:
         """This rank's samples of the epoch from the `first` on."""

@@ -11,6 +11,7 @@ from beit_mm.datasets.image_folder import UnlabeledImages, read_lines, unquoted
 from beit_mm.datasets.listing import list_images
 from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
+from beit_mm.terminal import UserError
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
 LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
@@ -52,7 +53,7 @@ class SegmentationFolder(UnlabeledImages):
             path = os.path.join(data_root, classes)
             names, palette = named_classes(path if os.path.isfile(path) else classes)
         if not 0 < len(names) < IGNORE_INDEX:
-            raise ValueError(
+            raise UserError(
                 f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
                 "or a registered dataset, for example classes='mmseg.ADE20KDataset'"
             )
@@ -100,7 +101,7 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return tuple(map(unquoted, lines)), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        raise ValueError(
+        raise UserError(
             f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with '
             'classes of that name'
         )
@@ -154,7 +155,7 @@ def read_labels(path: str) -> np.ndarray:
     with unreadable(path, Exception), open_image(path) as image:  # as for images: whatever is raised, the file is it
         image.load()
     if image.mode not in LABEL_MODES:
-        raise ValueError(
+        raise UserError(
             f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray PNG or one with a palette'
         )
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
@@ -169,7 +170,7 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
         if labels.shape == size[::-1] and orientation(image) in SIDEWAYS:
             advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
     height, width = labels.shape
-    raise ValueError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
+    raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
@@ -182,7 +183,7 @@ def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced:
     zero = '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True'
     if reduced:
         zero = ', 0 for unlabelled'
-    raise ValueError(
+    raise UserError(
         f'{path} holds label {wrong.min() if wrong.min() < 0 else wrong.max()}; {count}expected {int(reduced)} to '
         f'{limit}, {IGNORE_INDEX} for ignored{zero}'
     )

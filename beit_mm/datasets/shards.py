@@ -21,6 +21,7 @@ import numpy as np
 from beit_mm.datasets.listing import Paths, Samples
 from beit_mm.datasets.reading import MemberPath, open_archive, readable
 from beit_mm.files import atomic_file
+from beit_mm.terminal import UserError
 
 INDEX = 'shards.npz'
 MAX_NUMBER = 999_999  # of a class in a .cls file
@@ -84,9 +85,7 @@ class Shards:
         """
         row_of = {path: row for row, path in enumerate(self.paths)}
         if len(row_of) < len(self.paths):
-            raise ValueError(
-                f'{self.folder}: two images of one name; expected different names, to find those of a list'
-            )
+            raise UserError(f'{self.folder}: two images of one name; expected different names, to find those of a list')
         try:
             return np.array([row_of[path] for path in paths], np.int64)
         except KeyError as error:
@@ -139,7 +138,7 @@ def read_shards(folder: str) -> Shards | None:
         check_arrays(arrays)
     except Exception as error:  # numpy and zipfile raise nearly everything on damaged bytes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
+        raise UserError(
             f'{path} is no index of shards ({reason}); make it again: '
             f'python tools/datasets/make_shards.py --index-only {folder}'
         ) from error
@@ -155,12 +154,12 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError('it is compressed')
+            raise UserError('it is compressed')
         if sum(member.file_size for member in members) > os.path.getsize(path):
-            raise ValueError('its parts are larger than the file')
+            raise UserError('its parts are larger than the file')
     with np.load(path, allow_pickle=False) as content:
         if set(content.files) != set(TYPES):
-            raise ValueError(f'it holds {sorted(content.files)}')
+            raise UserError(f'it holds {sorted(content.files)}')
         return {name: content[name] for name in TYPES}
 
 
@@ -168,29 +167,29 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
     """Raises ValueError for an index whose parts do not fit each other."""
     for name, values in arrays.items():
         if values.ndim != 1 or values.dtype != TYPES[name]:
-            raise ValueError(f'{name} is {values.dtype} of shape {values.shape}')
+            raise UserError(f'{name} is {values.dtype} of shape {values.shape}')
         if values.dtype == np.uint8 and len(values) and values[-1]:
-            raise ValueError(f'{name} is cut')
+            raise UserError(f'{name} is cut')
     shards, images, classes = (np.count_nonzero(arrays[name] == 0) for name in ('shards', 'names', 'classes'))
     lengths = {name: len(arrays[name]) for name in ('shard', 'offset', 'length', 'label')}
     of_shards = [len(arrays[name]) for name in ('sizes', 'sums')]
     if set(lengths.values()) != {images} or set(of_shards) != {shards}:
-        raise ValueError(f'{images} images, {lengths}; {shards} archives, sizes and sums of {of_shards}')
+        raise UserError(f'{images} images, {lengths}; {shards} archives, sizes and sums of {of_shards}')
     if re.search(rb'(?<!\.tar)\0|/', arrays['shards'].tobytes()):
-        raise ValueError('a shard that is no .tar file of this folder')
+        raise UserError('a shard that is no .tar file of this folder')
     if is_unsafe(arrays['names'].tobytes()):
-        raise ValueError('an unsafe name of an image')
+        raise UserError('an unsafe name of an image')
     shard, offset, length, label = (arrays[name] for name in lengths)
     if not images:
-        raise ValueError('no images')
+        raise UserError('no images')
     if shard.min() < 0 or shard.max() >= shards or label.min() < -1 or label.max() >= (classes or MAX_NUMBER + 1):
-        raise ValueError('an archive or a class that does not exist')
+        raise UserError('an archive or a class that does not exist')
     if (np.diff(shard) < 0).any():
-        raise ValueError('images that are not in the order of their archives')
+        raise UserError('images that are not in the order of their archives')
     sizes = arrays['sizes'][shard]
     if wrong := np.flatnonzero((offset < 0) | (length < 0) | (length > sizes) | (offset > sizes - length)).tolist():
         start, size, whole = (int(values[wrong[0]]) for values in (offset, length, sizes))
-        raise ValueError(f'image {wrong[0]}: bytes {start} to {start + size} of {whole}')
+        raise UserError(f'image {wrong[0]}: bytes {start} to {start + size} of {whole}')
 
 
 def is_unsafe(text: bytes) -> bool:
@@ -218,7 +217,7 @@ def check_archives(folder: str, archives: Sequence[str], *expected: Sequence[int
         if not os.path.isfile(path):
             raise FileNotFoundError(f'no archive {readable(path)}, of which {INDEX} tells; copy all of them')
         if os.path.getsize(path) != size or header_sum(path, offset) != total:
-            raise ValueError(
+            raise UserError(
                 f'{readable(path)} is cut, or another archive than {INDEX} tells of; copy it again, or make the index '
                 f'again: python tools/datasets/make_shards.py --index-only {folder}'
             )
@@ -246,7 +245,7 @@ class IndexWriter:
         for name, offset, length, number in members:
             text = os.fsencode(name) + b'\0'
             if text.count(b'\0') > 1 or is_unsafe(text):
-                raise ValueError(f'{archive} holds {readable(name)}; expected a path below a folder, without .. in it')
+                raise UserError(f'{archive} holds {readable(name)}; expected a path below a folder, without .. in it')
             self.names += text
             folder, slash, _ = name.partition('/')
             self.shard.append(len(self.sizes))

@@ -20,6 +20,7 @@ from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.reading import decoding_scale
 from beit_mm.datasets.resize import resize_bicubic, resize_box, resize_lanczos
 from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
@@ -99,13 +100,11 @@ class TwoViewRandomResizedCrop(TwoViews):
     ) -> None:
         super().__init__(size, second_size)
         if np.ndim(scale) != 1 or not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(
-                f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image (not `size`)'
-            )
+            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image (not `size`)')
         if not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
+            raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:
-            raise ValueError(f'flip_prob is {flip_prob}; a probability lies between 0 and 1')
+            raise UserError(f'flip_prob is {flip_prob}; a probability lies between 0 and 1')
         self.scale = scale
         self.ratio = ratio
         self.flip_prob = flip_prob
@@ -161,7 +160,7 @@ class ResizeToPatches(BaseTransform):
 
     def __init__(self, short_side: int, patch_size: int) -> None:
         if min(short_side, patch_size) < 1:
-            raise ValueError(f'short_side is {short_side}, patch_size {patch_size}; expected at least 1 pixel each')
+            raise UserError(f'short_side is {short_side}, patch_size {patch_size}; expected at least 1 pixel each')
         self.short_side = short_side
         self.patch_size = patch_size
 
@@ -206,7 +205,7 @@ def as_size(size: Size) -> tuple[int, int]:
     """(height, width) of a side, or of both; raises ValueError where there is no pixel."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
-        raise ValueError(f'size is {size}; a view has at least 1 pixel')
+        raise UserError(f'size is {size}; a view has at least 1 pixel')
     return height, width
 
 
@@ -232,18 +231,16 @@ class TwoViewColorJitter(BaseTransform):
     ) -> None:
         self.strengths = (brightness, contrast, saturation)
         if not all(0 <= strength <= 1 for strength in self.strengths):
-            raise ValueError(f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
+            raise UserError(f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
         if device not in ('cpu', 'model'):
-            raise ValueError(f"device is {device!r}; choose 'cpu' or 'model'")
+            raise UserError(f"device is {device!r}; choose 'cpu' or 'model'")
         self.device = device
 
     def transform(self, results: dict) -> dict:
         factors = [random.uniform(1 - strength, 1 + strength) for strength in self.strengths]
         order = random.sample(range(3), 3)
         if (image := results['img']).shape[2] != 3 or image.dtype != np.uint8:
-            raise ValueError(
-                f'TwoViewColorJitter takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out'
-            )
+            raise UserError(f'TwoViewColorJitter takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out')
         level = contrast_level(image, factors, order)
         if self.device == 'model':
             results['jitter'] = np.array([*factors, level, *order], np.float32)
@@ -323,7 +320,7 @@ class RandAugment(RandAugmentBGR):
 
     def transform(self, results: dict) -> dict:
         if (image := results['img']).shape[2:] != (3,) or image.dtype != np.uint8:
-            raise ValueError(f'RandAugment takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out')
+            raise UserError(f'RandAugment takes uint8 RGB images, not {image.dtype} {image.shape}; leave it out')
         results['img'] = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)  # numpy's [..., ::-1] takes ten times as long
         results = super().transform(results)
         results['img'] = cv2.cvtColor(results['img'], cv2.COLOR_BGR2RGB)
@@ -349,7 +346,7 @@ class RandomErasing(BaseTransform):
 
     def __init__(self, prob: float = 0.25, area: tuple[float, float] = (0.02, 1 / 3)) -> None:
         if not (0 <= prob <= 1 and 0 < area[0] <= area[1] <= 1):
-            raise ValueError(f'prob is {prob}, area {area}; expected 0 to 1 each, and area in rising order')
+            raise UserError(f'prob is {prob}, area {area}; expected 0 to 1 each, and area in rising order')
         self.prob = prob
         self.area = tuple(area)
 
@@ -385,7 +382,7 @@ class PackViews(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         if 'images' not in results:
-            raise ValueError(
+            raise UserError(
                 'PackViews found no view of the image; expected beit_mm.TwoViewRandomResizedCrop or '
                 "beit_mm.TwoViewCenterCrop before it (mmpretrain's crops go with mmpretrain's PackInputs)"
             )

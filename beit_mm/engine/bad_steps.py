@@ -23,6 +23,7 @@ from beit_mm.engine.checkpoints import CheckpointHook, checkpoint_hook_of
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_LOOKS, AutocastOptimWrapper, SkippedSteps
 from beit_mm.engine.steps import fetch_logs, look_intervals
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 
 class Moment(NamedTuple):
@@ -46,7 +47,7 @@ class BadStepHook(Hook):
     - `rank{rank}.json`: the samples of the step on this rank, the losses from it on, the loss scale before it.
 
     Raises:
-        FloatingPointError: on all ranks.
+        ValueError: on all ranks.
     """
 
     def __init__(self):
@@ -89,7 +90,7 @@ class BadStepHook(Hook):
             return
         folder = self.write(runner, skipped)
         barrier()  # a rank that ends would end the others while they write
-        raise FloatingPointError(
+        raise UserError(
             f'the gradient was not finite in {skipped.in_a_row} steps in a row. The run before the first of them is in '
             f'{folder}, with the names of its images: resume from there (--resume {folder}/checkpoint.pth) with a '
             'smaller learning rate, with optim_wrapper.dtype=float32, or without a broken image'

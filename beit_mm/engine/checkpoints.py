@@ -36,6 +36,7 @@ from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer
 from beit_mm.engine.steps import fetch_logs
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN = re.compile(r'\w{1,40}')  # `new_run`
@@ -71,12 +72,12 @@ class CheckpointHook(EngineCheckpointHook):
 
     def __init__(self, *args, **kwargs):
         if ignored := sorted(IGNORED & kwargs.keys()):
-            raise ValueError(
+            raise UserError(
                 f'CheckpointHook has no {", ".join(ignored)}: it writes local files that a run resumes from'
             )
         super().__init__(*args, **kwargs)
         if '://' in str(self.out_dir or ''):
-            raise ValueError(f'out_dir is {self.out_dir!r}; expected a local folder')
+            raise UserError(f'out_dir is {self.out_dir!r}; expected a local folder')
         self.run = ''  # of which start from the beginning the checkpoints are
         self.outdated: list[str] = []  # names of files to be removed once another one is written
         self.postponed: int | None = None  # number of a checkpoint that waits for the end of an accumulation
@@ -408,7 +409,7 @@ class CheckpointMetaHook(Hook):
         """
         meta = meta_of(checkpoint)
         if runner._resume and 'epoch' not in meta:
-            raise ValueError(
+            raise UserError(
                 'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
                 'run from it, name it as load_from instead of --resume.'
             )
@@ -488,7 +489,7 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
     before = meta['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
-        raise ValueError(
+        raise UserError(
             f'the checkpoint was trained with {old} images a step, this run has {new}: set train_dataloader.batch_size '
             'or optim_wrapper.accumulative_counts to have as many, or begin a new run from its weights with load_from'
         )

@@ -25,6 +25,7 @@ from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewData
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
 MAX_IGNORED = 0.5  # part of ignored pixels above which a warning is due
@@ -131,7 +132,7 @@ def state_effective_batch(runner: Runner) -> None:
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
-        raise ValueError(
+        raise UserError(
             f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
             'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself'
         )
@@ -152,7 +153,7 @@ def state_effective_batch(runner: Runner) -> None:
 def check_size(loader: DataLoader) -> None:
     """Raises ValueError when a loader has no batch to give."""
     if not len(loader):
-        raise ValueError(
+        raise UserError(
             f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
             f'for each of {get_world_size()} processes; set a smaller train_dataloader.batch_size'
         )
@@ -171,7 +172,7 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             if views.second_size is None:
                 seen = model.data_preprocessor.tokenizer_size(*seen)
             elif model.data_preprocessor.tokenizer_scale is not None:
-                raise ValueError(
+                raise UserError(
                     f"the pipeline makes the tokenizer's view (second_size={views.second_size}) and the data "
                     f'preprocessor too (tokenizer_scale={model.data_preprocessor.tokenizer_scale}); set one of them to '
                     'None'
@@ -181,14 +182,14 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
         except ValueError as error:  # no whole number of tokens
             tokens = error
         if tokens != grid:
-            raise ValueError(
+            raise UserError(
                 f'a view of {seen[0]} x {seen[1]} pixels for the tokenizer does not give one visual '
                 f'token for each of the {grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
                 f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
             )
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
-            raise ValueError(
+            raise UserError(
                 f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
                 f"{grid[1]} patches; set the mask transform's grid to {grid}"
             )
@@ -216,7 +217,7 @@ def check_channels(model: nn.Module, channels: int | None = None) -> None:
         found['the tokenizer'] = next(tokenizer.encoder.parameters()).shape[1]
     if len(set(found.values())) > 1:
         numbers = ', '.join(f'{name} {number}' for name, number in found.items())
-        raise ValueError(f'numbers of channels differ: {numbers}; set mean, std and in_channels to the images')
+        raise UserError(f'numbers of channels differ: {numbers}; set mean, std and in_channels to the images')
 
 
 def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
@@ -239,7 +240,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
         return
     heads = {name: number for name, number in built.items() if name} or built  # a segmentor repeats its head's number
     settings = ' '.join(f'model.{name}.num_classes={len(classes)}'.replace('..', '.') for name in heads)
-    raise ValueError(
+    raise UserError(
         f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
         f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
     )
@@ -258,7 +259,7 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
     for place, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
         if missing:
             message += f'; {place} lacks {first_names(sorted(missing))}'
-    raise ValueError(f'{message}; give the datasets one list: classes=...')
+    raise UserError(f'{message}; give the datasets one list: classes=...')
 
 
 def path_of(dataset: Dataset) -> str:
@@ -280,13 +281,13 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
             advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
             if sample.get('reduce_zero_label', False):
                 advice = 'reduce_zero_label=True has already made labels one lower'
-            raise ValueError(
+            raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
                 f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
             )
     cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
     if ignored == pixels:
-        raise ValueError(
+        raise UserError(
             f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
             'them; are these annotations of another kind?'
         )
@@ -335,7 +336,7 @@ def check_colours(model: nn.Module, dataset: Dataset) -> None:
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
     swaps = any(getattr(preprocessor, name, False) for name in names)
     if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
-        raise ValueError(
+        raise UserError(
             'beit_mm.LoadImage gives RGB, and the data preprocessor would swap red and blue; set '
             'data_preprocessor.to_rgb=False (in mmseg bgr_to_rgb=False)'
         )

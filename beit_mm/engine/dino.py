@@ -11,6 +11,7 @@ from beit_mm.engine.checks import unwrap
 from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.models.dino import DINOPretrainer
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 
 @HOOKS.register_module()
@@ -41,9 +42,9 @@ class DINOHook(Hook):
         freeze_last_layer: int = 1,
     ):
         if not 0 <= momentum <= 1:
-            raise ValueError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
+            raise UserError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
         if np.shape(temperature) != (2,) or not min(temperature) > 0:
-            raise ValueError(f'temperature is {temperature}; expected two numbers above 0, first and last')
+            raise UserError(f'temperature is {temperature}; expected two numbers above 0, first and last')
         self.momentum = momentum
         self.temperature = temperature
         self.warmup_epochs = warmup_epochs
@@ -53,7 +54,7 @@ class DINOHook(Hook):
         """Sees to it that the optimizer leaves the last layer alone while it is frozen."""
         model = unwrap(runner)
         if not isinstance(model, DINOPretrainer):
-            raise ValueError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
+            raise UserError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
 
         def drop_gradients(*_: object) -> None:
             # After clipping. Without a gradient neither decay nor moments are touched; with one of 0 they would be.

@@ -26,6 +26,7 @@ from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook
 from beit_mm.engine.workers import LOST_CONNECTION, WorkerInit, check_dead_worker, watch_workers
 from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms
@@ -57,7 +58,7 @@ class InterruptionHook(Hook):
     Signals are attended to in EpochLoop and IterLoop, where a worker that dies is named with its image too.
 
     Raises:
-        RuntimeError: another process has a run in the work directory.
+        ValueError: another process has a run in the work directory.
     """
 
     priority = 'HIGHEST'  # takes the lock before CheckpointHook cleans up, stops before a step has changed anything
@@ -83,7 +84,7 @@ class InterruptionHook(Hook):
         refusals = [self.take_locks(runner) if is_main_process() else None]
         broadcast_object_list(refusals)
         if refusals[0] is not None:
-            raise RuntimeError(refusals[0])
+            raise UserError(refusals[0])
 
     def take_locks(self, runner: Runner) -> str | None:
         """Locks the work directory, and the checkpoints' folder where that is another; returns why not."""

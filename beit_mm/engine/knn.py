@@ -25,6 +25,7 @@ from beit_mm.features.probing import (
 )
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 
 @HOOKS.register_module()
@@ -104,7 +105,7 @@ class DenseKNNHook(Hook):
     ):
         for name, number in dict(k=k, max_images=max_images, max_patches=max_patches).items():
             if number < 1:
-                raise ValueError(f'DenseKNNHook: {name} is {number}; expected 1 or more')
+                raise UserError(f'DenseKNNHook: {name} is {number}; expected 1 or more')
         self.configs = train, val
         self.datasets: list[SegmentationFolder] = []
         self.short_side = short_side
@@ -118,7 +119,7 @@ class DenseKNNHook(Hook):
         self.datasets = [patch_dataset(backbone, self.short_side, **config) for config in self.configs]
         check_classes(self, *self.datasets)
         if (number := len(self._rows(self.datasets[0]))) < get_world_size():
-            raise ValueError(f'DenseKNNHook: {number} training images for {get_world_size()} processes; each needs one')
+            raise UserError(f'DenseKNNHook: {number} training images for {get_world_size()} processes; each needs one')
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         """Classifies the pixels; runs before the log is written."""
@@ -159,7 +160,7 @@ def probed_backbone(hook: Hook, model: nn.Module) -> BEiTBackbone:
     """The backbone whose features a hook looks at; raises ValueError where the model has none of ours."""
     backbone = backbone_of(model)
     if backbone is None:
-        raise ValueError(
+        raise UserError(
             f'{type(hook).__name__} looks at the blocks of a BEiTBackbone; the {type(model).__name__} has none'
         )
     return backbone
@@ -169,7 +170,7 @@ def check_classes(hook: Hook, train: BaseDataset, val: BaseDataset) -> None:
     """Raises ValueError where a hook's two datasets have different classes."""
     classes, others = train.metainfo['classes'], val.metainfo['classes']
     if classes != others:
-        raise ValueError(
+        raise UserError(
             f'{type(hook).__name__}: its training images have {len(classes)} classes, its validation images '
             f'{len(others)}, or their names differ; give both datasets the same classes=...'
         )

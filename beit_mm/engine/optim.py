@@ -19,6 +19,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+from beit_mm.terminal import UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
@@ -68,7 +69,7 @@ class AutocastOptimWrapper(OptimWrapper):
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
         super().__init__(**kwargs)
         if dtype not in DTYPES:
-            raise ValueError(f'dtype is {dtype!r}; choose one of {DTYPES}')
+            raise UserError(f'dtype is {dtype!r}; choose one of {DTYPES}')
         self.device_type = torch.device(get_device()).type
         used = usable_dtype(dtype, self.device_type)
         self.dtype = getattr(torch, used)
@@ -103,7 +104,7 @@ class AutocastOptimWrapper(OptimWrapper):
         """Unscales and clips the gradients, then steps if they are finite.
 
         Raises:
-            FloatingPointError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
+            ValueError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
         """
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
@@ -130,7 +131,7 @@ class AutocastOptimWrapper(OptimWrapper):
             ]
         )
         if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise FloatingPointError(
+            raise UserError(
                 f'the gradient was not finite in {self.seen.in_a_row} steps in a row; go on from the last checkpoint '
                 'with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
@@ -285,9 +286,9 @@ class BEiTOptimWrapperConstructor:
         self.layer_decay_rate = rate = paramwise_cfg.pop('layer_decay_rate', 1.0)
         if paramwise_cfg:
             keys = sorted(paramwise_cfg)
-            raise ValueError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes layer_decay_rate only')
+            raise UserError(f'paramwise_cfg of BEiTOptimWrapperConstructor has {keys}; it takes layer_decay_rate only')
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
-            raise ValueError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
+            raise UserError(f'layer_decay_rate is {rate!r}; expected a number above 0, and at most 1 (no layer decay)')
 
     def __call__(self, model: nn.Module) -> OptimWrapper:
         wrapper = dict(self.optim_wrapper_cfg)
@@ -306,10 +307,10 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
     modules = model.named_modules()
     backbones = [(f'{name}.'.lstrip('.'), module) for name, module in modules if isinstance(module, LAYERED)]
     if rate != 1 and lr is None:
-        raise ValueError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
+        raise UserError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
     if rate != 1 and len(backbones) != 1:
         name, number = type(model).__name__, len(backbones)
-        raise ValueError(
+        raise UserError(
             f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number} '
             "(mmpretrain's BEiTViT and VisionTransformer count as such)"
         )

@@ -27,7 +27,7 @@ from beit_mm.engine.checks import unwrap
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import printable_record
+from beit_mm.terminal import UserError, printable_record
 
 STEPS_TO_JUDGE = 20  # before it is said that reading limits a training
 HISTORY = 10_000  # steps of which the logged numbers are kept
@@ -274,7 +274,7 @@ class CompileHook(Hook):
         self.method = self.method or ('loss' if isinstance(model, BEiTPretrainer) else 'extract_feat')
         plain = getattr(model, self.method, None)
         if not callable(plain):
-            raise ValueError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
+            raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
         setattr(model, self.method, compiled_in_training(model, plain, self.options))
         print_log(f'{self.method} will be compiled; the first step takes minutes.', logger='current')
 

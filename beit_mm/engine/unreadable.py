@@ -21,6 +21,7 @@ from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.datasets.reading import MemberPath, readable
 from beit_mm.engine.workers import LOST_CONNECTION, check_dead_worker, watch_workers
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 LIST = 'unreadable_images.txt'
 CLEAN = 'held_out_images_read.txt'  # what was found without fault, so that a resumed run does not read it again
@@ -78,14 +79,14 @@ class UnreadableImagesHook(Hook):
         max_rate: part of the dataset's images that may be unreadable; 10 images are tolerated in any case.
 
     Raises:
-        RuntimeError: too many images are unreadable.
+        ValueError: too many images are unreadable.
         UnreadableImageError: a held-out image is.
         ValueError: `max_rate` is no part.
     """
 
     def __init__(self, max_rate: float = 0.05):
         if not 0 <= max_rate <= 1:
-            raise ValueError(f'max_rate is {max_rate}; expected 0 to 1, a part of the images')
+            raise UserError(f'max_rate is {max_rate}; expected 0 to 1, a part of the images')
         self.max_rate = max_rate
         self.held_out: set[str] = set()
 
@@ -145,10 +146,10 @@ class UnreadableImagesHook(Hook):
         self.check_rate(count, len(runner.train_dataloader.dataset))
 
     def check_rate(self, count: int, total: int) -> None:
-        """Raises RuntimeError if `count` of `total` images are too many."""
+        """Raises UserError if `count` of `total` images are too many."""
         limit = min(max(self.max_rate * total, MIN_TOLERATED), total - 1)
         if count > limit:
-            raise RuntimeError(
+            raise UserError(
                 f'{count} of {total} images cannot be read, at most {limit:.0f} are tolerated; see '
                 f'{self.listing.path}, or raise max_rate of UnreadableImagesHook'
             )

@@ -16,11 +16,13 @@ from typing import Any
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from beit_mm.terminal import UserError
+
 LOST_CONNECTION = (ConnectionError, EOFError)
 SLOT = 1024  # bytes for a worker's process id and the path of its image
 
 
-class DeadWorkerError(RuntimeError):
+class DeadWorkerError(UserError):
     """A data loader worker has died; names the image that it was at."""
 
 

@@ -35,6 +35,7 @@ from beit_mm.features.probing import (
     pixel_confusion,
     sample_patches,
 )
+from beit_mm.terminal import UserError
 
 LAYOUT = dict(  # ADE20K's, and CamVid's here
     train=dict(img_path='images/training', seg_map_path='annotations/training'),
@@ -80,7 +81,7 @@ def evaluate_images(
         ]
     classes, others = (dataset.metainfo['classes'] for dataset in datasets)
     if classes != others:
-        raise ValueError(
+        raise UserError(
             f'{train} has {len(classes)} class folders, {val} {len(others)}, or their names differ; expected the same'
         )
     parts = []
@@ -161,7 +162,7 @@ def evaluate_patches(
     datasets = [patch_dataset(extractor.backbone, short_side, **options) for options in (train, val)]
     classes, others = (dataset.metainfo['classes'] for dataset in datasets)
     if classes != others:
-        raise ValueError(f'{len(classes)} classes to train on, {len(others)} to validate on; expected the same names')
+        raise UserError(f'{len(classes)} classes to train on, {len(others)} to validate on; expected the same names')
     scores_of, found = patch_classifier(extractor, datasets[0], method, layer, k, max_patches, workers, seed)
     counts = torch.zeros(len(classes), len(classes), dtype=torch.float64)
     for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
@@ -195,7 +196,7 @@ def patch_classifier(
     """
     check_choice('method', method, ('knn', 'linear'))
     if max_patches < 1:
-        raise ValueError(f'max_patches is {max_patches}; expected 1 or more')
+        raise UserError(f'max_patches is {max_patches}; expected 1 or more')
     number = len(dataset.metainfo['classes'])
     maps = labelled_patches(extractor, dataset, layer, workers)
     bank, targets, images = sample_patches(maps, number, len(dataset), max_patches, seed)
@@ -249,7 +250,7 @@ def segmentation_options(
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raises ValueError for a value that is none of the choices."""
     if value not in choices:
-        raise ValueError(f'{name} is {value!r}; choose one of {choices}')
+        raise UserError(f'{name} is {value!r}; choose one of {choices}')
 
 
 def as_it_is(sample: dict) -> dict:

@@ -31,7 +31,7 @@ from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import with_bar
+from beit_mm.terminal import UserError, with_bar
 
 KINDS = ('mean', 'class_token', 'patches')
 
@@ -78,14 +78,14 @@ class FeatureExtractor(ImageReader):
         self.backbone = BEiTBackbone.from_checkpoint(self.checkpoint).to(self.device)
         patch, channels = self.backbone.patch_size, self.backbone.patch_embed.proj.in_channels
         if size is not None and size < patch:
-            raise ValueError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
+            raise UserError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
         known = {**IMAGENET, **self.backbone.load_report.preprocessing}
         self.mean, self.std = (
             torch.tensor(values, dtype=torch.float32, device=self.device).view(-1, 1, 1)
             for values in (mean or known['mean'], std or known['std'])
         )
         if {len(self.mean), len(self.std)} - {1, channels}:
-            raise ValueError(
+            raise UserError(
                 f'{self.checkpoint} takes images of {channels} channels; mean has {len(self.mean)}, std '
                 f'{len(self.std)}: give mean=... and std=...'
             )
@@ -150,9 +150,9 @@ class FeatureExtractor(ImageReader):
         """
         check_on_error(on_error)
         if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise ValueError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
+            raise UserError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
         if batch_size < 1:
-            raise ValueError(f'batch_size is {batch_size}; expected 1 or more')
+            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
         blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
         return self._results(images, kinds, blocks, isinstance(layers, Sequence), batch_size, on_error)
 
@@ -305,7 +305,7 @@ def load_features(path: str | Path) -> dict[str, Any]:
 def check_ending(out: str | Path) -> None:
     """Raises ValueError for a file that is no .npz."""
     if Path(out).suffix != '.npz':
-        raise ValueError(f'{str(out)!r}: features are written to files ending in .npz')
+        raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
 
 
 def _split(flat: np.ndarray, grids: np.ndarray) -> list[np.ndarray]:

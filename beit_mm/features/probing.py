@@ -18,6 +18,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.positions import Grid
 from beit_mm.precision import inference_autocast
+from beit_mm.terminal import UserError
 
 CHUNK = 1024  # rows compared with the whole bank at a time
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time
@@ -82,7 +83,7 @@ def image_features(
     pooled, rows = [], []
     for batch in loader:
         if 'sample_idx' not in batch['data_samples'][0]:
-            raise ValueError("no 'sample_idx' among the meta_keys of PackInputs, where it is by default")
+            raise UserError("no 'sample_idx' among the meta_keys of PackInputs, where it is by default")
         images = (batch['inputs'].to(mean.device).float() - mean) / std  # B, C, H, W
         with inference_autocast(mean.device):
             (x,), _ = hidden_states(backbone, images, layer)  # B, 1 + h*w, C
@@ -126,14 +127,14 @@ def patch_dataset(backbone: BEiTBackbone, short_side: int | None, **options: Any
         ValueError: no annotations are named, or the backbone takes other images than RGB.
     """
     if (bands := backbone.patch_embed.proj.in_channels) != 3:
-        raise ValueError(f'a model of images with {bands} bands; features of patches with labels need RGB images')
+        raise UserError(f'a model of images with {bands} bands; features of patches with labels need RGB images')
     side = min(backbone.grid) * backbone.patch_size if short_side is None else short_side
     resize = dict(type='beit_mm.ResizeToPatches', short_side=side, patch_size=backbone.patch_size)
     steps = [dict(type='beit_mm.LoadImage'), resize, dict(type='beit_mm.LoadAnnotation')]
     # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
     dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
     if not dataset.data_prefix.get('seg_map_path'):
-        raise ValueError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
+        raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
     return dataset
 
 
@@ -191,7 +192,7 @@ def sample_patches(
         targets.append(F.normalize(shares[chosen], p=1, dim=1).to(patches.device))
         images.append(torch.full((len(chosen),), number, device=patches.device))
     if not sum(map(len, images)):
-        raise ValueError('no patch of the training images has a class; are 0 unlabelled and classes from 1 on meant?')
+        raise UserError('no patch of the training images has a class; are 0 unlabelled and classes from 1 on meant?')
     kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
     bank, answers, numbers = (torch.cat(parts)[kept.to(parts[0].device)] for parts in (features, targets, images))
     return bank, answers, numbers
@@ -321,7 +322,7 @@ def choose_penalty(
     """
     names, image = images.unique(return_inverse=True)
     if len(names) < 2:
-        raise ValueError(f'{len(names)} image with labels; expected at least 2, one of them to choose the penalty by')
+        raise UserError(f'{len(names)} image with labels; expected at least 2, one of them to choose the penalty by')
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
     held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
     figures: dict[float, float] = {}

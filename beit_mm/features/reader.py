@@ -22,6 +22,7 @@ from beit_mm.datasets.reading import (
     to_rgb,
     unreadable,
 )
+from beit_mm.terminal import UserError
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None
@@ -64,7 +65,7 @@ class ImageReader:
         if isinstance(source, Image.Image):
             source = pixels(source)
         if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
-            raise ValueError(
+            raise UserError(
                 f'an array of {source.dtype} {source.shape}; expected uint8 (height, width, 3), RGB, not empty'
             )
         image = np.ascontiguousarray(source if self._reads_rgb else source[..., ::-1])
@@ -74,7 +75,7 @@ class ImageReader:
 def check_on_error(on_error: str) -> None:
     """Raises ValueError for another policy than 'raise' and 'skip'."""
     if on_error not in ('raise', 'skip'):
-        raise ValueError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
+        raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
 
 
 def iterate_images(
@@ -87,7 +88,7 @@ def iterate_images(
     elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
         yield sources
     elif not isinstance(sources, (str, Path)):
-        raise TypeError(
+        raise UserError(
             f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
             'array, a PIL image, or a list of these'
         )

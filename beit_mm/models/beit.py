@@ -21,6 +21,7 @@ from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone, take_tokens, truncated_normal_
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 TOKENIZER_PREFIX = 'target_generator.'
 
@@ -60,7 +61,7 @@ class BEiTPretrainer(BaseModel):
     ):
         super().__init__(data_preprocessor, init_cfg)
         if recover not in ('masked', 'all'):
-            raise ValueError(f"recover is {recover!r}; choose 'masked' or 'all'")
+            raise UserError(f"recover is {recover!r}; choose 'masked' or 'all'")
         self.recover = recover
         self.backbone = as_pretraining_backbone(MODELS.build(backbone))
         self.head = None if head is None else MODELS.build(head)
@@ -80,7 +81,7 @@ class BEiTPretrainer(BaseModel):
             mode 'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
         """
         if not isinstance(inputs, dict):
-            raise ValueError(
+            raise UserError(
                 f'the inputs are a {type(inputs).__name__}; BEiTPretrainer needs a beit_mm.TwoViewDataPreprocessor and '
                 'a pipeline with beit_mm.TwoViewRandomResizedCrop that ends with beit_mm.PackViews'
             )
@@ -165,7 +166,7 @@ class BEiTPretrainer(BaseModel):
         if self.recover == 'all':
             return None
         if inputs['positions'] is None:
-            raise ValueError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
+            raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
         return inputs['positions']
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
@@ -180,11 +181,11 @@ class BEiTPretrainer(BaseModel):
         """Tokens (B, K) or pixels (B, K, P) at the positions; of all patches where they are None."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
-                raise ValueError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
+                raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
             pixels = patchify(inputs['images'], self.head.patch_size)
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
-            raise ValueError(
+            raise UserError(
                 'the images have no second view for the tokenizer; set second_size in the pipeline, or '
                 'data_preprocessor.tokenizer_scale'
             )
@@ -197,16 +198,16 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
     """Raises ValueError where a head does not predict what the tokenizer, or without one the image, gives."""
     if tokenizer is None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):
-            raise ValueError(
+            raise UserError(
                 f'{type(head).__name__} needs a target_generator; pixels take a beit_mm.PixelRegressionHead'
             )
     elif not isinstance(head, BEiTMIMHead):
-        raise ValueError(
+        raise UserError(
             f'the head is a {type(head).__name__}; {tokenizer.vocab_size} visual tokens take a beit_mm.BEiTMIMHead '
             f'with vocab_size={tokenizer.vocab_size}'
         )
     elif head.vocab_size != tokenizer.vocab_size:
-        raise ValueError(
+        raise UserError(
             f'BEiTMIMHead predicts {head.vocab_size} visual tokens, the tokenizer has {tokenizer.vocab_size}; '
             f'set head.vocab_size={tokenizer.vocab_size}'
         )
@@ -364,10 +365,10 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
         if tokenizer_scale is not None and not 0 < tokenizer_scale <= 1:
-            raise ValueError(f'tokenizer_scale is {tokenizer_scale}; expected a part of a side, above 0 and at most 1')
+            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a part of a side, above 0 and at most 1')
         self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
-            raise ValueError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')
+            raise UserError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 
 @MODELS.register_module()
@@ -43,11 +44,11 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         super().__init__(**options)
         if not isinstance(self.backbone, BEiTBackbone):
             name = type(self.backbone).__name__
-            raise ValueError(f'the backbone is a {name}; BEiTV2Pretrainer takes a beit_mm.BEiTBackbone')
+            raise UserError(f'the backbone is a {name}; BEiTV2Pretrainer takes a beit_mm.BEiTBackbone')
         self.early_layers = early_layers
         blocks = self.backbone.blocks
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
-            raise ValueError(
+            raise UserError(
                 f'the backbone has {len(blocks)} blocks, early_layers is {early_layers} and aggregation_layers '
                 f'{aggregation_layers}; both are at least 1, and their sum is at most the number of blocks'
             )

@@ -17,6 +17,7 @@ from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 CLASS_TOKEN = -1  # its place among the positions of BEiTBackbone
 CROPS = ('second_images', 'local_images')
@@ -55,7 +56,7 @@ class DINOPretrainer(BEiTPretrainer):
     Raises:
         ValueError: as BEiTPretrainer; another backbone, or a dino_head of another width; a tokenizer or
             `dino_on_masked` without a head; when called, a crop is not there.
-        RuntimeError: when called, no DINOHook has set the schedules.
+        ValueError: when called, no DINOHook has set the schedules.
 
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
@@ -74,7 +75,7 @@ class DINOPretrainer(BEiTPretrainer):
         init_cfg: dict | None = None,
     ):
         if head is None and (dino_on_masked or target_generator is not None):
-            raise ValueError('dino_on_masked and target_generator belong to masked image modeling, which needs a head')
+            raise UserError('dino_on_masked and target_generator belong to masked image modeling, which needs a head')
         expect_own_backbone(backbone, 'DINOPretrainer')
         backbone = dict(backbone, masked_input=head is not None)
         super().__init__(backbone, head, target_generator, data_preprocessor, init_cfg=init_cfg)
@@ -83,7 +84,7 @@ class DINOPretrainer(BEiTPretrainer):
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
         if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:
-            raise ValueError(
+            raise UserError(
                 f'dino_head takes class tokens of width {width}, the backbone gives {self.backbone.embed_dims}; '
                 f'set dino_head.embed_dims={self.backbone.embed_dims}'
             )
@@ -147,7 +148,7 @@ class DINOPretrainer(BEiTPretrainer):
             ValueError: DINO alone, which predicts nothing that could be right or wrong.
         """
         if self.head is None:
-            raise ValueError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
+            raise UserError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
         return super().predict(inputs)
 
     @torch.no_grad()
@@ -163,9 +164,9 @@ class DINOPretrainer(BEiTPretrainer):
 
     def _check_inputs(self, inputs: dict) -> None:
         if inputs['second_images'] is None:
-            raise ValueError('the images have no second global crop; add MultiCrop to the pipeline')
+            raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
         if self.teacher_temperature is None:
-            raise RuntimeError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
+            raise UserError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
 
 
 def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autoca
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 
 class MMPretrainTokenizer(Tokenizer):
@@ -61,7 +62,7 @@ def as_tokenizer(module: nn.Module) -> Tokenizer:
     if isinstance(module, (DALLEEncoder, VQKD)):
         return MMPretrainTokenizer(module)
     if not isinstance(module, Tokenizer):
-        raise ValueError(
+        raise UserError(
             f'target_generator is a {type(module).__name__}; expected a Tokenizer of beit_mm (DALLETokenizer, '
             "DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer), or mmpretrain's DALL-E or VQKD"
         )
@@ -75,7 +76,7 @@ def expect_own_backbone(config: dict, algorithm: str) -> None:
         with MODELS.switch_scope_and_registry(config.get('_scope_')) as registry:  # as `build` finds it
             kind = registry.get(kind)
     if isinstance(kind, type) and not issubclass(kind, BEiTBackbone):
-        raise ValueError(f'the backbone is a {kind.__name__}; {algorithm} takes a beit_mm.BEiTBackbone')
+        raise UserError(f'the backbone is a {kind.__name__}; {algorithm} takes a beit_mm.BEiTBackbone')
 
 
 def as_pretraining_backbone(module: nn.Module) -> nn.Module:
@@ -83,7 +84,7 @@ def as_pretraining_backbone(module: nn.Module) -> nn.Module:
     if isinstance(module, BEiTPretrainViT):
         (module.patch_size, _) = module.patch_embed.projection.stride
     elif not isinstance(module, BEiTBackbone):
-        raise ValueError(
+        raise UserError(
             f'the backbone is a {type(module).__name__}, which takes no mask tokens; expected a BEiTBackbone of '
             "beit_mm, or mmpretrain's BEiTPretrainViT"
         )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from beit_mm.terminal import UserError
+
 ADVICE = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
 
 
@@ -53,7 +55,7 @@ def check_groups(backbone: nn.Module, groups: Sequence[dict]) -> None:
     trained = [scale for scale in scales if scale]
     of_embedding = {group_of[id(p)].get('lr_scale', 1) for p in backbone.patch_embed.parameters() if id(p) in group_of}
     if len(trained) > 1 and trained[0] == trained[-1] and of_embedding - trained[0]:
-        raise ValueError(
+        raise UserError(
             'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another: the '
             f'layer decay of its constructor does not know our names; {ADVICE}dict(layer_decay_rate=...)'
         )
@@ -62,7 +64,7 @@ def check_groups(backbone: nn.Module, groups: Sequence[dict]) -> None:
             continue
         of_weight, of_bias = (group_of[id(p)].get('weight_decay', 0) for p in (norm.weight, norm.bias))
         if of_weight and not of_bias:
-            raise ValueError(
+            raise UserError(
                 f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone and not to its bias: '
                 "the paramwise_cfg has other names for norms; add 'norm': dict(decay_mult=0.0) to its custom_keys, or "
                 f'{ADVICE}dict(layer_decay_rate=...)'

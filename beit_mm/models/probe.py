@@ -12,6 +12,7 @@ from torch import Tensor
 
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 FEATURES = ('mean', 'cls_mean')
 
@@ -50,14 +51,14 @@ class LinearProbe(BaseModel):
     ):
         super().__init__(data_preprocessor, init_cfg)
         if feature not in FEATURES:
-            raise ValueError(f'feature is {feature!r}; choose one of {FEATURES}')
+            raise UserError(f'feature is {feature!r}; choose one of {FEATURES}')
         self.feature = feature
         self.num_classes = num_classes
         backbone = dict(backbone, out_type='raw', drop_path_rate=0.0)
         self.backbone = MODELS.build(dict(backbone, **({} if layers is None else dict(out_indices=layers))))
         if not isinstance(self.backbone, BEiTBackbone):
             name = type(self.backbone).__name__
-            raise ValueError(f'the backbone is a {name}; LinearProbe takes a beit_mm.BEiTBackbone')
+            raise UserError(f'the backbone is a {name}; LinearProbe takes a beit_mm.BEiTBackbone')
         if layers is None:
             self.backbone.out_indices = list(range(self.backbone.num_layers))
         self.backbone.norm = None  # it would be applied to the last block's output

@@ -22,6 +22,7 @@ from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
@@ -333,7 +334,7 @@ class BEiTBackbone(BaseModule):
         _check_choice('interpolate_mode', interpolate_mode, INTERPOLATE_MODES)
         dims, depth, heads = sizes['embed_dims'], sizes['num_layers'], sizes['num_heads']
         if frozen_stages > depth:
-            raise ValueError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
+            raise UserError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
         self.embed_dims = dims
         self.num_layers = depth
         self.num_heads = heads
@@ -553,9 +554,9 @@ class BEiTBackbone(BaseModule):
 
     def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
         if mask is not None and self.mask_token is None:
-            raise ValueError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
+            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
         if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise ValueError(
+            raise UserError(
                 "positions need out_type='raw' and the last block as the only output, got "
                 f'out_type={self.out_type!r}, out_indices={self.out_indices}'
             )
@@ -595,26 +596,26 @@ def sizes_of(arch: str | dict) -> dict:
         return ARCHITECTURES[arch]
     needed = {'embed_dims', 'num_layers', 'num_heads'}
     if missing := needed - set(arch):
-        raise ValueError(f'arch lacks {sorted(missing)}; a dict needs {sorted(needed)}')
+        raise UserError(f'arch lacks {sorted(missing)}; a dict needs {sorted(needed)}')
     if arch['embed_dims'] % arch['num_heads']:
-        raise ValueError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
+        raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch
 
 
 def _check_choice(name: str, value: object, choices: tuple) -> None:
     if value not in choices:
-        raise ValueError(f'{name} is {value!r}; choose one of {choices}')
+        raise UserError(f'{name} is {value!r}; choose one of {choices}')
 
 
 def _patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if min(height, width) < patch_size:
-        raise ValueError(f'img_size {height} x {width} is smaller than a patch of {patch_size} pixels')
+        raise UserError(f'img_size {height} x {width} is smaller than a patch of {patch_size} pixels')
     return -(-height // patch_size), -(-width // patch_size)  # rounded up, as the input is padded
 
 
 def block_indices(indices: int | Sequence[int], depth: int) -> list[int]:
     indices = [indices] if isinstance(indices, int) else list(indices)
     if bad := [i for i in indices if not -depth <= i < depth]:
-        raise ValueError(f'block {bad[0]} does not exist in a model of {depth} blocks')
+        raise UserError(f'block {bad[0]} does not exist in a model of {depth} blocks')
     return [i % depth for i in indices]

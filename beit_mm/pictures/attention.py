@@ -22,6 +22,7 @@ from beit_mm.datasets.resize import resize_bicubic
 from beit_mm.datasets.transforms import MAX_LONG_SIDE, whole_grid
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
+from beit_mm.terminal import UserError
 
 MASS = 0.6  # of the attention, inside the contour
 TILE = 240  # pixels of a tile's longer side
@@ -86,7 +87,7 @@ def attention_of_image(
     places = [parse_point(text, sides) for text in points]
     backbone = BEiTBackbone.from_checkpoint(str(checkpoint)).to(device or get_device())
     if (channels := backbone.patch_embed.proj.in_channels) != 3:
-        raise ValueError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
+        raise UserError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
     patch = backbone.patch_size
     short_side = short_side or min(backbone.grid) * patch
     wanted, most = (math.inf, long_side) if long_side else (short_side, MAX_LONG_SIDE * short_side)
@@ -113,7 +114,7 @@ def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
             for number, side in zip(text.split(','), size[::-1], strict=True)
         )
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f'--points: {text!r} is no point; expected X,Y in pixels (210,140) or shares (0.5,0.25)'
         ) from None
     return x, y
@@ -133,7 +134,7 @@ def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], gri
     patches = []
     for x, y in points:
         if not (0 <= x < size[1] and 0 <= y < size[0]):
-            raise ValueError(
+            raise UserError(
                 f'point {x:g},{y:g} lies outside of the image of {size[1]} x {size[0]} pixels (width x height)'
             )
         patches.append((int(y * grid[0] / size[0]), int(x * grid[1] / size[1])))

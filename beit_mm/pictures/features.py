@@ -15,6 +15,7 @@ from beit_mm.datasets.reading import read_image
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.features.probing import neighbours
 from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
+from beit_mm.terminal import UserError
 
 NEIGHBOURS = 5
 SPREAD = 0.01  # part of the patches beyond either end of the colours
@@ -39,7 +40,7 @@ def pca_colours(maps: Sequence[np.ndarray], foreground: float | None = None) -> 
     """
     flat = torch.cat([torch.from_numpy(np.ascontiguousarray(values)).flatten(0, 1).float() for values in maps])
     if flat.shape[1] < 3:
-        raise ValueError(f'features of {flat.shape[1]} channels; three components need at least 3')
+        raise UserError(f'features of {flat.shape[1]} channels; three components need at least 3')
     inside = torch.ones(len(flat), dtype=torch.bool)
     if foreground is not None:
         first = _scaled(principal_components(flat, 1)[:, 0])
@@ -48,7 +49,7 @@ def pca_colours(maps: Sequence[np.ndarray], foreground: float | None = None) -> 
             first = 1 - first
         inside = first > foreground
         if inside.sum() < 3:
-            raise ValueError(f'foreground level {foreground} leaves {int(inside.sum())} patches; expected a lower one')
+            raise UserError(f'foreground level {foreground} leaves {int(inside.sum())} patches; expected a lower one')
     colours = torch.zeros(len(flat), 3)
     colours[inside] = torch.stack([_scaled(part) for part in principal_components(flat[inside], 3).unbind(1)], dim=1)
     sizes = [values.shape[0] * values.shape[1] for values in maps]

@@ -20,6 +20,7 @@ from beit_mm.engine.steps import written_if_possible
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
 
 NUM_IMAGES = 8
 MARGIN = 4  # pixels between images
@@ -62,7 +63,7 @@ class ReconstructionHook(Hook):
 
     def __init__(self, channels: Sequence[int] = (0, 1, 2)):
         if len(channels) != 3:
-            raise ValueError(f'channels is {channels}; expected three, for red, green and blue')
+            raise UserError(f'channels is {channels}; expected three, for red, green and blue')
         self.channels = list(channels)
 
     @master_only

@@ -24,6 +24,7 @@ from beit_mm.models.beit import TwoViewDataPreprocessor
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.pictures.pictures import titled_grid
 from beit_mm.registry import DATASETS, MODELS, TRANSFORMS
+from beit_mm.terminal import UserError
 
 MASK_SHADE = 0.5  # gray that is laid over masked patches
 
@@ -37,7 +38,7 @@ def training_dataset(cfg: Config) -> Dataset:
     """The training images of a config, with its pipeline."""
     loader = cfg.get('train_dataloader')
     if not loader:
-        raise ValueError('the config has no train_dataloader; expected the config of a training')
+        raise UserError('the config has no train_dataloader; expected the config of a training')
     return DATASETS.build(copy.deepcopy(loader['dataset']))
 
 
@@ -85,9 +86,7 @@ def view_columns(cfg: Config, batch: dict, tokens: bool = True) -> dict[str, Ten
     """Title -> float (B, C, H, W) in [0, 1] of a pretraining's batch, see `draw_training_samples`."""
     preprocessor = MODELS.build(cfg.model.data_preprocessor)
     if not isinstance(preprocessor, TwoViewDataPreprocessor):
-        raise ValueError(
-            f'views of a {type(preprocessor).__name__} cannot be drawn; expected a TwoViewDataPreprocessor'
-        )
+        raise UserError(f'views of a {type(preprocessor).__name__} cannot be drawn; expected a TwoViewDataPreprocessor')
     inputs = preprocessor(batch)['inputs']
     image = preprocessor.denormalize(inputs['images'])
     columns = {'first view': image}
@@ -141,7 +140,7 @@ def draw_masks(cfg: Config, number: int = 10_000, seed: int = 0) -> tuple[np.nda
     steps = [step for step in pipeline if str(step.get('type')).endswith('Mask')]
     masker = TRANSFORMS.build(steps[0]) if steps else None
     if not isinstance(masker, (BlockwiseMask, RandomMask)):
-        raise ValueError('the training pipeline has no beit_mm.BlockwiseMask or RandomMask; expected a pretraining')
+        raise UserError('the training pipeline has no beit_mm.BlockwiseMask or RandomMask; expected a pretraining')
     seed_generators(SampleKey(seed, 0, 0))
     masks = np.stack([masker.transform({})['mask'] for _ in range(number)])
     return masks.mean(axis=0), masks.sum(axis=(1, 2))

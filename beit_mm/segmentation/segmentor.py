@@ -34,6 +34,7 @@ from beit_mm.engine.optim import DTYPES
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.terminal import UserError
 
 MAX_LOGITS = 2**27  # of an image at its own size; of more than these labels alone are made
 WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
@@ -159,17 +160,17 @@ class SlidingSegmentor(EncoderDecoder):
 def check_test_cfg(cfg: dict) -> None:
     """Raises ValueError where a segmentor's test_cfg cannot be met."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
-        raise ValueError(
+        raise UserError(
             f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole image)"
         )
     if missing := {'crop_size', 'stride'} - set(cfg):
-        raise ValueError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
+        raise UserError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
-        raise ValueError(f'test_cfg.precision is {precision!r}; choose one of {DTYPES}')
+        raise UserError(f'test_cfg.precision is {precision!r}; choose one of {DTYPES}')
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
-        raise ValueError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
+        raise UserError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        raise ValueError(
+        raise UserError(
             f'test_cfg.stride {tuple(cfg["stride"])} leaves gaps between windows of '
             f'{tuple(cfg["crop_size"])}; it must be at least 1 and at most the window'
         )
@@ -330,7 +331,7 @@ class MultiScaleViews:
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
         if min(short_side, *crop_size) < 1 or not ratios or min(ratios) <= 0:
-            raise ValueError(
+            raise UserError(
                 f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
                 'must be positive, and there must be a ratio'
             )
@@ -370,20 +371,18 @@ class MultiScaleTTA(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise ValueError(
+            raise UserError(
                 'this config already tests at all scales with flip; leave --tta out (in '
                 'Python multi_scale=True), or take the config without _ms'
             )
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
-            raise ValueError(
-                f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}'
-            )
+            raise UserError(f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}')
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
         """Refuses training, as the loops of mmengine begin it, before the first step."""
         if mode:
-            raise ValueError('this config is for testing only; train the one without _ms')
+            raise UserError('this config is for testing only; train the one without _ms')
         return super().train(mode)
 
     def test_step(self, data: dict) -> list[SegDataSample]:

@@ -110,7 +110,7 @@ def test_unreadable_images_are_listed_and_too_many_stop_the_run(pretrain_config,
         (folder / f'{index:02}.jpg').write_bytes(good if index % 3 else good[:100])
     pretrain_config.train_dataloader.dataset.data_root = str(folder)
     runner = make_runner(pretrain_config)
-    with pytest.raises(RuntimeError, match='11 of 40 images cannot be read, at most 10'):
+    with pytest.raises(ValueError, match='11 of 40 images cannot be read, at most 10'):
         runner.train()
     listed = (Path(pretrain_config.work_dir) / 'unreadable_images.txt').read_text().split()
     assert len(listed) == len(set(listed)) == 11

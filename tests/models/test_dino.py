@@ -323,7 +323,7 @@ def test_wrong_combinations_are_refused():
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(make_inputs(), mask=None, positions=None), mode='loss')
     model.teacher_temperature = None
-    with pytest.raises(RuntimeError, match=r"add dict\(type='beit_mm.DINOHook'\) to custom_hooks"):
+    with pytest.raises(ValueError, match=r"add dict\(type='beit_mm.DINOHook'\) to custom_hooks"):
         model(make_inputs(), mode='loss')
     with pytest.raises(ValueError, match='DINO alone predicts nothing'):
         make_model(**ALONE)(make_inputs(), mode='predict')

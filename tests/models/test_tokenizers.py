@@ -78,7 +78,7 @@ def test_weights_from_files(tmp_path, suffix):
     assert all(torch.equal(tokenizer.encoder.state_dict()[name], p) for name, p in state.items())
     assert tokenizer.provenance['path'] == str(path)
     assert len(tokenizer.provenance['sha256']) == 64
-    with pytest.raises(RuntimeError, match='has no decoder'):
+    with pytest.raises(ValueError, match='has no decoder'):
         tokenizer.decode(torch.zeros(1, 2, 2, dtype=torch.int64))
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(str(path), sha256='0' * 64, **SMALL_DALLE)

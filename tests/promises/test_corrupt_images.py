@@ -112,7 +112,7 @@ def test_more_than_a_part_of_the_images_ends_the_run(tmp_path):
     hook.check_rate(50, 1000)
     hook.check_rate(10, 40)
     for count, total in ((51, 1000), (11, 40), (3, 3)):
-        with pytest.raises(RuntimeError, match=f'{count} of {total} images cannot be read'):
+        with pytest.raises(ValueError, match=f'{count} of {total} images cannot be read'):
             hook.check_rate(count, total)
     with pytest.raises(ValueError, match='max_rate is 2'):
         UnreadableImagesHook(max_rate=2)

@@ -38,7 +38,7 @@ def other(tmp_path):
 def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp_path):
     half_written = tmp_path / 'work/epoch_1.pth.0123abcd.part'  # by the other process, just now
     half_written.touch()
-    with pytest.raises(RuntimeError, match=f'has a run already: process {other.pid} on .+ since 20.+ --work-dir'):
+    with pytest.raises(ValueError, match=f'has a run already: process {other.pid} on .+ since 20.+ --work-dir'):
         make_runner(pretrain_config).train()
     assert half_written.exists() and not list((tmp_path / 'work').glob('*.pth'))
     # mmengine writes it before it asks anyone
@@ -57,7 +57,7 @@ def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, t
     config = copy.deepcopy(pretrain_config)
     config.work_dir = str(tmp_path / 'second/work')
     config.default_hooks.checkpoint.out_dir = str(tmp_path)  # where mmengine appends the work directory's name
-    with pytest.raises(RuntimeError, match=f'{tmp_path}/work has a run already: process {other.pid} on '):
+    with pytest.raises(ValueError, match=f'{tmp_path}/work has a run already: process {other.pid} on '):
         make_runner(config).train()
 
 

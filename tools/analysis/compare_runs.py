@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import run  # noqa: E402
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from beit_mm.pictures.training import Scalars
 
@@ -49,9 +51,7 @@ def main() -> None:
     keys = args.keys.split(',') if args.keys else ['loss', *metrics]
     logged = {key for parts in found.values() for part in parts for row in part.values() for key in row}
     if unknown := [key for key in keys if key not in logged]:
-        raise ValueError(
-            f'--keys: no run has logged {unknown[0]!r}; choose of {", ".join(sorted(logged - NO_METRICS))}'
-        )
+        raise UserError(f'--keys: no run has logged {unknown[0]!r}; choose of {", ".join(sorted(logged - NO_METRICS))}')
     rows = [['run', 'step', 'minutes', 'images/s', *metrics]]
     rows += [[name, *figures(*parts, metrics)] for name, parts in found.items()]
     print_rows(rows)

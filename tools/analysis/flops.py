@@ -20,6 +20,8 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import argument_parser, load_config, run  # noqa: E402
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from mmengine.config import Config
     from torch import Tensor, nn
@@ -45,9 +47,7 @@ def main() -> None:
         side, channels = model.backbone.patch_size, model.backbone.patch_embed.proj.in_channels
         height, width = args.shape or (side * number for number in model.backbone.grid)
         if min(height, width) < side:
-            raise ValueError(
-                f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels'
-            )
+            raise UserError(f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels')
         parameters, flops = count(model, cfg, torch.zeros(1, channels, height, width))
     print(f'{args.config}: forward pass of one image of {height} x {width} pixels')
     print(f'{"":24}{"parameters":>14}{"GMAC":>12}{"GFLOP":>12}')
@@ -71,7 +71,7 @@ def build(cfg: Config) -> nn.Module:
         tokenizer.update(unread if tokenizer.type == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
     model = MODELS.build(cfg.model.get('module', cfg.model))  # of a config that tests at all scales its segmentor
     if not isinstance(dict(model.named_children()).get('backbone'), BEiTBackbone):
-        raise ValueError(
+        raise UserError(
             f'the model is a {type(model).__name__} without a BEiTBackbone; expected the config of a pretraining, a '
             'classifier or a segmentor'
         )

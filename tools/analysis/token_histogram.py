@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import merge_options, parse_options, run  # noqa: E402
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
@@ -99,7 +101,7 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
             tokenizer = model.target_generator
             side = tuple(number * tokenizer.stride for number in model.backbone.grid)
     if not isinstance(tokenizer, Tokenizer):
-        raise ValueError(f'{source}: {type(tokenizer).__name__} gives no visual tokens; expected a tokenizer')
+        raise UserError(f'{source}: {type(tokenizer).__name__} gives no visual tokens; expected a tokenizer')
     view = dict(type='beit_mm.TwoViewCenterCrop', size=size or side, second_size=size or side)
     return tokenizer.eval(), [reader, view]
 

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from _cli import merge_options, parse_options, run
 
+from beit_mm.terminal import UserError
+
 if TYPE_CHECKING:
     from mmengine.dataset import BaseDataset
     from torch import Tensor
@@ -74,11 +76,11 @@ def dataset(cfg: dict, split: str, segmentation: bool) -> BaseDataset:
 
     loader = cfg.get(f'{split}_dataloader')
     if not loader:
-        raise ValueError(f'the config has no {split}_dataloader; expected one with labels')
+        raise UserError(f'the config has no {split}_dataloader; expected one with labels')
     steps = ['beit_mm.LoadImage', *(['beit_mm.LoadAnnotation'] if segmentation else [])]
     built = DATASETS.build(dict(loader['dataset'], pipeline=[dict(type=step) for step in steps]))
     if 'classes' not in built.metainfo:
-        raise ValueError(f'the {split} dataset of the config has no classes; expected one with labels')
+        raise UserError(f'the {split} dataset of the config has no classes; expected one with labels')
     return built
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from beit_mm.terminal import UserError
+
 MAX_GROWTH = 8  # bytes unpacked for each of an archive's: images hardly shrink
 MIN_UNPACKED = 1 << 30  # bytes that any archive may unpack to
 MAX_MEMORY = 1 << 30  # bytes that reading a table of classes may take
@@ -21,7 +23,7 @@ SYNSET = re.compile(r'n\d{8}')  # name of an ImageNet class
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, MemoryError)
 
 
-class ArchiveError(ValueError):
+class ArchiveError(UserError):
     """An archive that is not the one expected."""
 
 

@@ -24,6 +24,8 @@ from _archives import Member as TarMember
 from _cli import run
 from _progress import track
 
+from beit_mm.terminal import UserError
+
 UNITS = dict(KB=10**3, MB=10**6, GB=10**9)
 CLASS = re.compile(rb'\s*(\d{1,6})\s*')
 MAX_CLASS = 32  # bytes of a .cls file
@@ -59,7 +61,7 @@ def scan(path: Path) -> list:
                 if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
                     continue  # hidden names are left out of folders too
                 if not member.isfile() or member.issparse():
-                    raise ValueError(
+                    raise UserError(
                         f'{path}: {readable(name)} is a link, a sparse file or a device; expected plain files, as '
                         'tar --dereference --hard-dereference writes them'
                     )
@@ -68,7 +70,7 @@ def scan(path: Path) -> list:
                 elif name.lower().endswith(EXTENSIONS):
                     images.append(Member(name, member.offset_data, member.size))
     except tarfile.TarError as error:
-        raise ValueError(
+        raise UserError(
             f'{path} is no whole tar archive ({error}); copy it again, or unpack a compressed one'
         ) from error
     return [image._replace(number=numbers.get(key_of(image.name))) for image in images] if numbers else images
@@ -86,7 +88,7 @@ def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
 
     text = archive.extractfile(member).read(MAX_CLASS + 1)
     if not (match := CLASS.fullmatch(text)):
-        raise ValueError(f'{path}: {readable(member.name)} holds {text!r}; expected the number of a class')
+        raise UserError(f'{path}: {readable(member.name)} holds {text!r}; expected the number of a class')
     return int(match[1])
 
 
@@ -126,7 +128,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     from beit_mm.files import atomic_file, remove_leftovers
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
-        raise ValueError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
+        raise UserError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
     if not (folder.is_dir() and (paths := list_images(str(folder)))):
         raise FileNotFoundError(f'no images in {folder}; expected a folder of images')
     index, done, number = IndexWriter(), 0, 0
@@ -135,7 +137,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
         members = scan(target / name)
         expected = paths[done : done + len(members)]
         if name != shard_name(number - 1) or [member.name for member in members] != list(expected):
-            raise ValueError(f'{target / name} holds other images than {folder}; expected an empty folder to write to')
+            raise UserError(f'{target / name} holds other images than {folder}; expected an empty folder to write to')
         index.add(target / name, members)
         done += len(members)
     (target / INDEX).unlink(missing_ok=True)  # until all is there again

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import run
 from _progress import track
 
+from beit_mm.terminal import UserError
+
 MAX_SIDE = 65_500  # pixels of a JPEG
 
 
@@ -113,7 +115,7 @@ def main() -> None:
         parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
     source, target = args.source.resolve(), args.target.resolve()
     if source == target or source in target.parents:
-        raise ValueError(f'{args.target} is {args.source} or lies in it; expected a folder elsewhere')
+        raise UserError(f'{args.target} is {args.source} or lies in it; expected a folder elsewhere')
     from torch.utils.data import DataLoader
 
     from beit_mm.datasets.listing import list_images
@@ -131,7 +133,7 @@ def main() -> None:
     print(f'{args.target}: {len(paths) - len(broken):,} images')
     if broken:
         print(*broken, sep='\n')
-        raise ValueError(f'{len(broken):,} of {len(paths):,} images cannot be read, listed above; the others are done')
+        raise UserError(f'{len(broken):,} of {len(paths):,} images cannot be read, listed above; the others are done')
 
 
 if __name__ == '__main__':

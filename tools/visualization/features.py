@@ -19,6 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import run  # noqa: E402
 
+from beit_mm.terminal import UserError
+
 PACKAGES = dict(tsne='scikit-learn', umap='umap-learn')
 MIN_POINTS = 5  # fewer have no neighbourhoods
 
@@ -58,7 +60,7 @@ def main() -> None:
         files = [str(path) for path in iterate_images(args.images)]
         whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True)
         if (bands := whole.backbone.patch_embed.proj.in_channels) != 3:
-            raise ValueError(f'{args.checkpoint}: a model of images with {bands} bands; expected RGB images, 3 bands')
+            raise UserError(f'{args.checkpoint}: a model of images with {bands} bands; expected RGB images, 3 bands')
         maps = [sample['patches'] for sample in whole(files, ['patches'], args.layer)]
         shown = [whole.prepared(path).float() / 255 for path in files]
         draw_pca(files, shown, maps, args.foreground).save(args.out / 'pca.png')
@@ -72,7 +74,7 @@ def main() -> None:
         print(args.out / 'neighbours.png')
         if project:
             if len(bank['paths']) < MIN_POINTS:
-                raise ValueError(f'--among has {len(bank["paths"])} images; --scatter needs {MIN_POINTS} or more')
+                raise UserError(f'--among has {len(bank["paths"])} images; --scatter needs {MIN_POINTS} or more')
             labels = [Path(path).parent.name for path in bank['paths']]
             draw_points(np.asarray(project(bank['features'])), labels).savefig(args.out / 'scatter.png', dpi=100)
             print(args.out / 'scatter.png')
@@ -95,7 +97,7 @@ def projection(name: str) -> Callable:
 
         return project
     except ImportError:
-        raise ImportError(f'--scatter {name} needs {PACKAGES[name]}: pip install {PACKAGES[name]}') from None
+        raise UserError(f'--scatter {name} needs {PACKAGES[name]}: pip install {PACKAGES[name]}') from None
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ from beit_mm.checkpoint.names import weights_of
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
 from beit_mm.models.vit import take_tokens
+from beit_mm.terminal import UserError
 
 PADDING = -1  # position, and token, of a slot that holds nothing
 EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplace distribution lives on (0, 1)
@@ -70,9 +71,9 @@ class Tokenizer(nn.Module, ABC):
         """Images float32 (B, C, h * stride, w * stride) in [0, 1] of tokens int64 (B, h, w).
 
         Raises:
-            RuntimeError: the tokenizer has no decoder.
+            ValueError: the tokenizer has no decoder.
         """
-        raise RuntimeError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
+        raise UserError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
 
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens of an image of `height` x `width` pixels.
@@ -81,7 +82,7 @@ class Tokenizer(nn.Module, ABC):
             ValueError: the image is not a whole number of tokens.
         """
         if height % self.stride or width % self.stride:
-            raise ValueError(
+            raise UserError(
                 f'{type(self).__name__} takes images of a multiple of {self.stride} '
                 f'pixels a side, got {height} x {width}.'
             )
@@ -157,10 +158,10 @@ class CodebookTokenizer(Tokenizer):
             float32 (B, C, h * stride, w * stride) in [0, 1].
 
         Raises:
-            RuntimeError: the tokenizer was built without a decoder.
+            ValueError: the tokenizer was built without a decoder.
         """
         if self.decoder is None:
-            raise RuntimeError(
+            raise UserError(
                 f'this {type(self).__name__} has no decoder, so its tokens cannot be decoded; '
                 'give it decoder_checkpoint.'
             )
@@ -230,4 +231,4 @@ def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None
         module.load_state_dict(state)
     except RuntimeError as error:
         reason = ' '.join(str(error).split())
-        raise ValueError(f'{path} does not hold the weights of this {type(module).__name__}: {reason:.400}') from None
+        raise UserError(f'{path} does not hold the weights of this {type(module).__name__}: {reason:.400}') from None

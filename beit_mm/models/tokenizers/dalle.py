@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from beit_mm.models.tokenizers.base import CodebookTokenizer, load_exactly, map_pixels, read_weights, unmap_pixels
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
@@ -65,7 +66,7 @@ class DALLETokenizer(CodebookTokenizer):
     ) -> None:
         super().__init__()
         if precision not in ('fp16', 'bf16', 'fp32'):
-            raise ValueError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
+            raise UserError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
         self.vocab_size = vocab_size
         self.stride = STRIDE
         self.precision = precision

@@ -24,6 +24,7 @@ from beit_mm.models.tokenizers.base import (
 )
 from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 CHECKPOINT_ADVICE = (
     "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
@@ -96,18 +97,18 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
         if loss not in ('laplace', 'mse'):
-            raise ValueError(f"loss must be 'laplace' or 'mse', got {loss!r}.")
+            raise UserError(f"loss must be 'laplace' or 'mse', got {loss!r}.")
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
         if arch == 'dalle':
             if 2**num_levels != STRIDE:
-                raise ValueError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
+                raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
             self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
             self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels=out_channels)
         elif arch == 'conv':
             self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
             self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
         else:
-            raise ValueError(f"arch must be 'dalle' or 'conv', got {arch!r}.")
+            raise UserError(f"arch must be 'dalle' or 'conv', got {arch!r}.")
         self.vocab_size = vocab_size
         self.stride = 2**num_levels
         self.loss = loss
@@ -121,7 +122,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         if checkpoint is not None:
             self._load(checkpoint, decoder_checkpoint, sha256)
         elif decoder_checkpoint is not None:
-            raise ValueError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
+            raise UserError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
 
     def forward(
         self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
@@ -141,7 +142,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
             return self._losses(images)
         if mode == 'predict':
             return self._predict(images)
-        raise ValueError(f"DiscreteVAE has modes 'loss' and 'predict', got {mode!r}.")
+        raise UserError(f"DiscreteVAE has modes 'loss' and 'predict', got {mode!r}.")
 
     def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Title -> float (B, in_channels, H, W) in [0, 1]: the images and what is left of them in tokens."""
@@ -168,7 +169,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
             self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
             return
         if all(name.startswith('blocks.') for name in state):
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint} holds one of DALL-E's two networks; name encoder.pkl in checkpoint and decoder.pkl in "
                 'decoder_checkpoint, or take a DALLETokenizer, which needs no decoder.'
             )

@@ -19,6 +19,7 @@ from beit_mm.models.tokenizers.base import Tokenizer, load_exactly, read_weights
 from beit_mm.models.tokenizers.dalle import SMOKE_SEED
 from beit_mm.models.vit import NORM_EPS, Block, PatchEmbed, PositionEmbeddingReader, sizes_of
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
@@ -85,7 +86,7 @@ class VQKDTokenizer(Tokenizer):
     ) -> None:
         super().__init__()
         if precision not in PRECISIONS:
-            raise ValueError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
+            raise UserError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
         self.vocab_size = vocab_size
         self.stride = patch_size
         self.precision = precision
