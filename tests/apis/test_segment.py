@@ -150,7 +150,7 @@ def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
     assert tiny['labels'].shape == (1, 3)
     for images, error, message in (
         ('gone.jpg', FileNotFoundError, 'gone.jpg'),
-        (7, TypeError, 'type int'),
+        (7, ValueError, 'type int'),
         (np.zeros((8, 8, 3)), ValueError, r'float64 .*expected uint8'),
         (np.zeros((0, 8, 3), np.uint8), ValueError, 'not empty'),
     ):

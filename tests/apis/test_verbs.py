@@ -58,7 +58,7 @@ def narrow():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'plan_training', plan)
         patch.setattr(training, 'MIN_STEPS', 3)
-        patch.setattr(plans, 'MIN_IMAGES', 10)
+        patch.setattr(split, 'MIN_IMAGES', 10)
         yield
 
 
@@ -216,7 +216,7 @@ def test_a_run_killed_while_its_lists_are_written_goes_on(images, tmp_path, monk
 
     monkeypatch.setattr(training.Run, 'prepare', killed)
     with monkeypatch.context() as patch:
-        patch.setattr(plans, 'write_lines', killed)
+        patch.setattr(split, 'write_lines', killed)
         for _ in range(2):
             with pytest.raises(Killed):
                 beit_mm.pretrain(images, tmp_path / 'run', steps=3)
