@@ -20,11 +20,12 @@ while (($#)); do
   esac
 done
 prepare_environment "$stack" test
-say "ruff, codespell, mypy"
+say "ruff, codespell, mypy, import-linter"
 python -m ruff check --output-format concise .
 python -m ruff format --quiet --check .
 python -m codespell_lib beit_mm configs docs tests tools
 python -m mypy --no-error-summary beit_mm
+lint-imports --no-cache --no-logo
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
 python -m pytest -n auto --dist loadfile "${options[@]}" "$@"
