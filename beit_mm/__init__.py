@@ -2,23 +2,30 @@
 
 Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
 
-    __main__.py         the command line, `python -m beit_mm VERB`
-    registry.py         child registries of mmengine's, scope 'beit_mm'
-    files.py            files that are written whole or not at all
-    precision.py        the type that a device computes in
-    terminal.py         what a terminal gets to see: no noise, one line for a mistake
-    positions.py        relative position bias and position embedding, at any patch grid
-    checkpoint/         find.py, read.py, names.py (the formats), fit.py (weights made to fit), convert.py
-    datasets/           masking.py (Algorithm 1), reading.py, bands.py, transforms.py, multi_crop.py, resize.py,
-                        image_folder.py, segmentation_folder.py, samplers.py
-    models/             vit.py (the backbone), beit.py (the method), beit_v2.py, dino.py, tokenizers/, probe.py
-    features/           reader.py, extractor.py, probing.py and evaluation.py (k-NN and linear classifiers)
-    engine/             optim.py (mixed precision, layer decay), checks.py, steps.py, dino.py, knn.py, checkpoints.py,
-                        interruption.py, loops.py, metrics.py, progress.py
-    segmentation/       segmentor.py (sliding windows, multi-scale), heads.py; all that needs mmseg
-    pictures/           pictures that no library draws: of features, attention, samples, masks
-    apis/               training.py, plans.py, split.py and inference.py (one's own images in one line),
-                        inferencers.py, configs.py, export.py: what a notebook calls
+    __main__.py     `python -m beit_mm VERB ...`: pretraining, fine-tuning and looking at images, each in one line
+    files.py        Files that are written whole or not at all, their hashes, and text that no reader of configs fills
+                    in
+    positions.py    Where patches lie: the relative position bias and the position embedding, at any patch grid
+    precision.py    The type that a device computes in
+    registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
+                    config
+    terminal.py     What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a
+                    mistake
+    apis/           What users call from Python: imports nothing, so that each call loads only what it needs: configs,
+                    export, inference, inferencers, plans, split, stored_config, training
+    checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds: convert,
+                    find, fit, limits, names, read
+    datasets/       Images, their transforms, masks and samplers: bands, image_folder, listing, masking, multi_crop,
+                    reading, resize, samplers, segmentation_folder, shards, transforms
+    engine/         How a run goes: optimizer wrappers and constructors, checks, hooks, metrics: bad_steps,
+                    checkpoints, checks, dino, interruption, knn, loops, metrics, optim, progress, steps, unreadable,
+                    workers
+    features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor, probing,
+                    reader
+    models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
+                    beit, beit_v2, dalle, dino, discrete_vae, interop, parameter_groups, probe, vit, vqkd
+    pictures/       Pictures of what a model makes of images: attention, features, pictures, training
+    segmentation/   Semantic segmentation with MMSegmentation. No other folder imports mmseg: heads, segmentor
 """
 
 __version__ = '0.2.0'

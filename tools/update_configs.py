@@ -1,4 +1,4 @@
-"""Writes what can be computed: part of the configs' headers, the metafiles, the tables of READMEs, the map of files.
+"""Writes what can be computed: part of the configs' headers, the metafiles, the tables of READMEs, the maps of files.
 
     python tools/update_configs.py            rewrites the files that are out of date
     python tools/update_configs.py --check    names them and exits with 1
@@ -32,6 +32,7 @@ DATASETS = {  # data_root -> name, training images
     'data/ade20k': ('ADE20K', 20_210),
 }
 MAP = 'docs/architecture.md'
+PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
 RELEASED = 'docs/released.md'
 BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -->'
 
@@ -352,13 +353,33 @@ def update_released() -> str:
     return before + BEGIN + text + END + rest.partition(END)[2]
 
 
+def title_of(file: Path) -> str:
+    """What a file's docstring begins with."""
+    return ast.get_docstring(ast.parse(file.read_text())).splitlines()[0].rstrip('.')
+
+
+def update_package_map() -> str:
+    """The package's docstring: a line for each file, and for each folder with the names of its files."""
+    package, lines = ROOT / 'beit_mm', []
+    for path in sorted(package.glob('*.py')):
+        if path.name != '__init__.py':
+            lines.append((path.name, title_of(path)))
+    for init in sorted(package.glob('*/__init__.py')):
+        names = sorted(path.stem for path in init.parent.rglob('*.py') if path.name != '__init__.py')
+        lines.append((f'{init.parent.name}/', f'{title_of(init)}: {", ".join(names)}'))
+    indents = dict(initial_indent=' ' * 4, subsequent_indent=' ' * 20)
+    text = '\n'.join(textwrap.fill(f'{name:<15} {title}', 119, **indents) for name, title in lines)
+    before, _, rest = (ROOT / PACKAGE_MAP).read_text().partition(MAP_BEGINS)
+    return before + MAP_BEGINS + text + '\n"""' + rest.partition('"""')[2]
+
+
 def update_file_map() -> str:
     """The files of the package with their lines and what their docstrings begin with."""
     rows = ['| file | lines | what it holds |', '| --- | --- | --- |']
     for path in sorted((ROOT / 'beit_mm').rglob('*.py')):
         source = path.read_text()
         if path.name != '__init__.py' and '.mim' not in path.parts:
-            title = ast.get_docstring(ast.parse(source)).splitlines()[0].rstrip('.')
+            title = title_of(path)
             rows.append(f'| `{path.relative_to(ROOT / "beit_mm")}` | {len(source.splitlines())} | {title} |')
     before, _, rest = (ROOT / MAP).read_text().partition(BEGIN)
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
@@ -367,7 +388,7 @@ def update_file_map() -> str:
 def stale_files() -> dict[str, str]:
     """File -> what it should hold, for all that hold something else."""
     texts = {config: update_header(config) for config in list_configs()}
-    texts[MAP], texts[RELEASED] = update_file_map(), update_released()
+    texts[PACKAGE_MAP], texts[MAP], texts[RELEASED] = update_package_map(), update_file_map(), update_released()
     for folder in FOLDERS:
         texts[f'{folder}/metafile.yml'] = update_metafile(folder)
         texts[f'{folder}/README.md'] = update_table(folder)
