@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from beit_mm.checkpoint.find import HUB_FILES
-from beit_mm.checkpoint.read import MAX_META, CheckpointError
+from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
-from beit_mm.terminal import UserError
 
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
@@ -508,8 +507,6 @@ def _neighbour(path: Path, name: str) -> dict[str, Any]:
     if path.name not in HUB_FILES or not file.is_file():
         return {}
     try:
-        if file.stat().st_size > MAX_META:
-            raise UserError(f'it has {file.stat().st_size:,} bytes')
         content = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f'{file} beside the weights is no JSON: {error}.') from None

@@ -1,11 +1,11 @@
 """Reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
 
 import json
-import math
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -18,24 +18,41 @@ from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from torch import Tensor
 
-from beit_mm.checkpoint.limits import LimitError, check_content, check_zip
 from beit_mm.files import atomic_file, file_sha256
 from beit_mm.terminal import UserError
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
-MAX_META = 4_000_000  # characters; as a list of lists they would be a hundred megabytes
+MAX_NAME = 300  # characters of a tensor's name, which messages quote
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
     b'<': 'a web page',
     b'version https://git-lfs': 'a git-lfs pointer (`git lfs pull` fetches the file)',
     b'--20': 'a log of wget (its option -o names the log; -O names the file)',
 }
-NUMPY_TYPE = re.compile(r'b1|[iu][1248]|f[248]|U(?:\d{1,2}|1\d\d|2[0-4]\d|25[0-6])')  # 1024 bytes at most
-NATIVE = '<' if sys.byteorder == 'little' else '>'
-MAX_AXES = 32  # of an array, NumPy 1's own limit
-MIN_ARRAY = 4096  # bytes that the sides of an empty array may claim, each 0 taken for 1
+# What torch.save writes, below one folder of any name
+ZIP_ENTRY = re.compile(
+    r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
+)
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
+NUMPY_TYPE = re.compile(r'b1|[iuf][1248]|U\d+')
+NATIVE = ('|', '<' if sys.byteorder == 'little' else '>')
+CONTAINERS = (dict, list, tuple, set, frozenset)
+VALUES: tuple[type, ...] = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    PurePath,
+    np.ndarray,
+    np.generic,
+)
+VALUES += (torch.dtype, torch.device, torch.layout, torch.qscheme, torch.UntypedStorage, torch.TypedStorage)
+HISTORY = {'_log_history', '_count_history', 'max_length', '_max_length', 'statistics_methods'}  # HistoryBuffer's own
 
 
 class CheckpointError(UserError):
@@ -60,7 +77,7 @@ def blaming(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-# --- reading --------------------------------------------------------------------------------------
+# --- what torch's weights-only reader may call beside its own list --------------------------------
 
 
 class Attributes(dict):
@@ -70,7 +87,7 @@ class Attributes(dict):
 
 
 class PickledModule(Attributes):
-    """Stands for a network of DALL-E that was saved whole; these have no buffers."""
+    """Stands for a network of DALL-E that was saved as a module; these have no buffers."""
 
     def state_dict(self, prefix: str = '') -> dict[str, Tensor]:
         """What `torch.nn.Module.state_dict` would give; empties the object."""
@@ -82,61 +99,49 @@ class PickledModule(Attributes):
         return weights
 
 
-def _statistics_method(owner: Any, name: Any) -> Any:
-    """`getattr`, as far as mmengine's log histories use it: to name their own methods."""
-    if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
-        raise pickle.UnpicklingError('GLOBAL builtins.getattr was not an allowed global')
-    return getattr(HistoryBuffer, name)
-
-
 class PickledType:
-    """Stands for `numpy.dtype`, of which a few bytes can ask for items of gigabytes: numbers and short text."""
+    """Stands for `numpy.dtype`, whose state may call any bytes pointers to objects: numbers and text only."""
 
-    def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
-        if not isinstance(code, str) or not NUMPY_TYPE.fullmatch(code):
-            raise LimitError(f'it holds a NumPy type {ascii(code)[:60]}')
+    def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
+        if not NUMPY_TYPE.fullmatch(code):
+            raise CheckpointError(f'it holds a NumPy type {ascii(code)[:60]}')
         self.dtype = np.dtype(code)
 
-    def __setstate__(self, state: Any) -> None:
-        order, parts = state[1], state[2:5]
-        itemsize = self.dtype.itemsize if self.dtype.kind == 'U' else -1
-        # other than the machine's own order, values would be copied: again and again from the same bytes
-        if order not in ('|', NATIVE) or any(part is not None for part in parts) or state[5] != itemsize:
-            raise LimitError('it holds a NumPy type that is no plain number or text of this machine')
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] not in NATIVE:
+            raise CheckpointError('it holds NumPy values in the byte order of another machine')
 
 
 class PickledArray(np.ndarray):
-    """Stands for `numpy.ndarray`, which would take the memory of any shape: empty until its values are there."""
+    """Stands for `numpy.ndarray`, whose pickles give it no arguments of its own: empty until its values are there."""
 
     def __new__(cls) -> 'PickledArray':
-        return np.ndarray.__new__(cls, (0,), 'i1')
+        return super().__new__(cls, (0,), 'i1')
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Written again as NumPy's own."""
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
-    def __setstate__(self, state: Any) -> None:  # type: ignore[override]
+    def __setstate__(self, state: tuple) -> None:  # type: ignore[override]
         version, shape, kind, fortran, data = state
-        if not isinstance(kind, PickledType) or not isinstance(data, bytes) or not isinstance(shape, tuple):
-            raise LimitError('it holds a NumPy array of something else than plain values')
-        claimed = math.prod(max(side, 1) for side in shape) * max(kind.dtype.itemsize, 1)
-        if len(shape) > MAX_AXES or claimed > max(len(data), MIN_ARRAY):
-            raise LimitError(f'it holds a NumPy array that claims {claimed:,} bytes and has {len(data):,}')
         super().__setstate__((version, shape, kind.dtype, fortran, data))
 
 
-def _numpy_array(kind: Any, shape: Any, code: Any) -> PickledArray:
-    """`_reconstruct` of NumPy, as its pickles begin an array."""
-    if not (isinstance(kind, type) and issubclass(kind, PickledArray) and shape == (0,) and code in (b'b', 'b')):
-        raise LimitError('it holds a NumPy array that NumPy did not write')
+def _numpy_array(kind: type, *_: Any) -> Any:
+    """`_reconstruct` of NumPy, with which its pickles begin an array."""
     return kind()
 
 
-def _numpy_scalar(kind: Any, data: Any) -> Any:
+def _numpy_scalar(kind: PickledType, data: bytes) -> np.generic:
     """`scalar` of NumPy, as its pickles write a number."""
-    if not isinstance(kind, PickledType) or not isinstance(data, bytes) or len(data) != kind.dtype.itemsize:
-        raise LimitError('it holds a NumPy number that NumPy did not write')
-    return np.float64(0).__reduce__()[0](kind.dtype, data)
+    return np.frombuffer(data, kind.dtype)[0]
+
+
+def _statistics_method(owner: Any, name: Any) -> Any:
+    """`getattr`, as far as mmengine's log histories use it: to name their own methods."""
+    if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
+        raise pickle.UnpicklingError('GLOBAL builtins.getattr was not an allowed global')
+    return getattr(HistoryBuffer, name)
 
 
 def _named(target: Any, full_name: str) -> Any:
@@ -172,17 +177,25 @@ STAND_INS = {
     'numpy.ndarray': PickledArray,
     **dict.fromkeys(DALLE_MODULES, PickledModule),
 }
-# What torch's weights-only reader may call beside its own list
-ALLOWED = [HistoryBuffer, ConfigDict]
-ALLOWED += [_named(target, name) for name, target in STAND_INS.items()]
+ALLOWED = [HistoryBuffer, ConfigDict, *(_named(target, name) for name, target in STAND_INS.items())]
 
 
-def _name_of(entry: Any) -> str:
-    """Under which torch's reader finds what is allowed; pairs have it beside the object."""
-    return entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """ALLOWED for torch's reader, and nothing that others have allowed."""
+    others, statistics = torch.serialization.get_safe_globals(), dict(HistoryBuffer._statistics_methods)
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals(ALLOWED)
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(others)
+        HistoryBuffer._statistics_methods.clear()  # in which a history that is read registers its methods
+        HistoryBuffer._statistics_methods.update(statistics)
 
 
-NAMES = {_name_of(entry) for entry in ALLOWED}
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
@@ -196,12 +209,12 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
 
     Returns:
         The file's content, tensors on the CPU. Of a safetensors file its tensors by name; of one that
-        `write_checkpoint` gave a `meta`, dict(state_dict=..., meta=...). A network of DALL-E that was saved whole is
-        its state dict, an argparse.Namespace a dict.
+        `write_checkpoint` gave a `meta`, dict(state_dict=..., meta=...). A network of DALL-E that was saved as a module
+        is its state dict, an argparse.Namespace a dict.
 
     Raises:
-        CheckpointError: no checkpoint (a web page, a log, a git-lfs pointer, ...), damaged, of another hash, or beyond
-            the limits of `checkpoint.limits`.
+        CheckpointError: no checkpoint (a web page, a log, a git-lfs pointer, ...), damaged, of another hash, or with
+            content that no checkpoint has.
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
@@ -230,14 +243,13 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
 
 
 def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
-    statistics = dict(HistoryBuffer._statistics_methods)
     try:
         if zipped:
             check_zip(path, sums=not mapped)
         with _allowed(), path.open('rb') as file:
             # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
             content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
-        check_content(content, path.stat().st_size)
+        check_content(content)
         content = _plain(content)
         if isinstance(content, dict):
             content.update({key: _plain(value) for key, value in content.items()})
@@ -246,37 +258,86 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
         if name := REFUSED_NAME.search(str(error)):
             reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'
         elif 'Only persistent_load of storage' in str(error):
-            reason = 'it holds a whole network in the form before torch 1.6, which only running it would read'
+            reason = 'it holds a module in the form before torch 1.6, which only running it would read'
         else:
             reason = 'it holds more than tensors and plain values'
         raise UnsafeCheckpointError(
             f'{path} is refused, nothing in it was run: {reason}. Where you trust the file, '
             'save tensors instead: torch.save(model.state_dict(), ...).'
         ) from None
-    except LimitError as error:
+    except CheckpointError as error:
         raise CheckpointError(f'{path} is refused: {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
         raise CheckpointError(
             f'{path} is damaged or cut short, or torch.save did not write it '
-            f'({type(error).__name__}: {" ".join(str(error)[:200].split())}).'
+            f'({type(error).__name__}: {" ".join(ascii(str(error)[:200])[1:-1].split())}).'
         ) from error
-    finally:  # a history that is read registers its methods for the whole process
-        HistoryBuffer._statistics_methods.clear()
-        HistoryBuffer._statistics_methods.update(statistics)
 
 
-@contextmanager
-def _allowed() -> Iterator[None]:
-    """ALLOWED for torch's reader, and what someone else has allowed that is not of the same name."""
-    before = torch.serialization.get_safe_globals()
-    others = [entry for entry in before if _name_of(entry) not in NAMES]
-    torch.serialization.clear_safe_globals()
-    try:
-        torch.serialization.add_safe_globals([*others, *ALLOWED])
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+def check_zip(path: Path, sums: bool = True) -> None:
+    """Refuses a zip file with other entries than torch.save's: Python could import code that lies beside the tensors.
+
+    Args:
+        path: the file.
+        sums: whether the check sums are compared too, at which torch's reader does not look.
+
+    Raises:
+        CheckpointError, zipfile.BadZipFile: says what.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if not ZIP_ENTRY.fullmatch(name):
+                raise CheckpointError(f'it holds {name[:MAX_NAME]!r}, and torch.save did not write it')
+        if sums and (damaged := archive.testzip()):
+            raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
+
+
+def check_content(content: Any) -> None:
+    """Refuses content that checkpoints do not have: other than dense tensors, functions, classes, unknown objects.
+
+    Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
+    torch's `_metadata` of state dicts stays.
+
+    Raises:
+        CheckpointError: says what.
+    """
+    seen, waiting = set(), [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, CONTAINERS + (HistoryBuffer,)):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        if isinstance(value, Tensor):
+            # nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory
+            if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.device.type != 'cpu':
+                raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+            vars(value).clear()
+        elif isinstance(value, dict):
+            waiting += [*dict.keys(value), *dict.values(value), *_attributes(value)]
+            for name in (name for name, inner in dict.items(value) if isinstance(inner, Tensor)):
+                if isinstance(name, str) and not (name.isprintable() and len(name) <= MAX_NAME):
+                    raise CheckpointError(f'it names a tensor {name[:60]!r}')
+        elif isinstance(value, HistoryBuffer):
+            if not vars(value).keys() <= HISTORY:
+                raise CheckpointError('it holds a log history with more than numbers')
+            waiting += [number for name, number in vars(value).items() if name != 'statistics_methods']
+        elif isinstance(value, CONTAINERS):
+            waiting += value
+        elif not isinstance(value, VALUES):  # what torch's reader may call, or what came of calling it
+            name = getattr(value, '__name__', None) or type(value).__name__
+            raise CheckpointError(f'it holds the function, class or object {name!r}')
+
+
+def _attributes(values: dict) -> Iterable[Any]:
+    """Takes the attributes off an OrderedDict, Counter, ..., but for a state dict's `_metadata`, which is returned."""
+    if type(values).__module__ != 'collections' or not (attributes := getattr(values, '__dict__', None)):
+        return []
+    metadata = attributes.get('_metadata')
+    attributes.clear()
+    if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
+        attributes['_metadata'] = metadata
+    return attributes.values()
 
 
 def _plain(value: Any) -> Any:
@@ -289,14 +350,11 @@ def _plain(value: Any) -> Any:
 def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework='pt') as file:
-            text = (file.metadata() or {}).get(META_KEY, 'null')
-            if len(text) > MAX_META:
-                raise UserError(f'its meta has {len(text):,} characters')
-            meta = json.loads(text)
+            meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
             # copied out of the file, which may be written again while they are in use
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}
-        check_content([weights, meta], path.stat().st_size)
-    except LimitError as error:
+        check_content(weights)
+    except CheckpointError as error:
         raise CheckpointError(f'{path} is refused: {error}.') from None
     except Exception as error:
         raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error

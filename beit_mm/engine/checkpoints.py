@@ -28,9 +28,8 @@ from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
-from beit_mm.checkpoint.limits import LimitError, check_zip
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
-from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
+from beit_mm.checkpoint.read import CheckpointError, blaming, check_zip, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
 from beit_mm.engine.steps import fetch_logs
@@ -288,7 +287,7 @@ def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
     for _, path in sorted(found, reverse=True):
         try:
             check_zip(path)
-        except (OSError, LimitError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, CheckpointError, zipfile.BadZipFile, zlib.error) as error:
             broken.append(f'{path.name} ({error})')
             continue
         if broken:

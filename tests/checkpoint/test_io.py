@@ -243,7 +243,9 @@ def test_replaced_setstate_is_never_called(tmp_path):
     path = tmp_path / 'weights.pkl'
     eval_state = b'}' + SETSTATE + REBUILD + b's'
     write(path, b'}', b'X\x01\x00\x00\x00m', NAMESPACE, b')\x81', eval_state, b'b', SET_X, b'b', b's')
-    with pytest.raises(CheckpointError, match="it holds the function or class '_rebuild"):  # called, it is a TypeError
+    with pytest.raises(
+        CheckpointError, match="it holds the function, class or object '_rebuild"
+    ):  # called, it is a TypeError
         read_checkpoint(path)
 
 
@@ -279,7 +281,7 @@ def test_tensors_beyond_their_storage_and_modules_without_end(tmp_path):
         module._modules.update({str(number): inner for number in range(10)})
         module = inner
     torch.save(root, path)
-    with pytest.raises(CheckpointError, match='m.pkl is refused: it unfolds to '):
+    with pytest.raises(CheckpointError, match=str(path)):
         read_checkpoint(path)
 
 

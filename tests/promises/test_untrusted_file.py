@@ -1,7 +1,6 @@
-"""Reading a file runs nothing in it, takes no more than its size, and what it says of itself is data.
+"""Reading a file runs nothing in it, and what it says of itself is data.
 
-Files that want to run code are refused, and say what they asked for; so are archives of other things, and few bytes
-that unfold to much.
+Files that want to run code are refused, and say what they asked for; so are archives of other things.
 """
 
 import argparse
@@ -9,9 +8,7 @@ import io
 import json
 import os
 import pickle
-import resource
 import subprocess
-import time
 import tracemalloc
 import zipfile
 from collections import Counter, OrderedDict
@@ -26,18 +23,10 @@ from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
 
 from beit_mm.apis.inferencers import ClassificationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint, load_from_file
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.fit import load_from_file, read_backbone
-from beit_mm.checkpoint.limits import LimitError, check_content
 from beit_mm.checkpoint.names import IMAGENET, describe_source
-from beit_mm.checkpoint.read import (
-    ALLOWED,
-    CheckpointError,
-    UnsafeCheckpointError,
-    _name_of,
-    read_checkpoint,
-    write_checkpoint,
-)
+from beit_mm.checkpoint.read import ALLOWED, CheckpointError, UnsafeCheckpointError, read_checkpoint, write_checkpoint
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models import BEiTBackbone
 
@@ -142,7 +131,7 @@ def test_what_may_be_called_is_a_short_list():
     dall_e = {'dall_e.decoder.Decoder', 'dall_e.decoder.DecoderBlock', 'dall_e.encoder.Encoder', 'dall_e.utils.Conv2d'}
     modules = ('activation.ReLU', 'container.Sequential', 'conv.Conv2d', 'linear.Identity', 'pooling.MaxPool2d')
     paths = {f'{module}.{kind}Path' for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')}
-    assert {_name_of(entry) for entry in ALLOWED} == {
+    assert {f'{entry.__module__}.{entry.__qualname__}' for entry in ALLOWED} == {
         'mmengine.logging.history_buffer.HistoryBuffer',
         'mmengine.config.config.ConfigDict',
         'argparse.Namespace',
@@ -154,7 +143,7 @@ def test_what_may_be_called_is_a_short_list():
         *(f'torch.nn.modules.{name}' for name in modules),
         *paths,
     }
-    own = {entry for entry in ALLOWED if not isinstance(entry, tuple) and 'mmengine' in entry.__module__}
+    own = {entry for entry in ALLOWED if 'mmengine' in entry.__module__}
     assert own == {HistoryBuffer, ConfigDict}
 
 
@@ -166,128 +155,54 @@ def saved(path, content):
     return path
 
 
-def refused(path, said, seconds=5):
-    """Every reader refuses a file at once, in one short line."""
+def refused(path, said):
+    """Every reader refuses a file in one short line."""
     for reader in READERS.values():
-        start = time.perf_counter()
         with pytest.raises(CheckpointError, match=said) as caught:
             reader(path)
         assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and '\n' not in str(caught.value)
-        assert str(caught.value).isprintable() and time.perf_counter() - start < seconds
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(
-    ('name', 'options', 'said'),
+    ('name', 'said'),
     [
-        ('mc.py', {}, "it holds 'mc.py'"),
-        ('w/mc.py', {}, "it holds 'w/mc.py'"),
-        ('w/data/0.py', {}, "it holds 'w/data/0.py'"),
-        ('../../w/version', {}, "it holds '../../w/version'"),
-        ('w/data/\x1b[2J', {}, r"it holds 'w/data/\\x1b\[2J'"),
-        ('other/data/0', {}, 'it holds 2 folders'),
-        ('w/data/77', dict(compress_type=zipfile.ZIP_DEFLATED), "it holds 'w/data/77' compressed"),
+        ('mc.py', "it holds 'mc.py'"),
+        ('w/mc.py', "it holds 'w/mc.py'"),
+        ('w/data/0.py', "it holds 'w/data/0.py'"),
+        ('../../w/version', "it holds '../../w/version'"),
+        ('w/data/\x1b[2J', r"it holds 'w/data/\\x1b\[2J'"),
     ],
 )
-def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name, options, said):
+def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name, said):
     """Python imports modules out of zip files: a path in a config would be enough to run one."""
     path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
     with zipfile.ZipFile(path, 'a') as archive:
-        archive.writestr(name, b'\0' * (64 << 20) if options else 'import os', **options)
+        archive.writestr(name, 'import os')
     refused(path, said)
-
-
-def test_entries_that_lie_on_top_of_each_other_are_refused(tmp_path):
-    path = tmp_path / 'w.pth'
-    torch.save({f'w{i}': torch.rand(100_000) for i in range(3)}, path)
-    with zipfile.ZipFile(path, 'a') as archive:  # a hundred names for the bytes of one
-        entry = archive.getinfo('w/data/0')
-        for number in range(100, 200):
-            twin = zipfile.ZipInfo(f'w/data/{number}')
-            twin.file_size = twin.compress_size = entry.file_size
-            twin.CRC, twin.header_offset = entry.CRC, entry.header_offset
-            archive.filelist.append(twin)
-        archive._didModify = True
-    refused(path, 'its entries are .* bytes together')
-
-
-def test_torch_and_python_read_the_same_list_of_entries(tmp_path):
-    path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
-    content = bytearray(path.read_bytes())
-    located = len(content) - 22 - 20 + 8
-    assert int.from_bytes(content[located : located + 8], 'little') == len(content) - 98
-    content[located : located + 8] = (0).to_bytes(8, 'little')
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError):
-        read_checkpoint(path)
-    path.write_bytes(saved(path, {'w': torch.ones(3)}).read_bytes() + b'PK\x05\x06')
-    refused(path, 'its end is not one that torch.save writes|damaged')
-
-
-def test_an_archive_has_one_list_of_entries(tmp_path):
-    """torch takes the list from where the end says it is, Python the one before the end."""
-    path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
-    content = path.read_bytes()
-    end = len(content) - 98
-    place = int.from_bytes(content[end + 48 : end + 56], 'little')
-    entries = content[place:end]
-    hidden = entries.replace(b'w/byteorder', b'w/eviler.py')
-    ends = bytearray(content[end:])
-    ends[64:72] = (end + len(entries)).to_bytes(8, 'little')  # where the larger form of the end is now
-    path.write_bytes(content[:place] + hidden + entries + ends)
-    with zipfile.ZipFile(path) as archive:
-        assert 'w/eviler.py' not in archive.namelist()
-    assert 'eviler.py' in torch._C.PyTorchFileReader(str(path)).get_all_records()
-    refused(path, 'its end is not one that torch.save writes')
-    path.write_bytes(content)
-    with zipfile.ZipFile(path, 'a') as archive:
-        archive.comment = b'room for another end'
-    refused(path, 'its end is not one that torch.save writes')
 
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize(
-    ('make', 'said'),
+    'make',
     [
-        (
-            lambda: torch.sparse_coo_tensor([[10**9], [0]], [1.0], (12, 2), check_invariants=False),
-            'layout torch.sparse',
-        ),
-        (lambda: torch.eye(3).to_sparse_csr(), 'of layout torch.sparse_csr'),
-        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), 'that is nested or quantized'),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), 'that is nested or quantized'),
-        (lambda: torch.empty(3, device='meta'), 'without values'),
+        lambda: torch.sparse_coo_tensor([[10**9], [0]], [1.0], (12, 2), check_invariants=False),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.empty(3, device='meta'),
     ],
-    ids=lambda value: value if isinstance(value, str) else '',
+    ids=['coo', 'csr', 'quantized', 'nested', 'meta'],
 )
-def test_only_dense_tensors_come_in(tmp_path, make, said):
+def test_only_dense_tensors_come_in(tmp_path, make):
     """Nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory."""
     weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH).state_dict().items()}
     for content in (weights | {'backbone.rel_pos_bias.relative_position_bias_table': make()}, dict(meta=[make()])):
-        refused(saved(tmp_path / 'w.pth', dict(state_dict=content)), f'a tensor .*{said}.*; expected dense ones')
+        path = saved(tmp_path / 'w.pth', dict(state_dict=content))
+        refused(path, 'a tensor that is sparse, nested, quantized or without values')
 
 
-# --- few bytes that unfold ------------------------------------------------------------------------
-
-
-def doubled(levels, kind=list):
-    """A value of 2 ** levels parts in some bytes for each level."""
-    value = kind()
-    for _ in range(levels):
-        value = kind((value, value))
-    return value
-
-
-def deep(levels):
-    value = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-def endless():
-    value = []
-    value.append(value)
-    return value
+# --- what a file may hold -------------------------------------------------------------------------
 
 
 def with_attribute(name, value):
@@ -300,36 +215,17 @@ HISTORY = HistoryBuffer([1.0], [1])
 HISTORY.mean = torch.Size
 
 
-@pytest.mark.parametrize(
-    ('make', 'said'),  # a function, since pytest prints values
-    [
-        (lambda: dict(w=torch.zeros(1).expand(1 << 20, 1 << 20)), 'claims 4,398,046,511,105 bytes, the file has'),
-        (lambda: dict(w=torch.zeros(10_000).as_strided((10_000, 9_999), (1, 0))), 'claims .* bytes'),
-        (lambda: {str(number): torch.zeros(1 << 20).expand(20, 1 << 20) for number in range(2)}, 'claims .* bytes'),
-        (lambda: dict(w=[np.zeros(1 << 20), *[bytearray(1 << 20)] * 300]), 'claims .* bytes'),
-        (lambda: dict(meta=dict(beit_mm_format=doubled(40))), 'unfolds to more than 2,000,000 values'),
-        (lambda: dict(meta=doubled(40, lambda pair=(): dict(enumerate(pair)))), 'unfolds to more than'),
-        (lambda: with_attribute('_metadata', {'': dict(version=doubled(40))}), 'unfolds to more than'),
-        (lambda: dict(meta=doubled(98)), 'unfolds to more than'),
-        (lambda: dict(meta=deep(150)), 'nested deeper than 100 levels'),
-        (lambda: dict(meta=endless()), 'holds a value that holds itself'),
-        (lambda: {'w\x1b]0;title\x07': torch.ones(2)}, 'it names a tensor'),
-        (lambda: {'w' * 400: torch.ones(2)}, 'it names a tensor'),
-        (lambda: dict(history=HISTORY), 'it asks for torch|a log history with more than numbers'),
-    ],
-    ids=lambda value: value[:24] if isinstance(value, str) else '',
-)
-def test_few_bytes_that_unfold_to_much_are_refused(tmp_path, make, said):
-    content = make()
-    torch.save(content, tmp_path / 'w.pth', pickle_protocol=2)
-    refused(tmp_path / 'w.pth', said)
+@pytest.mark.parametrize('name', ['w\x1b]0;title\x07', 'w' * 400])
+def test_names_of_tensors_can_be_printed(tmp_path, name):
+    refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
 
 
-def test_an_array_of_objects_hides_nothing():
-    array = np.empty(1, dtype=object)
-    array[0] = doubled(40)
-    with pytest.raises(LimitError, match='an array of objects'):
-        check_content(dict(meta=array), 1000)
+def test_a_value_that_holds_itself_ends_the_reading_of_no_file(tmp_path):
+    value = []
+    value.append(value)
+    torch.save(dict(meta=value), tmp_path / 'w.pth', pickle_protocol=2)
+    found = read_checkpoint(tmp_path / 'w.pth')['meta']
+    assert found[0] is found
 
 
 SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
@@ -339,30 +235,30 @@ INT = np.dtype('i8')
 @pytest.mark.parametrize(
     'content',
     [
-        Calls(SCALAR, np.dtype('V2000000000')),
-        Calls(SCALAR, np.dtype('U500000000')),
-        Calls(SCALAR, Calls(np.dtype, 'U1', state=(3, '<', None, None, None, 2 * 10**9, 4, 8)), b'abcd'),
+        Calls(SCALAR, np.dtype('V20')),
         Calls(SCALAR, Calls(np.dtype, 'O')),
         Calls(SCALAR, Calls(np.dtype, '(1000000000,)i8'), b'x'),
-        Calls(np.dtype, [('a', 'V1000000000')]),
-        Calls(RECONSTRUCT, np.ndarray, (10**9,), 'O'),
-        Calls(RECONSTRUCT, np.ndarray, (10**9,), b'b'),
+        Calls(np.dtype, [('a', 'O')]),
         Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (10**9,), INT, False, b'x')),
-        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (10**9, 0), INT, False, b'x')),
         Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (2,), np.dtype('O'), False, [0, 0])),
         Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), np.dtype('>i8'), False, bytes(8))),
         Calls(np.ndarray, (4 * 10**8,), 'O'),
-        *(Calls(kind, Calls(np.ndarray, (3 * 10**8,), 'u1')) for kind in (Counter, set, bytearray)),
     ],
     ids=lambda _: 'content',
 )
 def test_numpy_is_asked_for_plain_values_only(tmp_path, content):
-    """Each takes gigabytes, or minutes, before anything could be measured."""
+    """Objects in an array would be pointers that the file chooses."""
     path = saved(tmp_path / 'w.pth', dict(meta=content))
-    assert path.stat().st_size < 3000
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refused(path, 'NumPy|takes 1 positional argument')
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+    refused(path, 'NumPy|takes 1 positional argument|buffer size does not match|TypeError')
+
+
+def test_the_state_of_a_numpy_type_is_not_believed(tmp_path):
+    """Its fields and flags would make pointers of the bytes of numbers."""
+    kind = Calls(np.dtype, 'f8', state=(3, '<', None, ('a',), {'a': (INT, 0)}, 8, 1, 63))
+    array = Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), kind, False, bytes(8)))
+    found = read_checkpoint(saved(tmp_path / 'w.pth', dict(meta=[array, Calls(SCALAR, kind, bytes(8))])))['meta']
+    assert all(type(value.dtype) is type(np.dtype('f8')) and value.dtype.fields is None for value in found)
+    assert not any(value.dtype.hasobject for value in found) and found == [0, 0]
 
 
 def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
@@ -387,7 +283,7 @@ def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
 def test_functions_and_classes_are_no_content(tmp_path, value):
     """torch's reader hands out what it may call, also where nothing is called."""
     for content in (dict(state_dict=value), dict(state_dict=dict(w=value)), dict(meta=[{value: 1}])):
-        refused(saved(tmp_path / 'w.pth', content), f'holds the function or class {value.__name__!r}')
+        refused(saved(tmp_path / 'w.pth', content), f'holds the function, class or object {value.__name__!r}')
 
 
 def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
@@ -439,7 +335,7 @@ def test_what_a_file_sets_on_dicts_and_tensors_is_taken_off(tmp_path):
     assert load_from_file(str(tmp_path / 'w.pth'))['state_dict']._metadata.keys() == {'', 'backbone', 'module.backbone'}
 
 
-def test_true_files_are_within_the_limits(tmp_path):
+def test_shared_and_repeated_weights_are_read(tmp_path):
     """Shared and repeated weights, small expanded buffers, the names of 22,000 classes, a long log."""
     shared = torch.rand(1000, 1000)
     content = dict(
@@ -451,13 +347,11 @@ def test_true_files_are_within_the_limits(tmp_path):
     assert found['meta'] == content['meta'] and torch.equal(found['state_dict']['c'], shared.t())
 
 
-@pytest.mark.parametrize('text', ['[' * 90 + ']' * 90 + ' ' * 4_000_000, '[' + '[],' * 1_500_000 + '[]]'])
-def test_the_meta_of_safetensors_has_limits_too(tmp_path, text):
+def test_the_meta_of_safetensors_is_json(tmp_path):
     save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': json.dumps(dict(a=1))})
     assert read_checkpoint(tmp_path / 'w.safetensors')['meta'] == dict(a=1)
-    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': '{"a": ' + text + '}'})
-    with pytest.raises(CheckpointError, match='characters|unfolds'):
-        read_checkpoint(tmp_path / 'w.safetensors')
+    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': '[' * 100_000})
+    refused(tmp_path / 'w.safetensors', 'is damaged')
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path):
@@ -506,7 +400,11 @@ def test_a_name_is_no_number_of_blocks(tmp_path):
     name = f'backbone.blocks.{10**5}.norm1.weight'
     path = plain_file(tmp_path / 'w.pth', **{name: torch.ones(8)})
     tracemalloc.start()
-    for reader in (read_backbone, lambda path: convert_checkpoint(path, tmp_path / 'x.pth')):
+    readers = (
+        lambda path: Checkpoint.open(path).backbone_arguments(),
+        lambda path: convert_checkpoint(path, tmp_path / 'x.pth'),
+    )
+    for reader in readers:
         with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
             reader(str(path))
     peak = tracemalloc.get_traced_memory()[1]
