@@ -28,8 +28,8 @@ def main() -> None:
         from mmengine.runner import load_checkpoint
 
         from beit_mm.apis.export import export_onnx
-        from beit_mm.apis.inference import checkpoint_of, task_of_file
         from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
+        from beit_mm.checkpoint.checkpoint import Checkpoint
         from beit_mm.registry import MODELS
 
         try:
@@ -41,9 +41,9 @@ def main() -> None:
                 model = MODELS.build(cfg.model)
                 load_checkpoint(model, args.checkpoint, strict=True)
             else:
-                path = checkpoint_of(args.checkpoint)
-                segments = task_of_file(path) == 'segmentation'
-                model = (SegmentationInferencer if segments else ClassificationInferencer)(path, 'cpu').model
+                checkpoint = Checkpoint.open(args.checkpoint)
+                segments = checkpoint.task == 'segmentation'
+                model = (SegmentationInferencer if segments else ClassificationInferencer)(checkpoint, 'cpu').model
             size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
             difference = export_onnx(model, args.out, tuple(size))
         except (ImportError, OSError, RuntimeError, ValueError) as error:

@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import nn
 
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import HUB_FILES, WHOLE, _nearest, released
-from beit_mm.checkpoint.fit import load_from_file
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
@@ -103,9 +103,9 @@ def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = MODELS.build(cfg.model)
     if pretrained:
-        content = load_from_file(entry.url if pretrained is True else str(pretrained))
+        checkpoint = Checkpoint.open(entry.url if pretrained is True else pretrained)
         with torch.no_grad():
-            model.load_state_dict(content.get('state_dict', content), strict=entry.fits == WHOLE)
+            model.load_state_dict(checkpoint.state_dict, strict=entry.fits == WHOLE)
     return model.eval()
 
 

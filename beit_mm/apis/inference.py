@@ -20,9 +20,8 @@ from torchvision.utils import draw_segmentation_masks
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import DALLE_VOCABULARY, backbone_of_file, masking, tokenizer_of
 from beit_mm.apis.split import list_part, write_lines
-from beit_mm.checkpoint.find import WEIGHTS_VARIABLE, checkpoint_of
-from beit_mm.checkpoint.fit import load_from_file
-from beit_mm.checkpoint.names import convert_state_dict, meta_of, task_of
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.find import WEIGHTS_VARIABLE
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import extensions_of, quoted
 from beit_mm.datasets.reading import UnreadableImageError, read_image
@@ -41,33 +40,20 @@ from beit_mm.terminal import UserError, quiet, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 MAX_ROWS = 64  # of a picture of reconstructions
-OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 GAP = 8  # pixels between the pictures of two points
-
-
-def task_of_file(checkpoint: Path) -> str:
-    """What a checkpoint is for, as `checkpoint.names.task_of` says."""
-    content = load_from_file(str(checkpoint))
-    weights = content.get('state_dict', content)
-    if any(name.startswith(OTHER_CLASSIFIERS) for name in weights):
-        return 'classification'
-    try:
-        return task_of(convert_state_dict(weights).state_dict)
-    except CheckpointError as error:
-        raise CheckpointError(f'{checkpoint} {error}.') from None
 
 
 # --- classification -------------------------------------------------------------------------------
 
 
 def classify(
-    checkpoint: str | Path, images: Sources, labelled: str | Path | None = None, out: str | Path | None = None
+    checkpoint: CheckpointInput, images: Sources, labelled: str | Path | None = None, out: str | Path | None = None
 ) -> list[dict[str, Any]]:
     """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
 
     Args:
-        checkpoint: see `checkpoint_of`.
+        checkpoint: see `Checkpoint.open`.
         images: files and folders.
         labelled: folder with one folder a class, for a model without classes of its own.
         out: file for the results, .csv or .json.
@@ -83,21 +69,21 @@ def classify(
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
-        path = checkpoint_of(checkpoint)
-        task = task_of_file(path)
+        checkpoint = Checkpoint.open(checkpoint)
+        task = checkpoint.task
         if task == 'segmentation':
-            raise UserError(f'{path} is a segmentor; use segment')
+            raise UserError(f'{checkpoint} is a segmentor; use segment')
         if labelled is not None:
-            results = classify_by_neighbours(path, images, labelled)
+            results = classify_by_neighbours(checkpoint, images, labelled)
         elif task == 'classification':
-            classifier = ClassificationInferencer(path)
+            classifier = ClassificationInferencer(checkpoint)
             sources = _sources(images, classifier)
             batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
             found = (result for batch in batches for result in classifier(batch, on_error='skip'))
             results = list(with_bar(found, len(sources)))
         else:
             raise UserError(
-                f'{path} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
+                f'{checkpoint} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
                 'fine-tune it first: python -m beit_mm finetune'
             )
     if out is not None:
@@ -105,7 +91,7 @@ def classify(
     return results
 
 
-def classify_by_neighbours(checkpoint: Path, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
+def classify_by_neighbours(checkpoint: CheckpointInput, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
     """Classifies images by the labelled ones whose features are nearest."""
     folder = Path(labelled).expanduser()
     if not folder.is_dir():
@@ -155,7 +141,7 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
 
 
 def segment(
-    checkpoint: str | Path,
+    checkpoint: CheckpointInput,
     images: Sources,
     out: str | Path,
     labelled: str | Path | None = None,
@@ -165,7 +151,7 @@ def segment(
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
     Args:
-        checkpoint: see `checkpoint_of`.
+        checkpoint: see `Checkpoint.open`.
         images: files and folders.
         out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
         labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
@@ -181,23 +167,23 @@ def segment(
         ValueError: no segmentor and nothing `labelled`; `size` or `keep_zero_label` without it.
     """
     with quiet():
-        path = checkpoint_of(checkpoint)
-        task = task_of_file(path)
+        checkpoint = Checkpoint.open(checkpoint)
+        task = checkpoint.task
         if labelled is None and (size is not None or keep_zero_label):
             raise UserError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if labelled is not None:
-            dataset, maps = segment_by_neighbours(path, images, labelled, size, keep_zero_label)
+            dataset, maps = segment_by_neighbours(checkpoint, images, labelled, size, keep_zero_label)
             return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out).expanduser())
         if task != 'segmentation':
             kind = 'a classifier' if task == 'classification' else 'pretrained'
             raise UserError(
-                f'{path} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and classes.txt, '
-                'or train a segmentor on it: README, "Segmentation"'
+                f'{checkpoint} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and '
+                'classes.txt, or train a segmentor on it: README, "Segmentation"'
             )
-        segmentor = SegmentationInferencer(path)
+        segmentor = SegmentationInferencer(checkpoint)
         sources = _sources(images, segmentor)
         return write_maps(
-            with_bar(segmentor(sources, on_error='skip'), len(sources)),
+            with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources)),
             segmentor.classes,
             segmentor.palette,
             Path(out).expanduser(),
@@ -205,7 +191,7 @@ def segment(
 
 
 def segment_by_neighbours(
-    checkpoint: Path, images: Sources, labelled: str | Path, size: int | None, keep_zero_label: bool
+    checkpoint: CheckpointInput, images: Sources, labelled: str | Path, size: int | None, keep_zero_label: bool
 ) -> tuple[SegmentationFolder, Iterator[dict[str, Any]]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
@@ -256,7 +242,7 @@ def write_maps(
     for result in results:
         if 'error' not in result:
             try:
-                pixels = read_image(result['path'])
+                pixels = result['image'] if 'image' in result else read_image(result['path'])
             except UnreadableImageError as error:  # gone since
                 result = dict(path=result['path'], error=str(error))
         if 'error' in result:
@@ -286,11 +272,11 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
 # --- what a pretrained model sees -----------------------------------------------------------------
 
 
-def reconstruct(checkpoint: str | Path, images: Sources, out: str | Path) -> Path:
+def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -> Path:
     """Draws images, what the model sees of them, their visual tokens and the predicted ones, decoded.
 
     Args:
-        checkpoint: of a pretraining on visual tokens, see `checkpoint_of`.
+        checkpoint: of a pretraining on visual tokens, see `Checkpoint.open`.
         images: files and folders; the first 64 images.
         out: picture.
 
@@ -315,7 +301,7 @@ def check_picture(out: str | Path) -> Path:
     return path
 
 
-def reconstructions(checkpoint: str | Path, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
+def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
     """What `reconstruct` draws.
 
     Returns:
@@ -324,7 +310,7 @@ def reconstructions(checkpoint: str | Path, images: Iterable[ImageInput]) -> tup
     Raises:
         As `reconstruct`.
     """
-    model = load_pretrainer(checkpoint_of(checkpoint))
+    model = load_pretrainer(checkpoint)
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
     pipeline = [
@@ -366,7 +352,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
 
 
 def attention(
-    checkpoint: str | Path,
+    checkpoint: CheckpointInput,
     image: str | Path,
     points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
@@ -375,7 +361,7 @@ def attention(
     """Draws what points of an image attend to, in every head of a layer.
 
     Args:
-        checkpoint: of any BEiT, see `checkpoint_of`.
+        checkpoint: of any BEiT, see `Checkpoint.open`.
         image: path.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several with ';' between them.
         out: picture; one below the other for several points.
@@ -387,7 +373,7 @@ def attention(
     path = check_picture(out)
     texts = points.split(';') if isinstance(points, str) else list(points)
     with quiet():
-        found = attention_of_image(checkpoint_of(checkpoint), image, [text.strip() for text in texts], layer)
+        found = attention_of_image(checkpoint, image, [text.strip() for text in texts], layer)
     pictures = [draw_attention(found.image, *pair) for pair in zip(found.patches, found.maps, strict=True)]
     height = sum(picture.height + GAP for picture in pictures) - GAP
     together = Image.new('RGB', (max(picture.width for picture in pictures), height), 'white')
@@ -400,31 +386,30 @@ def attention(
     return path
 
 
-def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
+def load_pretrainer(checkpoint: CheckpointInput) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode.
 
     What the file says of its tokenizer is taken as data; the tokenizer's own file is looked for where it was and beside
     the run.
 
     Args:
-        checkpoint: file.
+        checkpoint: see `Checkpoint.open`.
 
     Raises:
         CheckpointError: no pretraining on visual tokens, or it does not name their tokenizer; says where DALL-E's files
             go.
         FileNotFoundError: the tokenizer's file is gone.
     """
-    arguments, preprocessing = backbone_of_file(str(checkpoint))
-    content = load_from_file(str(checkpoint))
-    weights = content.get('state_dict', content)
-    ours = convert_state_dict(weights).state_dict
+    checkpoint = Checkpoint.open(checkpoint)
+    arguments, preprocessing = backbone_of_file(checkpoint)
+    ours = checkpoint.converted.state_dict
     if 'head.lm_head.weight' not in ours:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
     vocab_size, width = ours['head.lm_head.weight'].shape
     try:
-        tokenizer = tokenizer_of(checkpoint, dict(content, state_dict=ours))
+        tokenizer = tokenizer_of(checkpoint)
     except CheckpointError as error:
-        if meta_of(content).get('config_dict') or vocab_size != DALLE_VOCABULARY:
+        if checkpoint.meta.get('config_dict') or vocab_size != DALLE_VOCABULARY:
             raise
         advice = "BEiT v2's cannot be drawn: VQ-KD decodes them into features"
         if not any(name.startswith('patch_aggregation.') for name in ours):
@@ -441,7 +426,7 @@ def load_pretrainer(checkpoint: Path) -> BEiTPretrainer:
             type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
         ),
     )
-    model.load_state_dict(weights, strict=False)
+    model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
 
 

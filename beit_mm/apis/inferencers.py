@@ -19,18 +19,9 @@ from torch import Tensor, nn
 
 from beit_mm.apis.configs import metainfo_of_name
 from beit_mm.apis.stored_config import RefusedError, check_stored_config
-from beit_mm.checkpoint.find import checkpoint_of, released
-from beit_mm.checkpoint.fit import check_finite, load_from_file
-from beit_mm.checkpoint.names import (
-    backbone_arguments,
-    class_names,
-    convert_state_dict,
-    describe_source,
-    detect_format,
-    meta_of,
-    released_out_indices,
-    weights_of,
-)
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
+from beit_mm.checkpoint.find import released
+from beit_mm.checkpoint.names import convert_state_dict, detect_format, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
@@ -66,17 +57,15 @@ class _Inferencer(ImageReader, ABC):
     training_keys: tuple[str, ...]  # of a model's config, without use here
     multi_scale = False
 
-    def __init__(self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None):
-        checkpoint = checkpoint_of(checkpoint)
-        content = load_from_file(str(checkpoint))
-        weights = content.get('state_dict', content)
+    def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
+        checkpoint = Checkpoint.open(checkpoint)
+        self.meta, classes = checkpoint.meta, checkpoint.classes
+        weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
-        self.meta = meta_of(content)
-        classes = class_names(self.meta)
         if config is None and not isinstance(self.meta.get('config_dict'), dict):
-            with blaming(checkpoint):
-                self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint, content))
+            with blaming(checkpoint.path):
+                self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint))
         cfg = self._config(checkpoint, config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:
@@ -111,7 +100,7 @@ class _Inferencer(ImageReader, ABC):
         self.device = torch.device(device or get_device())
         self.model.to(self.device).eval()
         self.num_classes: int = num_classes
-        if not classes and (known := metainfo_of_name(checkpoint, num_classes)):
+        if not classes and (known := metainfo_of_name(checkpoint.path, num_classes)):
             self.meta, classes = dict(self.meta, dataset_meta=known), known['classes']
         # a name that a terminal could obey is quoted
         named = [name if name.isprintable() else ascii(name)[1:-1] for name in classes or map(str, range(num_classes))]
@@ -124,7 +113,7 @@ class _Inferencer(ImageReader, ABC):
         """The network in a model for test-time augmentation; any other model as it is."""
         return model.module if isinstance(model, BaseTTAModel) else model
 
-    def _config(self, checkpoint: Path, config: ConfigInput) -> ConfigDict:
+    def _config(self, checkpoint: Checkpoint, config: ConfigInput) -> ConfigDict:
         """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
         advice = f'{type(self).__name__}(checkpoint, config=...)'
         if config is None:
@@ -150,16 +139,14 @@ class _Inferencer(ImageReader, ABC):
             ) from None
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
-    def _config_of_weights(self, checkpoint: Path, content: dict) -> dict[str, Any]:
+    def _config_of_weights(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """A config as the tensors of a file show it, of timm's, transformers', the released code's and mmseg's too."""
         wanted = f'give the config that it was trained with: {type(self).__name__}(checkpoint, config=...)'
         if self.multi_scale:
             raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {wanted}')
-        source = describe_source(content, checkpoint)
-        weights = convert_state_dict(weights_of(content)).state_dict
-        backbone = dict(backbone_arguments(weights, source), type='beit_mm.BEiTBackbone')
-        preprocessing = source['preprocessing']
-        if 'mean' not in preprocessing and (known := released().get(checkpoint.stem)):  # OpenMMLab's say nothing
+        backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
+        preprocessing: Any = checkpoint.preprocessing
+        if 'mean' not in preprocessing and (known := released().get(checkpoint.path.stem)):  # OpenMMLab's say nothing
             preprocessing = Config.fromfile(known.config).model.data_preprocessor
         levels = {name: preprocessing.get(name) for name in ('mean', 'std')}
         if not all(levels.values()):
@@ -167,7 +154,8 @@ class _Inferencer(ImageReader, ABC):
                 f'{checkpoint} holds no config, and does not say how its images were normalised; {wanted}'
             )
         try:
-            return self._of_weights(weights, backbone, levels, source['architecture'].get('out_indices'))
+            weights = checkpoint.converted.state_dict
+            return self._of_weights(weights, backbone, levels, checkpoint.architecture.get('out_indices'))
         except KeyError as error:
             raise CheckpointError(
                 f'{checkpoint} holds no config, and as a {self.task} lacks {error}; {wanted}'
@@ -292,23 +280,27 @@ class SegmentationInferencer(_Inferencer):
     training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
     def __init__(
-        self, checkpoint: str | Path, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
+        self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
     ):
         self.multi_scale = multi_scale
+        checkpoint = Checkpoint.open(checkpoint)
         super().__init__(checkpoint, device, config)
-        with blaming(checkpoint):
+        with blaming(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
         palette = palette or distinct_colours(self.num_classes)
         if not is_palette(palette, self.num_classes):
             raise CheckpointError(f'{checkpoint} has a palette that is no list of {self.num_classes} colours')
         self.palette: list[list[int]] = [list(colour) for colour in palette]
 
-    def __call__(self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise') -> Iterator[dict[str, Any]]:
+    def __call__(
+        self, images: ImageInput | Sequence[ImageInput], on_error: str = 'raise', return_images: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """Segments images, each when it is asked for.
 
         Args:
             images: as of ClassificationInferencer; of any size.
             on_error: as of ClassificationInferencer.
+            return_images: also yield `image`, uint8 (H, W, 3), RGB; never of a model of many bands.
 
         Yields:
             For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
@@ -323,10 +315,17 @@ class SegmentationInferencer(_Inferencer):
             if 'error' in read:
                 yield read
                 continue
+            pixels = dict(image=read.pop('image')) if 'image' in read else {}
             with torch.no_grad():
                 (sample,) = self.model.test_step(pseudo_collate([read]))
             labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
-            yield dict(path=_path(image), labels=labels)
+            yield dict(path=_path(image), labels=labels, **(pixels if return_images else {}))
+
+    def _prepared(self, sample: dict) -> dict:
+        if isinstance(self._load, LoadBands):
+            return super()._prepared(sample)
+        image = sample['img'] if self._reads_rgb else sample['img'][..., ::-1]
+        return dict(super()._prepared(sample), image=image)
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         if self.multi_scale:

@@ -18,8 +18,8 @@ from mmengine.config import Config
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, dataset_of
 from beit_mm.apis.stored_config import RefusedError, check_part
-from beit_mm.checkpoint.fit import SOURCE_KEY, load_from_file, read_backbone
-from beit_mm.checkpoint.names import IMAGENET, meta_of
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
@@ -153,18 +153,18 @@ def loaders(
 # --- choices --------------------------------------------------------------------------------------
 
 
-def backbone_of_file(checkpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def backbone_of_file(checkpoint: CheckpointInput) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of the backbone in a checkpoint, and the mean, std and size of its images.
 
     Raises:
         CheckpointError: no BEiT of RGB images.
     """
-    arguments, state_dict = read_backbone(checkpoint)
+    checkpoint = Checkpoint.open(checkpoint)
+    arguments = checkpoint.backbone_arguments()
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
-    known = vars(state_dict)['_metadata'][''][SOURCE_KEY]['preprocessing']
     arguments['img_size'] = tuple(height_and_width(arguments['img_size']))
-    return arguments, {**IMAGENET, **known}
+    return arguments, {**IMAGENET, **checkpoint.preprocessing}
 
 
 def plan_training(
@@ -257,7 +257,7 @@ def located(checkpoint: str) -> str:
     return checkpoint if '://' in checkpoint else str(Path(checkpoint).absolute())
 
 
-def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """The config of the tokenizer that a checkpoint was trained with, and its file.
 
     Of a file that does not say it, as the released ones, it is DALL-E's where the vocabulary fits, but for BEiT v2.
@@ -266,7 +266,7 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
         CheckpointError: it cannot be known, or is no tokenizer of ours.
         FileNotFoundError: its file is gone.
     """
-    meta, weights = meta_of(content), content.get('state_dict', content)
+    meta, weights = checkpoint.meta, checkpoint.converted.state_dict
     model = (meta.get('config_dict') or {}).get('model') or {}
     stored = dict(model.get('target_generator') or {})
     files = {key: stored.pop(key) for key in TOKENIZER_FILES if stored.get(key)}
@@ -285,7 +285,7 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
         if key not in files:
             continue
         name = Path(str(files[key])).name
-        beside = checkpoint.resolve().parent  # the run may have been moved
+        beside = checkpoint.path.resolve().parent  # the run may have been moved
         places = [Path(str(files[key])), *(beside / place / name for place in ('tokenizer', '../tokenizer', '.'))]
         # files of /proc have no size, and reading one may wait for ever
         found = next((place for place in places if place.is_file() and place.stat().st_size), None)
@@ -304,13 +304,13 @@ def tokenizer_of(checkpoint: Path, content: Mapping[str, Any]) -> dict[str, Any]
     return config
 
 
-def tokenizer_of_init(init: str) -> dict[str, Any] | None:
+def tokenizer_of_init(init: CheckpointInput) -> dict[str, Any] | None:
     """The config of the tokenizer that weights were pretrained with; None where there is none, or it cannot be had."""
-    content = load_from_file(init)
-    if 'head.lm_head.weight' not in content.get('state_dict', content):  # by which mmengine finds our head
+    checkpoint = Checkpoint.open(init)
+    if 'head.lm_head.weight' not in checkpoint.state_dict:  # by which mmengine finds our head
         return None
     try:
-        return tokenizer_of(Path(init), content)
+        return tokenizer_of(checkpoint)
     except (CheckpointError, FileNotFoundError):
         return None
 

@@ -20,7 +20,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, write_config
-from beit_mm.apis.inference import checkpoint_of, reconstruct
+from beit_mm.apis.inference import reconstruct
 from beit_mm.apis.plans import (
     MAX_TOKENIZER_STEPS,
     MIN_STEPS,
@@ -33,6 +33,7 @@ from beit_mm.apis.plans import (
     tokenizer_settings,
 )
 from beit_mm.apis.split import Images, find_images, spread, write_lists
+from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import read_checkpoint, write_checkpoint
 from beit_mm.datasets.reading import readable
 from beit_mm.engine.progress import ProgressHook, TerminalRunner

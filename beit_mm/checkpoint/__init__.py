@@ -3,6 +3,6 @@
 read     reading and writing files
 find     the file that a path, an address or a name stands for
 names    the formats of other code bases, state dicts from one into another, and what a file says of itself
-fit      mmengine's way to read files, weights made to fit a backbone, and what became of each
+checkpoint  class Checkpoint, an opened file; mmengine's loader; weights made to fit a backbone, and what became of each
 convert  files of other formats, and files to give away
 """

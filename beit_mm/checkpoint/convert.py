@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from beit_mm.checkpoint.find import locate_weights
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.names import (
     FORMAT_VERSION,
     FORMATS,
@@ -16,14 +16,11 @@ from beit_mm.checkpoint.names import (
     check_complete,
     class_names,
     convert_state_dict,
-    describe_source,
     first_names,
-    meta_of,
     released_out_indices,
     task_of,
-    weights_of,
 )
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
 from beit_mm.files import file_sha256
 from beit_mm.terminal import UserError
 
@@ -70,11 +67,11 @@ class Conversion(NamedTuple):
         return '\n'.join([*lines, *self.notes])
 
 
-def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_mm') -> Conversion:
+def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'beit_mm') -> Conversion:
     """Converts a checkpoint file; the source's format is detected.
 
     Args:
-        source: a file, a folder of transformers' with model.safetensors or pytorch_model.bin, or an address.
+        source: see `Checkpoint.open`.
         target: the file to write, .pth or .safetensors; for 'hf' a folder, which gets config.json, a model card
             (README.md) and, where the source says how images were prepared, preprocessor_config.json.
         to: one of `names.FORMATS`. DALL-E networks become a plain state dict whatever it says.
@@ -85,33 +82,29 @@ def convert_checkpoint(source: str | Path, target: str | Path, to: str = 'beit_m
     """
     if to not in FORMATS:
         raise UserError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
-    source, target = locate_weights(str(source), 'Name a file, a folder of transformers, or an address.'), Path(target)
-    content = read_checkpoint(source)
-    with blaming(source):
-        return _convert(content, source, target, to)
+    checkpoint = Checkpoint.open(source)
+    with blaming(checkpoint.path):
+        return _convert(checkpoint, Path(target), to)
 
 
-def _convert(content: Mapping[str, Any], source: Path, target: Path, to: str) -> Conversion:
-    """`convert_checkpoint` of a file's content."""
-    weights = weights_of(content)
-    if 'blocks.input.w' in weights:
-        write_checkpoint(target, weights)
-        return Conversion('DALL-E', 'tokenizer', len(weights), [], [])
+def _convert(checkpoint: Checkpoint, target: Path, to: str) -> Conversion:
+    if 'blocks.input.w' in checkpoint.weights:
+        write_checkpoint(target, checkpoint.weights)
+        return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
     if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
         raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
-    meta = meta_of(content) | describe_source(content, source)
-    meta = {key: value for key, value in meta.items() if key in KEPT}
+    meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
     if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
+    ours = checkpoint.converted
     try:
-        ours = convert_state_dict(weights)
         check_complete(ours.state_dict)
         task, size = task_of(ours.state_dict), meta['preprocessing'].get('size')
         patch = ours.state_dict['backbone.patch_embed.proj.weight'].shape[-1]
         theirs = convert_state_dict(ours.state_dict, 'beit_mm', to, size and tuple(-(-side // patch) for side in size))
         config = _hf_config(ours.state_dict, meta) if to == 'hf' else {}
     except ValueError as error:
-        raise CheckpointError(f'{source} {error}. Nothing was written.') from None
+        raise CheckpointError(f'{checkpoint} {error}. Nothing was written.') from None
     notes = []
     if to == 'hf':
         notes = _write_hub_folder(target, theirs.state_dict, config, meta['preprocessing'])
@@ -128,7 +121,7 @@ def _convert(content: Mapping[str, Any], source: Path, target: Path, to: str) ->
     return Conversion(ours.source, task, len(theirs.state_dict), ours.dropped_keys + theirs.dropped_keys, notes)
 
 
-def publish_checkpoint(source: str | Path, target: str | Path) -> Path:
+def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
     """Strips a checkpoint to what others need and puts its hash into its name.
 
     Optimizer, schedules and log are dropped; weights, preprocessing, classes, the tokenizer's hash and the config stay,

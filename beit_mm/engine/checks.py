@@ -16,7 +16,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from beit_mm.checkpoint.fit import check_finite
+from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.names import class_names, first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage

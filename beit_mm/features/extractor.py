@@ -13,8 +13,7 @@ from mmengine.device import get_device
 from mmengine.registry import DefaultScope
 from torch import Tensor
 
-from beit_mm.checkpoint.find import checkpoint_of
-from beit_mm.checkpoint.fit import read_backbone
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
 from beit_mm.features.probing import hidden_states, usual_layer
@@ -65,7 +64,7 @@ class FeatureExtractor(ImageReader):
 
     def __init__(
         self,
-        checkpoint: str | Path,
+        checkpoint: CheckpointInput,
         device: Device = None,
         size: int | None = None,
         whole: bool = False,
@@ -73,9 +72,11 @@ class FeatureExtractor(ImageReader):
         std: Sequence[float] | None = None,
         bands: dict | None = None,
     ):
-        self.checkpoint = str(checkpoint_of(checkpoint))
+        opened = Checkpoint.open(checkpoint)
+        self.checkpoint = str(opened)
         self.device = torch.device(device or get_device())
-        self.backbone = BEiTBackbone.from_checkpoint(self.checkpoint).to(self.device)
+        self.backbone_arguments = opened.backbone_arguments()
+        self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
         patch, channels = self.backbone.patch_size, self.backbone.patch_embed.proj.in_channels
         if size is not None and size < patch:
             raise UserError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
@@ -106,10 +107,9 @@ class FeatureExtractor(ImageReader):
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same with the backbone as it is before any training."""
         twin = copy.copy(self)
-        options, _ = read_backbone(self.checkpoint)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            twin.backbone = BEiTBackbone(**options).to(self.device).eval()
+            twin.backbone = BEiTBackbone(**self.backbone_arguments).to(self.device).eval()
         return twin
 
     def layer(self, layer: int | None) -> int:
@@ -206,7 +206,7 @@ class FeatureExtractor(ImageReader):
 
 
 def embed(
-    checkpoint: str | Path,
+    checkpoint: CheckpointInput,
     images: ImageInput | Sequence[ImageInput],
     out: str | Path | None = None,
     kind: str = 'mean',

@@ -53,6 +53,9 @@ class ImageReader:
     def _sample(self, source: ImageInput) -> dict:
         sample = self._loaded(source)
         check_aspect(_path(source) or 'an array', sample['img'])  # whatever has loaded it
+        return self._prepared(sample)
+
+    def _prepared(self, sample: dict) -> dict:
         return self._prepare(sample)
 
     def _loaded(self, source: ImageInput) -> dict:

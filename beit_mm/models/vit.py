@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
-from beit_mm.checkpoint.fit import SOURCE_KEY, LoadReport, fit_state_dict, of_every_task, read_backbone
+from beit_mm.checkpoint.checkpoint import SOURCE_KEY, Checkpoint, CheckpointInput, LoadReport, fit_weights, of_all_tasks
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
@@ -471,15 +471,15 @@ class BEiTBackbone(BaseModule):
         return (scores.softmax(dim=-1) if softmax else scores), grid
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: str) -> 'BEiTBackbone':
-        """The backbone in a BEiT's file (path or URL) of any format, built as its weights are, in evaluation mode.
+    def from_checkpoint(cls, checkpoint: CheckpointInput) -> 'BEiTBackbone':
+        """The backbone of a checkpoint of any format, built as its weights are, in evaluation mode.
 
         Raises:
             CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
         """
-        options, state_dict = read_backbone(checkpoint)
-        with blaming(checkpoint):
-            (backbone := cls(**options)).load_state_dict(state_dict)
+        checkpoint = Checkpoint.open(checkpoint)
+        with blaming(checkpoint.path):
+            (backbone := cls(**checkpoint.backbone_arguments())).load_state_dict(checkpoint.state_dict)
         return backbone.eval()
 
     def init_weights(self) -> None:
@@ -580,12 +580,12 @@ def _fit_on_load(
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     own = (backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
     with blaming(source['path'] if source else 'the state dict'):
-        fitted, report = fit_state_dict(weights, *own, source)
+        fitted, report = fit_weights(weights, *own, source)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
-    unexpected = of_every_task(report.unexpected_keys)
+    unexpected = of_all_tasks(report.unexpected_keys)
     unexpected_keys += [prefix + name for name in unexpected]
-    surprising = unexpected or of_every_task(report.missing_keys)
+    surprising = unexpected or of_all_tasks(report.missing_keys)
     print_log(str(report), logger='current', level=logging.WARNING if surprising else logging.INFO)
 
 

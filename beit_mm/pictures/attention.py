@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 
+from beit_mm.checkpoint.checkpoint import CheckpointInput
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.reading import read_image
 from beit_mm.datasets.resize import resize_bicubic
@@ -55,7 +56,7 @@ class ImageAttention(NamedTuple):
 
 
 def attention_of_image(
-    checkpoint: str | Path,
+    checkpoint: CheckpointInput,
     image: str | Path,
     points: Sequence[str] = ('0.5,0.5',),
     layer: int = -1,
@@ -69,7 +70,7 @@ def attention_of_image(
     """What points of an image file attend to, with a checkpoint and nothing else.
 
     Args:
-        checkpoint: path or URL of any BEiT, or of a plain ViT.
+        checkpoint: of any BEiT or plain ViT, see `Checkpoint.open`.
         image: path.
         points: see `parse_point`.
         layer, softmax: see `attention_of_patches`.
@@ -85,7 +86,7 @@ def attention_of_image(
     pixels = read_image(str(image))
     sides = pixels.shape[:2]
     places = [parse_point(text, sides) for text in points]
-    backbone = BEiTBackbone.from_checkpoint(str(checkpoint)).to(device or get_device())
+    backbone = BEiTBackbone.from_checkpoint(checkpoint).to(device or get_device())
     if (channels := backbone.patch_embed.proj.in_channels) != 3:
         raise UserError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
     patch = backbone.patch_size

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,18 @@ import torch
 from helpers import run_tool
 from label_maps import CLASSES as CLASSES_OF_MAPS
 from label_maps import make_label_maps, options
-from labelled import BACKBONE
+from labelled import BACKBONE, classifier_config
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
+from beit_mm.apis import inference
 from beit_mm.apis.inference import classify, segment
 from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.datasets import reading
 from beit_mm.datasets.segmentation_folder import named_classes
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.features.evaluation import evaluate_patches
@@ -210,7 +215,7 @@ def test_a_dead_link_and_a_file_that_goes_cost_no_other_maps(work, tmp_path, mon
 
     def forgetful(*args, **options):
         for result in found(*args, **options):
-            if result['path'].endswith('c.png'):  # between the labels and the overlay
+            if result['path'].endswith('a.png'):  # after the folder was listed
                 (folder / 'c.png').unlink()
             yield result
 
@@ -277,3 +282,29 @@ def test_what_labelled_patches_need(options, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         segment(tmp_path / 'ours.pth', tmp_path, tmp_path / 'maps', **options)
     assert '\n' not in str(error.value) and not (tmp_path / 'maps').exists()
+
+
+@pytest.mark.parametrize('verb', ['segment', 'classify'])
+def test_checkpoint_and_images_are_read_once(work, tmp_path, monkeypatch, verb):
+    read = Counter()
+
+    def counted(function):
+        def call(path, *args):
+            read[Path(path).name] += 1
+            return function(path, *args)
+
+        return call
+
+    monkeypatch.setattr(checkpoint, 'read_checkpoint', counted(checkpoint.read_checkpoint))
+    for module in (inference, reading):
+        monkeypatch.setattr(module, 'read_image', counted(module.read_image))
+    images = [work / 'images' / name for name in list(SIZES)[:3]]
+    if verb == 'segment':
+        segment(work / 'model.pth', images, tmp_path / 'out')
+    else:
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            model = MODELS.build((classifier := classifier_config(tmp_path, tmp_path)).model)
+        meta = dict(config_dict=plain_values(classifier.to_dict()))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'model.pth')
+        classify(tmp_path / 'model.pth', images)
+    assert read == {name: 1 for name in ('model.pth', *(image.name for image in images))}

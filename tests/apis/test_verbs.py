@@ -23,6 +23,7 @@ import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.apis import configs, inference, plans, split, training
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.engine.progress import clock, progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.registry import MODELS
@@ -429,11 +430,15 @@ def test_a_stored_tokenizer_needs_its_file_and_no_more_memory_than_that(run, ima
 
 def test_only_what_can_be_dalles_tokens_is_taken_for_them(run, tmp_path, monkeypatch):
     monkeypatch.setattr(plans, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
-    head = {'head.lm_head.weight': torch.zeros(8192, 4)}
-    assert plans.tokenizer_of(tmp_path / 'x.pth', head)['type'] == 'beit_mm.DALLETokenizer'
-    for weights in (head | {'patch_aggregation.0.x': torch.zeros(1)}, {'head.lm_head.weight': torch.zeros(512, 4)}):
+    backbone = {'backbone.cls_token': torch.zeros(1, 1, 4), 'backbone.blocks.0.attn.qkv.weight': torch.zeros(12, 4)}
+    head = backbone | {'head.lm_head.weight': torch.zeros(8192, 4)}
+    assert plans.tokenizer_of(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
+    for weights in (
+        head | {'patch_aggregation.0.x': torch.zeros(1)},
+        head | {'head.lm_head.weight': torch.zeros(512, 4)},
+    ):
         with pytest.raises(ValueError, match='does not say which tokenizer'):
-            plans.tokenizer_of(tmp_path / 'x.pth', weights)
+            plans.tokenizer_of(Checkpoint(weights, tmp_path / 'x.pth'))
 
 
 def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):

@@ -389,7 +389,7 @@ REFUSED = {
     'narrow head': (narrow_head, 'new', 'hf', 'transformers'),
     'incomplete': (cut, 'new.pth', 'timm', r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias'),
     'unknown heads': (no_heads, 'new', 'hf', 'heads'),
-    'no file': (lambda path: None, 'new.pth', 'beit_mm', 'weight file not found'),
+    'no file': (lambda path: None, 'new.pth', 'beit_mm', 'does not exist'),
     'empty folder': (lambda path: path.mkdir(), 'new.pth', 'beit_mm', 'folder without model.safetensors, '),
 }
 
@@ -416,7 +416,7 @@ def test_publish_of_a_wrong_file_leaves_nothing(tmp_path):
 
 
 def test_an_error_of_publish_on_the_command_line(tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match='^error: weight file not found'):
+    with pytest.raises(SystemExit, match='^error: .*nowhere.pth. does not exist'):
         run_tool('publish_model', monkeypatch, tmp_path / 'nowhere.pth', tmp_path / 'beit.pth')
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from timm.models.beit import Beit
 from torch import nn
 
-from beit_mm.checkpoint.fit import of_every_task
+from beit_mm.checkpoint.checkpoint import of_all_tasks
 from beit_mm.checkpoint.read import CheckpointError, write_checkpoint
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -298,7 +298,7 @@ def test_a_model_without_positions_is_a_warning(timm_file, caplog):
     logger.removeHandler(caplog.handler)
     expected = '2 unexpected (blocks.0.attn.relative_position_bias_table'
     assert any(expected in record.message for record in caplog.records)
-    assert len(of_every_task(model.backbone.load_report.unexpected_keys)) == 2
+    assert len(of_all_tasks(model.backbone.load_report.unexpected_keys)) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ import torch
 from peers import HEADS, hf_peer
 from safetensors.torch import save_file
 
-from beit_mm.apis.inference import checkpoint_of
 from beit_mm.apis.plans import backbone_of_file, located
-from beit_mm.checkpoint.find import ABANDONED, fetch_hub_folder, locate_weights
-from beit_mm.checkpoint.fit import load_from_file
+from beit_mm.checkpoint.checkpoint import load_from_file
+from beit_mm.checkpoint.find import ABANDONED, checkpoint_of, fetch_hub_folder, locate_weights
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
 

@@ -69,11 +69,10 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
 
-    from beit_mm.apis.inference import checkpoint_of, load_pretrainer
+    from beit_mm.apis.inference import load_pretrainer
     from beit_mm.apis.plans import TOKENIZERS
     from beit_mm.apis.stored_config import ARGUMENTS, check_part
-    from beit_mm.checkpoint.fit import load_from_file
-    from beit_mm.checkpoint.names import meta_of
+    from beit_mm.checkpoint.checkpoint import Checkpoint
     from beit_mm.models import Tokenizer
     from beit_mm.registry import MODELS
 
@@ -91,13 +90,13 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
                 scale = cfg.model.data_preprocessor.get('tokenizer_scale') or 1
                 side = step.second_size or round(scale * step.size)
     else:
-        path = checkpoint_of(source)
-        stored = (meta_of(load_from_file(str(path))).get('config_dict') or {}).get('model') or {}
+        checkpoint = Checkpoint.open(source)
+        stored = (checkpoint.meta.get('config_dict') or {}).get('model') or {}
         if stored.get('type') in TOKENIZERS:  # the run of a tokenizer
             known = {key: value for key, value in stored.items() if key in {'type', *ARGUMENTS[stored['type']]}}
-            tokenizer = MODELS.build(dict(check_part(known, TOKENIZERS, 'model'), checkpoint=str(path)))
+            tokenizer = MODELS.build(dict(check_part(known, TOKENIZERS, 'model'), checkpoint=str(checkpoint)))
         else:
-            model = load_pretrainer(path)
+            model = load_pretrainer(checkpoint)
             tokenizer = model.target_generator
             side = tuple(number * tokenizer.stride for number in model.backbone.grid)
     if not isinstance(tokenizer, Tokenizer):

@@ -1,117 +1,193 @@
-"""Weights of any file in a backbone: how mmengine reads them, how they are made to fit, and what became of each."""
+"""A checkpoint file, opened once, and its weights made to fit a backbone, with a report of what became of each."""
 
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.find import HUB_SCHEME, locate_weights
+from beit_mm.checkpoint.find import HUB_SCHEME, checkpoint_of
 from beit_mm.checkpoint.names import (
     POSITIONS,
     SHARED_TABLE,
     TABLE,
+    Converted,
     Weights,
     backbone_arguments,
+    class_names,
     convert_state_dict,
     describe_source,
     expand_shared_table,
     first_names,
     grid_of,
     meta_of,
+    task_of,
     weights_of,
 )
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
-ADVICE = 'Name a file that exists, as load_from, init_cfg.checkpoint, --resume or on the command line.'
+TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
+OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 LAST_AXES = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 
 
-# --- mmengine's way to read files -----------------------------------------------------------------
+# --- an opened file -------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """A checkpoint file that was opened: read once, and handed on to whatever needs it.
+
+    Attributes:
+        path: of the file.
+        content: what is in it, tensors on the CPU, but for the text `meta['config']`, which mmengine would execute.
+        weights: its state dict under its own names, without those of wrappers (`module.`, `_orig_mod.`).
+        meta: what it says of itself, and what its neighbours and its name say: see `names.describe_source`.
+        format: one of `names.FORMATS`; None for no BEiT.
+        preprocessing, architecture: see `names.describe_source`.
+
+    It holds all weights in memory: keep what you need of it, not the object.
+    """
+
+    def __init__(self, content: dict[str, Any], path: Path) -> None:
+        with blaming(path):
+            self.path, self.content = path, content
+            self.weights = weights_of(content)
+            self.source = describe_source(content, path)
+            meta_of(content).pop('config', None)
+            known = ('preprocessing', 'architecture', 'dataset_meta')
+            self.meta = meta_of(content) | {name: self.source[name] for name in known if name in self.source}
+        self.format: str | None = self.source['format']
+        self.preprocessing: dict[str, Any] = self.source['preprocessing']
+        self.architecture: dict[str, Any] = self.source['architecture']
+
+    @classmethod
+    def open(cls, source: 'CheckpointInput') -> 'Checkpoint':
+        """Reads a file.
+
+        Args:
+            source: a file, the folder of a finished run or one of transformers' or timm's, an address (http, https,
+                hf://owner/name), one of `find.list_models`, or a Checkpoint, which is returned.
+
+        Raises:
+            FileNotFoundError: there is none; says where it was looked for.
+            CheckpointError: no checkpoint, damaged, or written by a later version.
+            UnsafeCheckpointError: the file wants to run code.
+        """
+        if isinstance(source, Checkpoint):
+            return source
+        path = checkpoint_of(source)
+        return cls(read_checkpoint(path), path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @cached_property
+    def converted(self) -> Converted:
+        """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
+        with blaming(self.path):
+            try:
+                return convert_state_dict(self.weights, self.format)
+            except CheckpointError as error:
+                raise CheckpointError(f'{self.path} {error}.') from None
+
+    @property
+    def task(self) -> str:
+        """'pretraining', 'classification', 'segmentation' or 'features'. Raises CheckpointError for no BEiT."""
+        if any(name.startswith(OTHER_CLASSIFIERS) for name in self.weights):
+            return 'classification'
+        return task_of(self.converted.state_dict)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes; None where the file names none. Raises CheckpointError where they are no names."""
+        with blaming(self.path):
+            return class_names(self.meta)
+
+    def backbone_arguments(self) -> dict[str, Any]:
+        """Arguments of the BEiTBackbone that the weights belong to.
+
+        Raises:
+            CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
+        """
+        weights = self.converted.state_dict
+        with blaming(self.path):
+            try:
+                return backbone_arguments(weights, self.source)
+            except CheckpointError as error:
+                raise CheckpointError(f'{self.path} {error}.') from None
+            except ValueError as error:
+                raise CheckpointError(f'{self.path}: {error}, and the file does not say to which rectangle.') from None
+
+    @cached_property
+    def state_dict(self) -> dict[str, Any]:
+        """The weights for `load_state_dict` of a model, ours or another.
+
+        A BEiT of the released code, timm or transformers gets our names: its own have no prefix by which mmengine could
+        find the backbone's. Files with OpenMMLab's names keep them, since its own classes in the same process may want
+        them; our models translate what they are given. What the file says is in its metadata, for our hooks.
+        """
+        source = dict(self.source)
+        given: Any = self.weights
+        if self.format in TRANSLATED:
+            try:
+                given, dropped, _ = self.converted
+            except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
+                source['format'] = None
+            else:
+                if dropped:
+                    message = f'{self.path} ({self.format}) holds tensors that no model of ours has: {dropped}'
+                    print_log(message, logger='current', level=logging.WARNING)
+        if source['format'] is None:
+            given = self.content.get('state_dict', self.content)
+            if not isinstance(given, dict):
+                kind = type(given).__name__
+                raise CheckpointError(f'{self.path} has a state_dict of type {kind}, expected names and tensors')
+            if others := [name for name in given if not isinstance(name, str)]:
+                raise CheckpointError(
+                    f'{self.path} is no checkpoint of a model: {ascii(others[0]):.60} is no name of a tensor'
+                )
+        state_dict: Any = OrderedDict(given)
+        state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
+        for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
+            state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
+        return state_dict
+
+    def for_mmengine(self) -> dict[str, Any]:
+        """The content as mmengine's loaders give it: dict(state_dict=..., meta=..., ...), or a state dict by itself."""
+        state_dict = self.state_dict
+        source = state_dict._metadata[''][SOURCE_KEY]  # type: ignore[attr-defined]
+        if source['format'] in TRANSLATED:
+            return dict(state_dict=state_dict, meta=self.meta)
+        if source['format'] is None and 'state_dict' not in self.content:
+            return state_dict
+        return dict(self.content, state_dict=state_dict)
+
+
+CheckpointInput: TypeAlias = str | Path | Checkpoint
 
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """How mmengine reads paths and URLs: of a BEiT's file dict(state_dict=..., meta=..., ...).
+    """How mmengine reads paths and URLs; of a BEiT's file dict(state_dict=..., meta=..., ...).
 
     mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
-    A BEiT's file of the released code, timm or transformers gets our names: it has no prefix by which mmengine could
-    find the backbone's part. Files with OpenMMLab's names keep them, since its own classes in the same process may want
-    them; our backbone translates what it is given. Other files stay as they are, but for the text `meta['config']`,
-    which mmengine's resume would execute. What `describe_source` says is in the metadata of the state dict.
 
     Args:
-        filename: path, URL, or hf://owner/name.
+        filename: see `Checkpoint.open`.
         map_location: ignored; models and optimizers copy to where their parameters are.
-
-    Raises:
-        FileNotFoundError: with the places looked at.
-        CheckpointError: no checkpoint, damaged, or written by a later version.
-        UnsafeCheckpointError: the file wants to run code.
     """
-    path = locate_weights(filename, ADVICE)
-    content = read_checkpoint(path)
-    with blaming(path):
-        return _as_read(content, path)
-
-
-def _as_read(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A file's content as `load_from_file` returns it."""
-    source = describe_source(content, path)
-    meta_of(content).pop('config', None)
-    if source['format'] in ('unilm', 'timm', 'hf'):
-        try:
-            weights, dropped, _ = convert_state_dict(weights_of(content), source['format'])
-        except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
-            source['format'] = None
-        else:
-            known = ('preprocessing', 'architecture', 'dataset_meta')
-            meta = dict(meta_of(content), **{name: source[name] for name in known if name in source})
-            content = dict(state_dict=weights, meta=meta)
-            if dropped:
-                message = f'{path} ({source["format"]}) holds tensors that no model of ours has: {dropped}'
-                print_log(message, logger='current', level=logging.WARNING)
-    elif source['format'] is not None:
-        content['state_dict'] = weights_of(content)  # under names without wrappers
-    whole = 'state_dict' not in content  # mmengine takes it for a state dict then
-    given = content if whole else content['state_dict']
-    if not isinstance(given, dict):
-        raise CheckpointError(f'{path} has a state_dict of type {type(given).__name__}, expected names and tensors')
-    if others := [name for name in given if not isinstance(name, str)]:
-        raise CheckpointError(f'{path} is no checkpoint of a model: {ascii(others[0]):.60} is no name of a tensor')
-    state_dict: Any = OrderedDict(given)
-    state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
-    for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
-        state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
-    return state_dict if whole else dict(content, state_dict=state_dict)
-
-
-def read_backbone(checkpoint: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """Arguments of the BEiTBackbone that a file's weights belong to, and its state dict as mmengine reads it.
-
-    Raises:
-        CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
-    """
-    content = load_from_file(checkpoint)
-    state_dict = content.get('state_dict', content)
-    with blaming(checkpoint):
-        try:
-            source = state_dict._metadata[''][SOURCE_KEY]
-            return backbone_arguments(convert_state_dict(state_dict).state_dict, source), state_dict
-        except CheckpointError as error:
-            raise CheckpointError(f'{checkpoint} {error}.') from None
-        except ValueError as error:
-            raise CheckpointError(f'{checkpoint}: {error}, and the file does not say to which rectangle.') from None
+    return Checkpoint.open(filename).for_mmengine()
 
 
 # --- into a backbone ------------------------------------------------------------------------------
@@ -160,12 +236,12 @@ class LoadReport:
         return f'Backbone weights from {self.source}: {counts}.'
 
 
-def of_every_task(names: list[str]) -> list[str]:
+def of_all_tasks(names: list[str]) -> list[str]:
     """The names of tensors that do not come and go with the task."""
     return [name for name in names if not name.startswith(TASK_PARTS)]
 
 
-def fit_state_dict(
+def fit_weights(
     state_dict: Mapping[str, Tensor],
     own: Mapping[str, Tensor],
     grid: Grid,
@@ -298,7 +374,7 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     """Raises CheckpointError where too much of the backbone would stay as it was initialised."""
-    needed, missing = len(of_every_task([*own])), of_every_task(report.missing_keys)
+    needed, missing = len(of_all_tasks([*own])), of_all_tasks(report.missing_keys)
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
