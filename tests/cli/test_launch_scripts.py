@@ -48,12 +48,12 @@ def start(tmp_path: Path) -> Start:
     ours = ('NNODES', 'NODE_RANK', 'MASTER_ADDR', 'PORT', 'GPUS', 'OMP_NUM_THREADS', 'DRY_RUN', 'SRUN_ARGS')
     ours += ('MAX_RESTARTS', 'SLURM_JOB_ID')
 
-    def run(script: str, *arguments: str, gpus: int = 0, cores: int = 4, **variables: str):
+    def run(script: str, *arguments: str, gpus: int = 0, cores: int = 4, cwd: Path = tmp_path, **variables: str):
         (torch / '__init__.py').write_text(TORCH.format(gpus=gpus, cores=cores))
         env = {k: v for k, v in os.environ.items() if k not in ours}
         env |= {'PYTHON': sys.executable, 'PYTHONPATH': str(tmp_path), 'PATH': f'{tmp_path}:{env["PATH"]}'}
         return subprocess.run(
-            ['bash', str(TOOLS / script), *arguments], env=env | variables, cwd=tmp_path, capture_output=True, text=True
+            ['bash', str(TOOLS / script), *arguments], env=env | variables, cwd=cwd, capture_output=True, text=True
         )
 
     return run
@@ -190,6 +190,16 @@ def test_gpus_is_a_number(start, gpus):
 def test_missing_arguments(start, script, arguments):
     result = start(script, *arguments, gpus=8)
     assert result.returncode == 2 and result.stderr.startswith('Usage: ') and script in result.stderr
+
+
+def test_nothing_is_imported_from_the_current_folder(start, tmp_path):
+    """It may be somebody's folder of images."""
+    images = tmp_path / 'images'
+    images.mkdir()
+    for name in ('torch', 'yapf', 'json'):
+        (images / f'{name}.py').write_text('open("imported", "w").close()\n')
+    started(start('dist_train.sh', 'config.py', '1', gpus=1, cwd=images))
+    assert not (images / 'imported').exists()
 
 
 def test_python_without_torch(start, tmp_path):
