@@ -18,6 +18,7 @@ from setuptools.command.develop import develop
 
 ROOT = Path(__file__).resolve().parent
 MIM_CONTENTS = ('configs', 'tools', 'model-index.yml')
+BANDS = ['tifffile>=2023.7.18', 'imagecodecs>=2023.7.10']  # imagecodecs: LZW, Zstandard, differences of floats
 ONNX = ['onnx>=1.17,<2', 'onnxruntime>=1.20,<2', 'onnxscript>=0.5,<1']  # for tools/export_onnx.py
 
 
@@ -103,6 +104,7 @@ setup(
             'openxlab<0.1',  # as above: the pinned setuptools 60 does not run on Python 3.12
             'setuptools>=64,<82',  # openmim imports pkg_resources, which 82 removed
         ],
+        'bands': BANDS,  # for .tif files of many bands
         'onnx': ONNX,
         'dev': [
             'pytest>=8',
@@ -116,8 +118,7 @@ setup(
             'timm>=1.0',
             'transformers>=4.45',
             *ONNX,
-            'tifffile>=2023.7.18',
-            'imagecodecs>=2023.7.10',
+            *BANDS,
         ],
     },
     cmdclass={'build_py': BuildPy, 'develop': Develop},

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import run_tool
+from helpers import ROOT, run_tool
 from tifffile import TiffWriter, imwrite
 
-from beit_mm.datasets.bands import LoadBands, band_statistics, read_bands
+from beit_mm.datasets.bands import LoadBands, read_bands
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.transforms import (
@@ -42,8 +42,6 @@ def values_of(dtype: str, count: int = 6) -> np.ndarray:
 )
 def test_every_layout_of_a_tif_gives_the_same_values(tmp_path, dtype, byteorder, options):
     values, path = values_of(dtype), tmp_path / 'a.tif'
-    if byteorder == '>' and 'bigtiff' in options:
-        pytest.skip('Pillow reads none')
     planes = values.transpose(2, 0, 1)
     options = dict(options, photometric='minisblack', byteorder=byteorder)
     for array, layout in (
@@ -199,7 +197,10 @@ def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
         ImageFolder(str(tmp_path), pipeline=bands)
 
 
-def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, capsys):
+def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / 'tools/datasets')
+    from band_statistics import band_statistics
+
     rng = np.random.default_rng(0)
     values = (rng.gamma(2, (300, 40, 5), (8, 64, 64, 3)) + (1000, 0, 0)).astype(np.float32)
     values[0, 0, 0] = np.nan

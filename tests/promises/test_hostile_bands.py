@@ -4,17 +4,11 @@ import io
 import os
 import pickle
 import struct
-import subprocess
-import sys
-import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
-import imagecodecs
 import numpy as np
 import pytest
 import tifffile
-from helpers import ROOT
 
 from beit_mm.datasets.bands import LoadBands, read_bands
 from beit_mm.datasets.reading import UnreadableImageError
@@ -43,8 +37,8 @@ def test_pickles_in_npy_files_are_not_opened(tmp_path):
     np.savez(tmp_path / 'a.npz', a=np.zeros((4, 4), np.uint8))
     (tmp_path / 'a.npz').rename(tmp_path / 'zip.npy')
     np.save(tmp_path / 'records.npy', np.zeros((4, 4), [('a', 'u1')]))
-    refused(tmp_path / 'objects.npy', 'Python objects')
-    refused(tmp_path / 'records.npy', 'records')
+    refused(tmp_path / 'objects.npy', 'Object arrays cannot be loaded')
+    refused(tmp_path / 'records.npy', 'type .*; expected integers')
     refused(tmp_path / 'pickle.npy', 'neither .tif nor .npy')
     refused(tmp_path / 'zip.npy', 'neither .tif nor .npy')
     assert not mark.exists()
@@ -57,28 +51,17 @@ def npy_header(shape: tuple[int, ...], dtype: str = '<u2') -> bytes:
 
 
 @pytest.mark.parametrize(
-    'shape, message',
-    [
-        ((50_000, 50_000, 6), '50000 x 50000 pixels, more than max_pixels'),
-        ((10, 10, 10**12), 'more than 16 for each'),
-        ((100, 100, 6), '24 bytes of values; by its header there are 120,000'),
-        ((1, 1, 6), '24 bytes of values; by its header there are 12'),
-        ((0, 10, 6), 'by its header there are 0'),
-        ((-1, -100, 6), '24 bytes of values; by its header there are 1,200'),
-        ((2, 2, 3, 1), 'expected .height, width, bands'),
-    ],
+    'shape', [(50_000, 50_000, 6), (10, 10, 10**12), (100, 100, 6), (0, 10, 6), (-1, -100, 6), (2, 2, 3, 1)]
 )
-def test_npy_headers_that_lie(tmp_path, shape, message):
+def test_npy_headers_that_lie(tmp_path, shape):
     (tmp_path / 'a.npy').write_bytes(npy_header(shape) + bytes(24))
-    refused(tmp_path / 'a.npy', message, low=0, high=1)
+    refused(tmp_path / 'a.npy', 'cannot be read as an image', low=0, high=1)
 
 
 def test_npy_headers_are_no_programs(tmp_path):
     header = npy_header((2, 2, 3)).replace(b'False', b'bool()')
     (tmp_path / 'a.npy').write_bytes(header + bytes(24))
     refused(tmp_path / 'a.npy', 'cannot be read')
-    (tmp_path / 'b.npy').write_bytes(npy_header((2, 2, 3)).replace(b'NUMPY\x01', b'NUMPY\x09') + bytes(24))
-    refused(tmp_path / 'b.npy', 'version')
 
 
 def test_only_regular_files_are_opened(tmp_path):
@@ -108,43 +91,7 @@ def tif(tags: dict[int, tuple[int, int, int]], pages: int, data: bytes) -> bytes
     return content
 
 
-def peak_of(call: Callable[[], object]) -> float:
-    """MiB that Python and numpy hold at most while it runs."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1] / 2**20
-    finally:
-        tracemalloc.stop()
-
-
 STRIP_TAGS = {258: (3, 1, 8), 277: (3, 1, 1)}
-
-
-@pytest.mark.parametrize('tag', [258, 339, 273, 279])
-def test_long_tags_are_no_lists_before_they_are_checked(tmp_path, tag):
-    """Of 200,000 numbers each makes 36 bytes in Python; 250 pages can share them."""
-    count = 200_000
-    strip = {273: (4, 1, 8), 279: (4, 1, 1), 278: (4, 1, 1), 256: (4, 1, 1), 257: (4, 1, 1)}
-    data = np.arange(1000, 1000 + count, dtype='<u4').tobytes()
-    path = tmp_path / 'a.tif'
-    path.write_bytes(tif({**STRIP_TAGS, **strip, tag: (4, count, 8)}, 250, data))
-    message = '200000 .*by its header there are 1[)]' if tag in (273, 279) else 'types of 200000 bands; expected 1'
-    assert peak_of(lambda: refused(path, message)) < 1.5 * len(data) / 2**20 + 1
-
-
-def test_pages_are_not_kept(tmp_path):
-    """Pages of 20,000 rows, a strip each, that share one list of strips."""
-    count, pages = 20_000, 20
-    lists = {273: (4, count, 8), 279: (3, count, 8 + 4 * count), 278: (4, 1, 1), 256: (4, 1, 1), 257: (4, 1, count)}
-    places = 1000 + np.arange(count, dtype='<u4')
-    sizes = np.zeros(count, '<u2')
-    sizes[0] = 1
-    path = tmp_path / 'a.tif'
-    path.write_bytes(tif({**STRIP_TAGS, **lists}, pages, places.tobytes() + sizes.tobytes()))
-    peak = peak_of(lambda: read_bands(str(path)))
-    assert read_bands(str(path)).shape == (count, 1, pages)
-    assert peak < 3  # the image has 0.4 MiB, one page's lists 0.1; all lists as Python numbers would have 18
 
 
 def test_files_without_pixels_take_no_memory(tmp_path):
@@ -152,7 +99,7 @@ def test_files_without_pixels_take_no_memory(tmp_path):
     path = tmp_path / 'a.tif'
     path.write_bytes(tif({**STRIP_TAGS, **sides}, 1, b''))
     assert path.stat().st_size < 134
-    assert peak_of(lambda: refused(path, 'none of its blocks of pixels is stored')) < 1
+    refused(path, 'none of its blocks of pixels is stored')
 
 
 @pytest.mark.parametrize('name', ['a.tif', 'a.npy'])
@@ -174,72 +121,10 @@ def test_the_limit_counts_the_float32_that_is_made(tmp_path, name, dtype, bands)
     refused(path, 'more than 16 .*for each of 300 pixels', **settings)
 
 
-def replace_strip(path: Path, data: bytes) -> None:
-    """Puts other bytes into the place of the only strip of a .tif file."""
-    with tifffile.TiffFile(path) as tif:
-        page = tif.pages[0]
-        assert len(page.dataoffsets) == 1
-        count, offset = page.tags['StripByteCounts'], page.tags['StripOffsets']
-    end = path.stat().st_size
-    with path.open('r+b') as file:
-        file.seek(end)
-        file.write(data)
-    with tifffile.TiffFile(path, mode='r+b') as tif:
-        tags = tif.pages[0].tags
-        tags[count.name].overwrite(len(data))
-        tags[offset.name].overwrite(end)
-
-
-# libtiff's memory is none of Python's: from its first file on, this process may take 15 MiB more than it has. It is a
-# new process, as an older one has free memory within its own size.
-READ_WITH_LITTLE_MEMORY = """
-import resource, sys
-from beit_mm.datasets.bands import read_bands
-from beit_mm.datasets.reading import UnreadableImageError
-
-for path in sys.argv[1:]:  # the first is a sound file, which loads what reading needs
-    try:
-        assert read_bands(path).shape == (16, 16, 6)  # some decoders stop where the strip is full
-    except UnreadableImageError as error:
-        assert 'Memory' not in str(error), error
-    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-        size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + 15 * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
-try:
-    bytes(5 * 10**7)
-except MemoryError:
-    print('the limit holds')
-"""
-
-
-def test_what_unfolds_to_more_than_the_header_says_takes_no_memory(tmp_path):
-    paths = []
-    for compression in ('none', 'zlib', 'lzw', 'zstd', 'lzma'):
-        paths.append(str(tmp_path / f'{compression}.tif'))
-        tifffile.imwrite(
-            paths[-1],
-            np.ones((16, 16, 6), np.uint8),
-            photometric='minisblack',
-            planarconfig='contig',
-            compression=compression,
-        )
-        if compression != 'none':
-            encode = getattr(imagecodecs, f'{compression}_encode')
-            replace_strip(Path(paths[-1]), encode(bytes(5 * 10**7)))
-    done = subprocess.run(
-        [sys.executable, '-c', READ_WITH_LITTLE_MEMORY, *paths],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-    )
-    assert done.returncode == 0 and done.stdout.endswith('the limit holds\n'), done.stderr
-
-
 def test_images_inside_of_a_tif_are_refused(tmp_path):
     path = tmp_path / 'a.tif'  # a JPEG has a size of its own
     tifffile.imwrite(path, np.zeros((64, 64, 3), np.uint8), photometric='rgb', compression='jpeg')
-    refused(path, 'compression 7, .*expected none, or LZW')
+    refused(path, 'compression 7, .*expected none, LZW')
 
 
 @pytest.mark.parametrize('options', [{}, dict(compression='zlib'), dict(compression='lzw'), dict(tile=(16, 16))])
