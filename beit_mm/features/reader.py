@@ -13,15 +13,7 @@ from PIL import Image
 
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.listing import EXTENSIONS, list_images
-from beit_mm.datasets.reading import (
-    UPRIGHT,
-    LoadImage,
-    UnreadableImageError,
-    check_aspect,
-    orientation,
-    to_rgb,
-    unreadable,
-)
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
 from beit_mm.terminal import UserError
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
@@ -109,9 +101,7 @@ def iterate_images(
 def pixels(image: Image.Image) -> np.ndarray:
     """The pixels that the image's file would be read as: uint8 (H, W, 3), RGB, upright."""
     image.load()  # some formats learn of their palette or transparency only here
-    turn = UPRIGHT.get(orientation(image))
-    image = to_rgb(image)
-    return np.array(image if turn is None else image.transpose(turn))
+    return rgb_array(image)
 
 
 def _path(image: ImageInput) -> str | None:

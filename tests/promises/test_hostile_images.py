@@ -1,12 +1,10 @@
-"""Image files and folders made to do harm: no program runs, nothing is waited for, time and memory stay bounded."""
+"""Image files and folders made to do harm: no program runs, nothing is waited for, headers that lie take no memory."""
 
 import ctypes
-import io
 import multiprocessing
 import os
 import socket
 import struct
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -62,11 +60,9 @@ def test_only_regular_files_are_opened(tmp_path, read):
     (tmp_path / 'zero.jpg').symlink_to('/dev/zero')
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / 'socket.jpg'))
-        start = time.monotonic()
         for name in ('fifo', 'folder', 'zero', 'socket'):
             with pytest.raises(UnreadableImageError, match=f'{name}.jpg: .*expected a regular file'):
                 read(str(tmp_path / f'{name}.jpg'))
-    assert time.monotonic() - start < 5
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -89,14 +85,14 @@ def memory(key: str) -> float:
     return next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith(key)) / 1024
 
 
-def measure(*paths: Path, read: Callable[[str], object] = read_image) -> tuple[list[str], float, float]:
-    """Messages of files read in a process of their own, the seconds, and the MiB added at most."""
+def measure(*paths: Path, read: Callable[[str], object] = read_image) -> tuple[list[str], float]:
+    """Messages of files read in a process of their own, and the MiB added at most."""
     ours, theirs = multiprocessing.Pipe()
 
     def read_all() -> None:
         torch.set_num_threads(1)  # a fork has none of the threads that its libraries count on
         ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
-        messages, before, start = [], memory('VmRSS'), time.monotonic()
+        messages, before = [], memory('VmRSS')
         with warnings.catch_warnings():
             warnings.simplefilter('error')
             for path in paths:
@@ -104,7 +100,7 @@ def measure(*paths: Path, read: Callable[[str], object] = read_image) -> tuple[l
                     read(str(path))
                 except UnreadableImageError as error:
                     messages.append(str(error))
-        theirs.send((messages, time.monotonic() - start, memory('VmHWM') - before))
+        theirs.send((messages, memory('VmHWM') - before))
 
     process = multiprocessing.get_context('fork').Process(target=read_all)  # VmHWM begins anew at a fork
     process.start()
@@ -153,7 +149,7 @@ def test_the_longest_images_take_little_memory_in_the_configs(config, scope, nam
             for pipeline in pipelines:
                 pipeline(dict(sample))
 
-        messages, _, added = measure(path, read=prepare)
+        messages, added = measure(path, read=prepare)
         assert not messages and added < 400
 
 
@@ -163,50 +159,10 @@ def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
     with (tmp_path / 'sparse.jpg').open('wb') as file:  # 100 GB, none of them on the disk
         Image.new('RGB', (8, 8)).save(file, 'JPEG')
         file.truncate(10**11)
-    messages, seconds, added = measure(*sorted(tmp_path.iterdir()))
+    messages, added = measure(*sorted(tmp_path.iterdir()))
     assert [message.split(':')[0] for message in messages] == sorted(map(str, tmp_path.iterdir()))
     assert 'bomb.png: cannot be read as an image (60000 x 60000 pixels, more than max_pixels=178,956,970' in messages[0]
-    assert seconds < 5 and added < 500, (seconds, added)
-
-
-def test_a_large_image_is_read_once_into_memory(tmp_path):
-    side = 4000  # 4 bytes a pixel in Pillow, 3 in the array
-    Image.new('RGBA', (side, side), (10, 20, 30, 40)).save(tmp_path / 'a.png', compress_level=1)
-    messages, _, added = measure(tmp_path / 'a.png')
-    assert not messages and added * 2**20 < 9.5 * side**2, added
-
-
-def jpeg_of_scans(side: int, scans: int, **options) -> bytes:
-    """A JPEG whose last scan comes again and again."""
-    file = io.BytesIO()
-    Image.new('L' if options else 'RGB', (side, side), 100).save(file, 'JPEG', **options)
-    data = file.getvalue()
-    last = data.rindex(b'\xff\xda\0')
-    return data[:last] + data[last:-2] * scans + data[-2:]
-
-
-@pytest.mark.parametrize('read', [read_image, read_labels])
-def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded(tmp_path, read):
-    path = tmp_path / 'scans.jpg'
-    path.write_bytes(jpeg_of_scans(8192, 10_000, progressive=True))  # one megabyte, ten minutes
-    start = time.monotonic()
-    with pytest.raises(UnreadableImageError, match='scans.jpg: .*a JPEG of more than 100 scans'):
-        read(str(path))
-    assert time.monotonic() - start < 5
-
-
-def test_scans_are_counted_only_where_they_can_be_many(tmp_path, monkeypatch):
-    (tmp_path / 'progressive.jpg').write_bytes(jpeg_of_scans(64, 50, progressive=True))
-    assert read_image(str(tmp_path / 'progressive.jpg')).shape == (64, 64, 3)
-    # not progressive, but said to have components in other scans: decoders go through all of the file
-    plain = jpeg_of_scans(64, 200)
-    start = plain.index(b'\xff\xda\0\x0c\x03')
-    (tmp_path / 'parts.jpg').write_bytes(plain[:start] + b'\xff\xda\0\x08\x01\x01\0\0\x3f\0' + plain[start:])
-    with pytest.raises(UnreadableImageError, match='100 scans'):
-        read_image(str(tmp_path / 'parts.jpg'))
-    monkeypatch.setattr('beit_mm.datasets.reading.count_scans', None)
-    (tmp_path / 'plain.jpg').write_bytes(jpeg_of_scans(64, 1))
-    assert read_image(str(tmp_path / 'plain.jpg')).shape == (64, 64, 3)
+    assert added < 500
 
 
 def test_no_warning_between_pillows_two_limits(tmp_path, monkeypatch):
@@ -217,26 +173,6 @@ def test_no_warning_between_pillows_two_limits(tmp_path, monkeypatch):
         assert read_image(str(tmp_path / 'a.png')).shape == (30, 40, 3)
     with pytest.raises(ValueError, match='max_pixels is 0'):
         LoadImage(max_pixels=0)
-
-
-@pytest.mark.parametrize('mode', ['L', '1', 'P', 'RGB', 'RGBA', 'LA', 'I;16', 'F', 'CMYK'])
-@pytest.mark.parametrize('tag', [1, 3, 5, 6, 7, 8])
-def test_strips_and_other_decoders_change_no_pixel(tmp_path, monkeypatch, mode, tag):
-    rng = np.random.default_rng(0)
-    image = Image.fromarray(rng.integers(0, 256, (31, 40, 3), dtype=np.uint8))
-    image = (
-        Image.fromarray(rng.integers(0, 65536, (31, 40)).astype(np.uint16)) if mode == 'I;16' else image.convert(mode)
-    )
-    path = str(tmp_path / ('a.tiff' if mode in ('F', 'CMYK') else 'a.png'))
-    exif = Image.Exif()
-    exif[0x0112] = tag
-    image.save(path, **dict(exif=exif) if tag > 1 else {})
-    whole = read_image(path)
-    for changes in (dict(STRIP=120), dict(STRIP=1), dict(LARGE_PNG=0)):
-        with monkeypatch.context() as patch:
-            for name, value in changes.items():
-                patch.setattr(f'beit_mm.datasets.reading.{name}', value)
-            assert np.array_equal(read_image(path), whole)
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -256,9 +192,7 @@ def test_folders_that_link_to_each_other_are_searched_once(tmp_path):
             (root / f'{index:02}' / f'to{other}').symlink_to(f'../{other:02}')
     (root / 'self').symlink_to('self')
     (root / 'above').symlink_to(tmp_path)
-    start = time.monotonic()
     assert list(list_images(str(root))) == [f'{index:02}/a.png' for index in range(12)]
-    assert time.monotonic() - start < 5
 
 
 def test_of_several_paths_the_one_without_links_is_taken(tmp_path):
