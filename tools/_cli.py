@@ -195,12 +195,12 @@ def few_of_each(folder: str | Path, classes: Sequence[str], per_class: int, seed
     """
     import random
 
-    from beit_mm.datasets.listing import list_subfolders
+    from beit_mm.datasets.listing import list_images
 
     generator = random.Random(seed)
     chosen = []
     for name in classes:
-        images = list(list_subfolders(str(folder), [name])[0])
+        images = list(list_images(str(folder), subfolders=[name]))
         generator.shuffle(images)
         chosen += images[:per_class]
     return chosen

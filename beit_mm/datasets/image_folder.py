@@ -15,11 +15,10 @@ from mmpretrain.datasets import ResizeEdge
 
 from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.bands import LoadBands
-from beit_mm.datasets.listing import BAND_EXTENSIONS, EXTENSIONS, Paths, Samples, list_images, list_subfolders
+from beit_mm.datasets.listing import BAND_EXTENSIONS, EXTENSIONS, Paths, Samples, Shards, list_images, read_shards
 from beit_mm.datasets.multi_crop import MultiCrop
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, decoding_scale
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
-from beit_mm.datasets.shards import Shards, ShardSamples, read_shards
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.registry import DATASETS
 from beit_mm.terminal import UserError
@@ -34,13 +33,14 @@ class UnlabeledImages(BaseDataset):
 
     Args:
         data_root: folder of images, searched to any depth; class folders are not needed and do no harm; or of tar
-            shards with their index, see datasets.shards.
+            shards with their index, see datasets.listing.
         ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`, a label after it
             is ignored; a path that is no plain text stands in JSON's quotes, see `quoted`. '' takes every image of the
             folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
-        on_error: what an unreadable image does: 'error' raises, 'skip' takes another one in its place, always the same
-            one for the same key, and names the file in `unreadable`. With `test_mode=True` it always raises.
+        on_error: what an unreadable image does: 'raise' (or 'error') raises, 'skip' takes another one in its place,
+            always the same one for the same key, and names the file in `unreadable`. With `test_mode=True` it always
+            raises.
         kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, lazy_init.
 
     `data_list` holds the paths compactly, as Samples, and stays in one piece of memory for all workers.
@@ -53,11 +53,11 @@ class UnlabeledImages(BaseDataset):
     """
 
     def __init__(
-        self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'error', **kwargs
+        self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
     ) -> None:
-        if on_error not in ('error', 'skip'):
-            raise UserError(f"on_error is {on_error!r}; choose 'error' or 'skip'")
-        self.on_error = on_error
+        if on_error not in ('raise', 'error', 'skip'):
+            raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
+        self.on_error = 'raise' if on_error == 'error' else on_error  # 'error' in configs up to 0.2.0
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if '://' in data_root:
             raise UserError(f'data_root is the address {data_root}; expected a local folder of images')
@@ -69,16 +69,17 @@ class UnlabeledImages(BaseDataset):
         if not os.path.isdir(folder):
             raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
         shards = read_shards(folder)
-        if self.ann_file:  # without the labels
+        extensions = extensions_of(self.pipeline.transforms)
+        paths: Sequence[str]
+        if self.ann_file:
             paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
+            paths = shards.listed(paths, self.ann_file) if shards else paths
         else:
-            paths = shards.paths if shards else list_images(folder, extensions_of(self.pipeline.transforms))
+            paths = shards or list_images(folder, extensions)
         if not paths:
-            place, endings = self.ann_file or folder, ' '.join(extensions_of(self.pipeline.transforms))
-            raise FileNotFoundError(f'no images in {place!r}; expected files ending in {endings}')
-        if shards is None:
-            return Samples(folder, paths)
-        return ShardSamples(shards, shards.rows_of(paths, self.ann_file) if self.ann_file else np.arange(len(paths)))
+            endings = ' '.join(extensions)
+            raise FileNotFoundError(f'no images in {self.ann_file or folder!r}; expected files ending in {endings}')
+        return Samples(folder, paths)
 
     def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
         """Leaves Samples as they are, which are as compact; pickles the dicts that a subclass may have made of them."""
@@ -97,7 +98,7 @@ class UnlabeledImages(BaseDataset):
             try:
                 return self.pipeline(info)
             except UnreadableImageError as error:
-                if self.on_error == 'error' or self.test_mode:
+                if self.on_error == 'raise' or self.test_mode:
                     raise
                 last, broken = error, broken or error.path
             index = sample_seed(key, attempt) % len(self)
@@ -228,25 +229,30 @@ class ImageFolder(UnlabeledImages):
                 raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
             self._metainfo['classes'] = tuple(folders)
         labels = {name: label for label, name in enumerate(self.CLASSES)}
-        if shards and not self.ann_file:
-            return ShardSamples(shards, *self._select(shards, labels))
-        paths, found = self._read_list(labels) if self.ann_file else self._search(folder, folders, labels)
-        if shards:
-            return ShardSamples(shards, shards.rows_of(paths, self.ann_file), found)
+        paths: Sequence[str]
+        if self.ann_file:
+            paths, found = self._read_list(labels)
+            paths = shards.listed(paths, self.ann_file) if shards else paths
+        elif shards:
+            paths, found = self._select(shards, labels)
+        else:
+            paths, found = self._search(folder, folders, labels)
         return Samples(folder, paths, found)
 
     def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
         """All images of all classes, and their labels."""
         names = self._present(folder, folders, labels)
         extensions = extensions_of(self.pipeline.transforms)
-        paths, counts = list_subfolders(folder, names, extensions)
-        if 0 in counts:
-            path, endings = os.path.join(folder, names[counts.index(0)]), ' '.join(extensions)
+        paths = list_images(folder, extensions, names)
+        found = np.array([labels[path.split('/', 1)[0]] for path in paths], np.int64)
+        counts = np.bincount(found, minlength=len(labels))
+        if empty := [name for name in names if not counts[labels[name]]]:
+            path, endings = os.path.join(folder, empty[0]), ' '.join(extensions)
             raise FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
-        return paths, np.repeat([labels[name] for name in names], counts)
+        return paths, found
 
-    def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of all images of all classes, class by class as in a folder, and their labels."""
+    def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[Shards, np.ndarray]:
+        """The same of shards, class by class as in a folder."""
         found = shards.label
         if shards.classes:
             self._present(shards.folder, list(shards.classes), labels)
@@ -254,10 +260,10 @@ class ImageFolder(UnlabeledImages):
         elif found.min() < 0 or found.max() >= len(labels):
             row = int(np.flatnonzero((found < 0) | (found >= len(labels)))[0])
             number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
-            raise UserError(f'{shards.path(row)} has {number}; expected numbers from 0 to {len(labels) - 1}')
+            raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(labels) - 1}')
         rows = np.flatnonzero(found >= 0)
         rows = rows[np.argsort(found[rows], kind='stable')]
-        return rows, found[rows]
+        return shards[rows], found[rows]
 
     def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
         """The classes that have a folder; says which have none, and which folders are left out."""

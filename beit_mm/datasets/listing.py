@@ -1,23 +1,28 @@
-"""Which image files there are: folders are searched, and what was found is held compactly."""
+"""Lists the images below a folder, or those of a folder of tar shards, compactly.
+
+Shards are tar archives in webdataset's layout beside an index, which says where the bytes of each image lie. A folder
+with an index takes the place of a folder of images: what is drawn stays a matter of the sample's number, so that
+shuffling and resuming are as with files. `tools/datasets/make_shards.py` writes shards and index.
+"""
 
 import logging
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from mmengine.logging import print_log
 
-from beit_mm.datasets.reading import HeifImageFile, readable
+from beit_mm.datasets.reading import HeifImageFile, MemberPath, readable
+from beit_mm.terminal import UserError
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package
 if HeifImageFile is not None:
     EXTENSIONS += HEIF_EXTENSIONS
-HEIF = re.compile(rb'(?<![^\0])[^\0]*\.hei[cf]\0', re.IGNORECASE)  # a path in a text of paths
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # of what LoadBands reads
+INDEX = 'shards.npz'
 
 
 class Paths(Sequence[str]):
@@ -41,11 +46,59 @@ class Paths(Sequence[str]):
         return len(self.ends)
 
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, slice):
-            return os.fsdecode(self.text[self.starts[index] : self.ends[index]])
-        part = object.__new__(Paths)
-        part.text, part.starts, part.ends = self.text, self.starts[index], self.ends[index]
-        return part
+        if isinstance(index, (slice, np.ndarray)):
+            part = object.__new__(Paths)
+            part.text, part.starts, part.ends = self.text, self.starts[index], self.ends[index]
+            return part
+        return os.fsdecode(self.text[self.starts[index] : self.ends[index]])
+
+
+def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders: Sequence[str] = ('',)) -> Paths:
+    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
+
+    What ends like an image and is no folder counts, if it can be read or not. Links are followed, and each folder is
+    searched once: where several paths lead to one, the path without links is taken, or else that of a first link.
+
+    Args:
+        folder: to search.
+        extensions: of images.
+        subfolders: names of the folders to search in it, one after the other.
+
+    Raises:
+        PermissionError: a folder cannot be listed; names it.
+    """
+    unread = HEIF_EXTENSIONS if HeifImageFile is None and '.jpg' in extensions else ()
+    paths: list[str] = []
+    left_out = 0
+    for subfolder in subfolders:
+        found, seen, tops = [], set(), [os.path.join(folder, subfolder)]
+        for top in tops:  # links to folders come after the folders
+            for parent, folders, files in os.walk(top, onerror=stop):
+                status = os.stat(parent)
+                if (status.st_dev, status.st_ino) in seen:
+                    folders.clear()
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                folders[:] = sorted(name for name in folders if not name.startswith('.'))
+                tops += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
+                names = [name for name in files if not name.startswith('.')]
+                below = os.path.relpath(parent, folder)
+                prefix = '' if below == '.' else f'{below}/'
+                found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
+                left_out += sum(name.lower().endswith(unread) for name in names)
+        paths += sorted(found, key=os.fsencode)
+    if left_out:
+        message = f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif'
+        print_log(message, logger='current', level=logging.WARNING)
+    return Paths.of(paths)
+
+
+def stop(error: OSError) -> None:
+    """Raises what os.walk would pass over: a folder that cannot be listed."""
+    name = readable(os.fsdecode(error.filename))
+    if isinstance(error, PermissionError):
+        raise PermissionError(f'no permission to list the folder {name}; allow it (chmod u+rx), or move it away')
+    raise error
 
 
 class Samples(Sequence[dict]):
@@ -55,11 +108,11 @@ class Samples(Sequence[dict]):
 
     Args:
         folder: of the paths.
-        paths: relative to the folder.
+        paths: relative to the folder; or the images of shards.
         labels: int (N,), or None.
     """
 
-    def __init__(self, folder: str, paths: Paths, labels: np.ndarray | None = None) -> None:
+    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None = None) -> None:
         self.folder = folder
         self.paths = paths
         self.labels = labels
@@ -69,116 +122,88 @@ class Samples(Sequence[dict]):
 
     def __getitem__(self, index: Any) -> Any:
         labels = None if self.labels is None else self.labels[index]
+        path = self.paths[index]
         if isinstance(index, slice):
-            return Samples(self.folder, self.paths[index], labels)
-        sample = dict(img_path=os.path.join(self.folder, self.paths[index]))
+            return Samples(self.folder, path, labels)
+        sample = dict(img_path=path if isinstance(path, MemberPath) else os.path.join(self.folder, path))
         return sample if labels is None else dict(sample, gt_label=int(labels))
 
 
-def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS) -> Paths:
-    """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
+@dataclass
+class Shards(Sequence[str]):
+    """The images in a folder of shards: a sequence of MemberPath.
 
-    What ends like an image and is no folder counts, if it can be read or not. Links are followed, and every folder is
-    searched once: where several paths lead to one, the path without links is taken, or else that of the first link.
+    Attributes:
+        folder: of the archives.
+        archives: (S,) their names.
+        classes: names of the classes in sorted order; none where .cls files number them.
+        names: (N,) names of the images in the archives.
+        shard: int (N,), archive of each image.
+        offset, length: int (N,), where in the archive its bytes lie.
+        label: int (N,), its class, -1 for none.
+    """
+
+    folder: str
+    archives: Paths
+    classes: tuple[str, ...]
+    names: Paths
+    shard: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    label: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (slice, np.ndarray)):
+            of_images = [field.name for field in fields(self)][3:]
+            return replace(self, **{name: getattr(self, name)[index] for name in of_images})
+        archive = os.path.join(self.folder, self.archives[self.shard[index]])
+        path = f'{archive}/{self.names[index]}'
+        return MemberPath(path, archive, int(self.offset[index]), int(self.length[index]))
+
+    def listed(self, names: Iterable[str], source: str) -> 'Shards':
+        """The images of these names, which the list `source` has.
+
+        Raises:
+            FileNotFoundError: an image of the list is in no archive.
+            ValueError: two images have the same name.
+        """
+        row_of = {name: row for row, name in enumerate(self.names)}
+        if len(row_of) < len(self):
+            raise UserError(f'{self.folder}: two images of one name; expected different names, to find those of a list')
+        try:
+            return self[np.array([row_of[name] for name in names], np.int64)]
+        except KeyError as error:
+            raise FileNotFoundError(f'{source} names {error.args[0]!r}, which is no image in {self.folder!r}') from None
+
+
+def read_shards(folder: str) -> Shards | None:
+    """The shards in a folder, by the index that `make_shards.py` wrote; None for a folder without an index.
 
     Raises:
-        PermissionError: a folder cannot be listed; names it.
+        ValueError: the index cannot be read, or an archive has another size than it says.
+        FileNotFoundError: an archive is missing.
     """
-    return list_subfolders(folder, [''], extensions)[0]
-
-
-def list_subfolders(
-    folder: str, names: Sequence[str], extensions: Sequence[str] = EXTENSIONS
-) -> tuple[Paths, list[int]]:
-    """Paths of all images below some folders of a folder, relative to that one, and how many each of them has."""
-    root = os.fsencode(folder) or b'.'
-    endings = tuple(extension.encode() for extension in extensions)
-    text, counts, left_out = bytearray(), [], 0
-    heif = () if HeifImageFile or '.jpg' not in extensions else HEIF_EXTENSIONS
-    noticed = (*endings, *map(str.encode, heif))
-    for name in names:
-        found = search(root, os.fsencode(name), noticed)
-        if heif:
-            left_out += found.count(0)
-            found = bytearray(HEIF.sub(b'', found))
-            left_out -= found.count(0)
-        counts.append(found.count(0))
-        text += found
-    if left_out:
-        message = f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif'
-        print_log(message, logger='current', level=logging.WARNING)
-    return Paths(bytes(text)), counts
-
-
-def search(root: bytes, name: bytes, endings: tuple[bytes, ...]) -> bytearray:
-    """The images below one folder of `root`, as Paths has them."""
-    real = os.path.realpath(os.path.join(root, name))
-    # a link to a folder above leads in a circle
-    seen = {real, *(os.fsencode(parent) for parent in Path(os.fsdecode(real)).parents)}
-    links: list[bytes] = []
-    text = bytearray()
-    walk(root, name, real, endings, seen, links, text)
-    if not links:
-        return text
-    while links:
-        links.sort(key=lambda link: (link.count(b'/'), link))
-        link = links.pop(0)
-        real = os.path.realpath(os.path.join(root, link))
-        if real not in seen:
-            seen.add(real)
-            walk(root, link, real, endings, seen, links, text)
-    return bytearray(b''.join(path + b'\0' for path in sorted(text.split(b'\0')) if path))
-
-
-def walk(
-    root: bytes,
-    top: bytes,
-    real_top: bytes,
-    endings: tuple[bytes, ...],
-    seen: set[bytes],
-    links: list[bytes],
-    text: bytearray,
-) -> None:
-    """Adds the images below `top` to `text`, in the order of their paths, and links to folders to `links`."""
-
-    def entries(path: bytes) -> Iterator[bytes]:
-        prefix = path and path + b'/'
-        return (prefix + entry for entry in read_folder(root, path, endings, links))
-
-    stack = [entries(top)]
-    while stack:
-        for path in stack[-1]:
-            if not path.endswith(b'/'):
-                text += path + b'\0'
-                continue
-            path = path[:-1]
-            real = os.path.join(real_top, path[len(top) :].lstrip(b'/'))
-            if real not in seen:
-                seen.add(real)
-                stack.append(entries(path))
-                break
-        else:
-            stack.pop()
-
-
-def read_folder(root: bytes, path: bytes, endings: tuple[bytes, ...], links: list[bytes]) -> list[bytes]:
-    """Names of images and, with a slash, of folders in one folder, in the order of the paths that they lead to."""
-    names = []
-    folder = os.path.join(root, path)
+    path = os.path.join(folder, INDEX)
+    if not os.path.isfile(path):
+        return None
+    again = f'python tools/datasets/make_shards.py --index-only {folder}'
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                name = entry.name
-                if name.startswith(b'.'):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(name + b'/')
-                elif entry.is_symlink() and os.path.isdir(entry.path):
-                    links.append(os.path.join(path, name))
-                elif name.lower().endswith(endings):
-                    names.append(name)
-    except PermissionError:
-        raise PermissionError(
-            f'no permission to list the folder {readable(os.fsdecode(folder))}; allow it (chmod u+rx), or move it away'
-        ) from None
-    return sorted(names)
+        with np.load(path, allow_pickle=False) as content:
+            archives, classes, names = (Paths(content[name].tobytes()) for name in ('shards', 'classes', 'names'))
+            of_images = {name: content[name] for name in ('shard', 'offset', 'length', 'label')}
+            sizes = content['sizes'].tolist()
+    except Exception as error:  # numpy and zipfile raise nearly everything on damaged bytes
+        raise UserError(f'{path} is no index of shards ({type(error).__name__}); make it again: {again}') from error
+    for name, size in zip(archives, sizes, strict=True):
+        archive = os.path.join(folder, name)
+        if not os.path.isfile(archive):
+            raise FileNotFoundError(f'no archive {readable(archive)}, of which {INDEX} tells; copy all of them')
+        if os.path.getsize(archive) != size:
+            raise UserError(
+                f'{readable(archive)} is cut, or another archive than {INDEX} tells of; copy it again, or make the '
+                f'index again: {again}'
+            )
+    return Shards(folder, archives, tuple(classes), names, **of_images)

@@ -6,8 +6,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.resize import resize_bicubic
-from beit_mm.datasets.transforms import CONTRAST, Size, as_size, draw_box, jitter_pixels
+from beit_mm.datasets.transforms import CONTRAST, Size, as_size, draw_box, jitter_pixels, resize_bicubic
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError
 

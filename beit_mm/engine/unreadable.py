@@ -71,7 +71,7 @@ class UnreadableImagesHook(Hook):
     `meta_keys` of the pipeline's last transform.
 
     Held-out images are read once before training, so that no run ends at its first validation; a resumed run reads
-    them again only if some were broken, or if paths, sizes, times or transforms have changed. With `on_error='error'`
+    them again only if some were broken, or if paths, sizes, times or transforms have changed. With `on_error='raise'`
     of their dataset one that cannot be read stops the run at once. With 'skip' it is left out of every validation,
     whose metrics are then of fewer images; the log and the list say so. Tests never leave images out.
 
@@ -117,7 +117,7 @@ class UnreadableImagesHook(Hook):
         self.held_out = {readable(path) for path, _ in broken.values()}
         self.listing.add(sorted(self.held_out))
         count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.listing.path}'
-        if dataset.on_error == 'error':
+        if dataset.on_error == 'raise':
             _, reason = next(iter(broken.values()))
             raise UnreadableImageError(
                 f"{reason}; {count}. Mend or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"

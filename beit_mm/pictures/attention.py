@@ -19,8 +19,7 @@ from torchvision.utils import make_grid
 from beit_mm.checkpoint.checkpoint import CheckpointInput
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.reading import read_image
-from beit_mm.datasets.resize import resize_bicubic
-from beit_mm.datasets.transforms import MAX_LONG_SIDE, whole_grid
+from beit_mm.datasets.transforms import MAX_LONG_SIDE, resize_bicubic, whole_grid
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 from beit_mm.terminal import UserError

@@ -8,8 +8,14 @@ import torch
 from PIL import Image, ImageEnhance
 from scenes import paint_scene
 
-from beit_mm.datasets.resize import resize_bicubic
-from beit_mm.datasets.transforms import TwoViewColorJitter, contrast_level, draw_box, jitter_images, jitter_pixels
+from beit_mm.datasets.transforms import (
+    TwoViewColorJitter,
+    contrast_level,
+    draw_box,
+    jitter_images,
+    jitter_pixels,
+    resize_bicubic,
+)
 
 
 def draw_params():

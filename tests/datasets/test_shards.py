@@ -17,8 +17,8 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
+from beit_mm.datasets.listing import INDEX
 from beit_mm.datasets.reading import MemberPath, read_image
-from beit_mm.datasets.shards import INDEX
 from beit_mm.engine.unreadable import state_of
 from beit_mm.registry import DATASETS
 
@@ -98,9 +98,7 @@ def test_the_archives_are_ordinary_ones(made):
             assert path.stat().st_size < 32_000
             found |= {member.name: archive.extractfile(member).read() for member in archive}
     assert list(found) == sorted(found, key=os.fsencode) and len(list((made / 'shards').iterdir())) == 6
-    assert found == {
-        os.path.relpath(path, made / 'data/train'): x for path, x in tree(made / 'data/train').items()
-    } or (found == tree(made / 'data/train'))
+    assert found == tree(made / 'data/train')
 
 
 def batches(folder: Path, workers: int = 0, skip: int = 0) -> list[bytes]:
@@ -201,7 +199,7 @@ def test_cls_files_number_the_classes(tmp_path):
     (tmp_path / 'list').write_text('0.png 1\n')
     with pytest.raises(ValueError, match='two images of one name'):
         build(tmp_path / 'web', ann_file=str(tmp_path / 'list'))
-    make_tar(tmp_path / 'web/train-1.tar', {'0.png': image_bytes()})
+    make_tar(tmp_path / 'web/train-1.tar', {'0.png': image_bytes() + bytes(20_000)})
     with pytest.raises(ValueError, match='train-1.tar is cut, or another archive than shards.npz tells of; copy it'):
         build(tmp_path / 'web')
     run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
@@ -222,9 +220,6 @@ def link(kind: bytes, name: str = 'a/b.png') -> tarfile.TarInfo:
         ({}, link(tarfile.LNKTYPE), 'a/b.png is a link'),
         ({}, link(tarfile.GNUTYPE_SPARSE), 'a/b.png is a link, a sparse file'),
         ({}, link(tarfile.FIFOTYPE), 'a/b.png is a link, a sparse file or a device'),
-        ({'../a.png': b''}, None, 'web.tar holds ../a.png; expected a path below a folder, without .. in it'),
-        ({'a/../../a.png': b''}, None, 'web.tar holds a/../../a.png; expected a path below'),
-        ({'/a.png': b''}, None, 'web.tar holds /a.png; expected a path below'),
         ({'a.cls': b'cat', 'a.png': b''}, None, "a.cls holds b'cat'; expected the number of a class"),
         ({'a.cls': b'1' * 100, 'a.png': b''}, None, 'expected the number of a class'),
         ({'a.json': b'{}'}, None, 'expected uncompressed .tar archives with images'),
@@ -309,60 +304,19 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
-def text(*names: str) -> np.ndarray:
-    return np.frombuffer(b''.join(name.encode() + b'\0' for name in names), np.uint8)
-
-
-CHANGES = {
-    'bytes .* to .* of': dict(offset=lambda x: x + 10**6),
-    'bytes -1 to': dict(offset=lambda x: x * 0 - 1),
-    'bytes 0 to .* of': dict(offset=lambda x: x * 0, length=lambda x: x * 0 + 2**62),
-    'bytes 9223372036854775807 to': dict(offset=lambda x: x * 0 + np.int64(2**63 - 1)),
-    'length is float64 of shape': dict(length=lambda x: x.astype(float)),
-    r'offset is int64 of shape \(1, 18\)': dict(offset=lambda x: x[None]),
-    'names is cut': dict(names=lambda x: x[:-1]),
-    "18 images, {'shard': 17": dict(shard=lambda x: x[1:]),
-    r'5 archives, sizes and sums of \[5, 4\]': dict(sums=lambda x: x[1:]),
-    'not in the order of their archives': dict(shard=lambda x: x[::-1]),
-    'an archive or a class': dict(shard=lambda x: x + 1),
-    'or a class that does not': dict(label=lambda x: x + 1),
-    'an unsafe name': dict(names=lambda x: text('../a.png', *'abcdefghijklmnopq')),
-    'unsafe name of': dict(names=lambda x: text('a/b/../../../c', *'abcdefghijklmnopq')),
-    'name of an image': dict(names=lambda x: text('a', '/b', *'abcdefghijklmnop')),
-    'a shard that is no .tar file': dict(shards=lambda x: text('../a.tar', *'bcde')),
-    'Object arrays cannot be loaded': dict(length=lambda x: np.array([Trap('ran')] * 18, object)),
-    'it holds': dict(length=None),
-    'or a class that': dict(classes=lambda x: x[:0], label=lambda x: x * 0 + np.int32(2**31 - 1)),
-}
-
-
-@pytest.mark.parametrize('message', CHANGES)
-def test_an_index_that_does_not_fit_is_refused(root, message, monkeypatch):
+@pytest.mark.parametrize('damage', ['empty', 'cut', 'pickle', 'objects', 'another'])
+def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage, monkeypatch):
     monkeypatch.chdir(root)
     path = root / 'shards' / INDEX
-    arrays = dict(np.load(path))
-    for name, change in CHANGES[message].items():
-        if change is None:
-            del arrays[name]
-        else:
-            arrays[name] = change(arrays[name])
-    np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=message) as error:
-        build(root / 'shards')
-    assert str(error.value).startswith(f'{path} is no index of shards (') and '\n' not in str(error.value)
-    assert '--index-only' in str(error.value) and not (root / 'ran').exists()
-
-
-def test_a_damaged_or_swollen_index_is_refused(root):
-    path = root / 'shards' / INDEX
     content, arrays = path.read_bytes(), dict(np.load(path))
-    for damaged in (b'', content[:300], pickle.dumps(Trap('ran'))):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match='is no index of shards'):
-            build(root / 'shards')
-    np.savez_compressed(path, **dict(arrays, names=np.zeros(10**7, np.uint8)))
-    with pytest.raises(ValueError, match='it is compressed'):
+    path.write_bytes(dict(empty=b'', cut=content[:300], pickle=pickle.dumps(Trap('ran'))).get(damage, b''))
+    if damage == 'objects':
+        np.savez(path, **dict(arrays, length=np.array([Trap('ran')] * 18, object)))
+    if damage == 'another':
+        np.savez(path, names=arrays['names'])
+    with pytest.raises(ValueError, match='is no index of shards .*; make it again: .* --index-only') as error:
         build(root / 'shards')
+    assert '\n' not in str(error.value) and not (root / 'ran').exists()
     run_tool('datasets/make_shards.py', '--index-only', root / 'shards')
     assert path.read_bytes() == content  # what the headers tell is what was written
 

@@ -10,8 +10,15 @@ from scenes import paint_scene
 from torchvision.transforms import RandomResizedCrop
 
 import beit_mm.datasets
-from beit_mm.datasets.resize import cached_bands, resize_bicubic, resize_lanczos
-from beit_mm.datasets.transforms import TwoViewCenterCrop, TwoViewRandomResizedCrop, center_box, draw_box
+from beit_mm.datasets.transforms import (
+    TwoViewCenterCrop,
+    TwoViewRandomResizedCrop,
+    cached_bands,
+    center_box,
+    draw_box,
+    resize_bicubic,
+    resize_lanczos,
+)
 
 
 @pytest.fixture(scope='module')

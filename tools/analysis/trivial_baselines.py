@@ -104,7 +104,7 @@ def thumbnails(images: BaseDataset) -> tuple[Tensor, Tensor]:
     import torch
     from rich.progress import track
 
-    from beit_mm.datasets.resize import resize_bicubic
+    from beit_mm.datasets.transforms import resize_bicubic
 
     pixels, labels = [], []
     for index in track(range(len(images)), 'images', transient=True):
@@ -175,7 +175,7 @@ def colours_and_labels(sample: dict) -> tuple:
     """Bins of colour and labels, both int64 of GRID."""
     import numpy as np
 
-    from beit_mm.datasets.resize import resize_bicubic
+    from beit_mm.datasets.transforms import resize_bicubic
 
     red, green, blue = np.moveaxis(resize_bicubic(sample['img'], GRID).astype(np.int64) * LEVELS // 256, 2, 0)
     return (red * LEVELS + green) * LEVELS + blue, nearest(sample['gt_seg_map'], GRID).astype(np.int64)

@@ -19,11 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'datasets'))
 from _timing import anonymous_bytes
+from make_shards import IndexWriter, Member
 from pipeline import make_images, our_pipeline
 
+from beit_mm.datasets.listing import INDEX
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.datasets.shards import INDEX, IndexWriter, Member
 from beit_mm.registry import DATASETS
 
 PREPARE = Path(__file__).parents[1] / 'datasets'

@@ -15,8 +15,12 @@ import os
 import re
 import sys
 import tarfile
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _archives import BLOCK
@@ -31,6 +35,68 @@ CLASS = re.compile(rb'\s*(\d{1,6})\s*')
 MAX_CLASS = 32  # bytes of a .cls file
 
 
+class Member(NamedTuple):
+    """An image in an archive: its name there, where its bytes lie, and the number of its class in a .cls file."""
+
+    name: str
+    offset: int
+    length: int
+    number: int | None = None
+
+
+class IndexWriter:
+    """Collects what is in the archives of a folder, some dozen bytes an image, and writes their index."""
+
+    def __init__(self) -> None:
+        self.shards, self.names = bytearray(), bytearray()
+        self.sizes, self.offset, self.length = array('q'), array('q'), array('q')
+        self.shard, self.number, self.folder = array('i'), array('i'), array('i')
+        self.number_of: dict[str, int] = {}  # of each class folder, in the order in which they come
+
+    def add(self, archive: Path, members: Iterable[Member]) -> None:
+        """Takes the images of the next archive of the folder."""
+        for name, offset, length, number in members:
+            self.names += os.fsencode(name) + b'\0'
+            folder, slash, _ = name.partition('/')
+            self.shard.append(len(self.sizes))
+            self.offset.append(offset)
+            self.length.append(length)
+            self.number.append(-1 if number is None else number)
+            self.folder.append(self.number_of.setdefault(folder, len(self.number_of)) if slash else -1)
+        self.shards += os.fsencode(archive.name) + b'\0'
+        self.sizes.append(archive.stat().st_size)
+
+    def write(self, folder: Path) -> tuple[int, int]:
+        """Writes the index, which beit_mm.datasets.listing reads, and returns how many images and classes there are.
+
+        It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards`,
+        the names of the S archives; `sizes` (S,), their bytes; `names` of the N images; `shard`, `offset`, `length`
+        (N,), the archive of each image, its first byte there, and its bytes; `label` (N,), its class, -1 for none;
+        `classes`, their names, none where .cls files number them.
+
+        The class of an image is the number in its .cls file; where no image has one, the first folder of its name.
+        """
+        label, classes = np.array(self.number, np.int32), []
+        if not (label >= 0).any():
+            classes = sorted(self.number_of)
+            rank_of = {name: rank for rank, name in enumerate(classes)}
+            ranks = np.array([*(rank_of[name] for name in self.number_of), -1], np.int32)  # the last: in no folder
+            label = ranks[np.array(self.folder, np.int32)]
+        arrays = dict(
+            shards=np.frombuffer(self.shards, np.uint8),
+            names=np.frombuffer(self.names, np.uint8),
+            classes=np.frombuffer(b''.join(os.fsencode(name) + b'\0' for name in classes), np.uint8),
+            label=label,
+            **{name: np.array(getattr(self, name)) for name in ('sizes', 'shard', 'offset', 'length')},
+        )
+        from beit_mm.datasets.listing import INDEX
+        from beit_mm.files import atomic_file
+
+        with atomic_file(folder / INDEX) as file:
+            np.savez(file, **arrays)
+        return len(label), len(classes) or int(label.max()) + 1
+
+
 def size_of(text: str) -> int:
     """Bytes of a size such as 500MB or 1GB."""
     match = re.fullmatch(r'(\d+)(KB|MB|GB)', text)
@@ -40,14 +106,13 @@ def size_of(text: str) -> int:
 
 
 def scan(path: Path) -> list:
-    """The images of an archive, as shards.Member, from its headers alone.
+    """The images of an archive, as Member, from its headers alone.
 
     Raises:
         ValueError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
     """
     from beit_mm.datasets.listing import EXTENSIONS
     from beit_mm.datasets.reading import readable
-    from beit_mm.datasets.shards import Member
 
     images, numbers, size, place = [], {}, path.stat().st_size, 0
     try:
@@ -93,7 +158,7 @@ def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
 
 
 def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator:
-    """Writes the next images into an archive until it has `size` bytes, and yields each as shards.Member.
+    """Writes the next images into an archive until it has `size` bytes, and yields each as Member.
 
     Equal images give equal archives: owner, mode and time are none of the files'.
 
@@ -101,7 +166,6 @@ def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator
         UnreadableImageError: a file is no regular one, or may not be read.
     """
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, unreadable
-    from beit_mm.datasets.shards import Member
 
     with tarfile.open(fileobj=file, mode='w', format=tarfile.GNU_FORMAT) as archive:
         for name in names:
@@ -123,8 +187,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     Raises:
         ValueError: the target holds other shards, or lies in the folder.
     """
-    from beit_mm.datasets.listing import list_images
-    from beit_mm.datasets.shards import INDEX, IndexWriter
+    from beit_mm.datasets.listing import INDEX, list_images
     from beit_mm.files import atomic_file, remove_leftovers
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
@@ -158,8 +221,6 @@ def shard_name(number: int) -> str:
 
 def index_shards(folder: Path) -> None:
     """Writes the index of the tar archives in a folder, in the order of their names."""
-    from beit_mm.datasets.shards import IndexWriter
-
     index, archives = IndexWriter(), sorted(folder.glob('*.tar'))
     for path in archives:
         members = scan(path)

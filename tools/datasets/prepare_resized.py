@@ -73,7 +73,7 @@ def resized(path: str, short_side: int, quality: int) -> bytes:
     from PIL import Image
 
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, read_image, unreadable
-    from beit_mm.datasets.resize import resize_bicubic
+    from beit_mm.datasets.transforms import resize_bicubic
 
     pixels = read_image(path)
     height, width = pixels.shape[:2]

@@ -22,7 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DRAWN, LINKED = Path('data/demo'), Path('data/own_images')
 RUNS, RESULTS = Path('work_dirs'), Path('work_dirs/demo')
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff', '.gif')
 HELD_OUT = 0.1  # share of the user's images
 MIN_IMAGES = 100
 MIN_PER_CLASS = 10  # fewer leave a class without held-out images
@@ -62,9 +61,9 @@ def find_images(folder: Path) -> list[Path]:
     """All images below a folder, relative to it, sorted."""
     if not folder.is_dir():
         sys.exit(f'error: no folder {folder}')
-    return sorted(
-        path.relative_to(folder) for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file()
-    )
+    from beit_mm.datasets.listing import list_images
+
+    return [Path(name) for name in list_images(str(folder))]
 
 
 def claim_runs(folder: Path | None) -> None:
