@@ -23,7 +23,7 @@ class EfficientUPerHead(UPerHead):
 
     The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
     (1087 of 1924 GFLOP for 640 x 640 pixels). Here each coarse level meets the nine positions of the kernel at its own
-    resolution, and what comes out is resized and shifted: a third of the arithmetic.
+    resolution, and the results are resized and shifted: a third of the arithmetic.
 
     Args: as UPerHead; state dicts are the same. Training is mmseg's own.
     """
@@ -116,5 +116,5 @@ class SyncBN(nn.SyncBatchNorm):
     """
 
     def __new__(cls, *args, **kwargs) -> nn.Module:
-        """A module of another class is not initialised again."""
+        # Python does not call __init__ for a module of another class.
         return nn.BatchNorm2d(*args, **kwargs) if get_device() == 'cpu' else super().__new__(cls)

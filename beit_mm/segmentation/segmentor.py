@@ -36,9 +36,9 @@ from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
 from beit_mm.terminal import UserError
 
-MAX_LOGITS = 2**27  # of an image at its own size; of more than these labels alone are made
+MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
 WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
-RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol
 FLIPS = (False, True)
 
 
@@ -63,13 +63,11 @@ class SlidingSegmentor(EncoderDecoder):
     The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
     patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off.
 
-    Args: as EncoderDecoder. The decode head's logits are those of its `forward`, as with UPerHead, SETRUPHead and
-        FCNHead. `test_cfg` has, beside mmseg's mode='slide',
-            crop_size, stride: of the windows in pixels (height, width); a window that is larger than the image is the
-                whole image.
-            precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed
-                in float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
-            windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
+    Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
+        crop_size, stride: of the windows in pixels (height, width); a window larger than the image is the image.
+        precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed in
+            float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
+        windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
 
     Raises:
         ValueError: a test_cfg that cannot be met.
@@ -81,33 +79,19 @@ class SlidingSegmentor(EncoderDecoder):
         self.takes_rgb = not (data_preprocessor or {}).get('bgr_to_rgb', False)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
-        """Predictions of a batch.
-
-        mmseg's `inference_model` puts a loader of its own, for BGR and with img_path=None, in the place of LoadImage
-        when it is given an array; such images are turned to RGB here.
-        """
+        # Given an array, mmseg's `inference_model` replaces LoadImage by a loader for BGR that sets img_path=None.
         if self.takes_rgb:
-            data = dict(
-                data,
-                inputs=[
-                    image.flip(0) if sample.get('img_path', '') is None else image  # 3, h, w
-                    for image, sample in zip(data['inputs'], data['data_samples'], strict=True)
-                ],
-            )
+            images = [
+                image.flip(0) if sample.get('img_path', '') is None else image  # 3, h, w
+                for image, sample in zip(data['inputs'], data['data_samples'], strict=True)
+            ]
+            data = dict(data, inputs=images)
         return super().test_step(data)
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
-        """Logits of images.
-
-        Args:
-            inputs: (B, 3, h, w) normalised.
-            batch_img_metas: not needed; mmseg gives them.
-
-        Returns:
-            float32 (B, C, h, w).
-        """
+        """Logits float32 (B, C, h, w) of normalised images (B, 3, h, w), as mmseg's own modes call for them."""
         logits = list(self.slide([View(image, tuple(inputs.shape[2:])) for image in inputs]))
-        return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)
+        return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # one image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
         """Logits of each view in turn, float32 (C, H, W), by the windows of `test_cfg`; see the function `slide`."""
@@ -119,21 +103,21 @@ class SlidingSegmentor(EncoderDecoder):
         )
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits (B, C, h', w') at the decode head's resolution, of images (B, 3, h, w), in `test_cfg`'s precision."""
+        """Logits (B, C, h', w') of images (B, 3, h, w) in `test_cfg`'s precision, at the decode head's resolution."""
         device = images.device.type
         dtype = getattr(torch, usable_dtype(self.test_cfg.get('precision', 'bfloat16'), device))
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
 
     def postprocess_result(self, seg_logits: Tensor, data_samples: list[SegDataSample] | None = None) -> list:
-        """mmseg's; of images whose logits would take gigabytes at their own size labels alone, in strips of rows."""
+        """mmseg's; but of images whose logits would take gigabytes at their own size only labels, in strips of rows."""
         samples = data_samples or []
         sizes = {sample.ori_shape for sample in samples}
+        classes = seg_logits.shape[1]
         changed = any(  # mirrored or padded images are left to mmseg
             sample.get('flip') or any(sample.get('img_padding_size', sample.get('padding_size', ())))
             for sample in samples
         )
-        classes = seg_logits.shape[1]
         if changed or len(sizes) != 1 or classes == 1 or classes * math.prod(size := sizes.pop()) <= MAX_LOGITS:
             return super().postprocess_result(seg_logits, data_samples)
         rows, columns = (  # H, h and W, w
@@ -148,7 +132,7 @@ class SlidingSegmentor(EncoderDecoder):
 
     @property
     def divisor(self) -> int:
-        """What both sides of a window are padded to a multiple of: the pixels along a side of the coarsest cell.
+        """Pixels along a side of the coarsest cell, of which both sides of a window are made a multiple.
 
         Patches of 16 under a pyramid whose last level has half their resolution make 32.
         """
@@ -204,8 +188,7 @@ def slide(
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
         views: of any sizes; one that is smaller than a window is a window of its own size.
-        crop_size: (height, width) of a window in pixels.
-        stride: pixels (vertically, horizontally) from one window to the next.
+        crop_size, stride: (height, width) of a window, and from one window to the next, in pixels.
         windows_per_batch: windows of one size that go through the network together, of all views.
         align_corners: as the head resizes its logits.
         divisor: windows are padded with zeros at the bottom and on the right until it divides both sides.
@@ -254,8 +237,8 @@ def window_matrix(
 ) -> tuple[slice, Tensor]:
     """What window `index` of the `intervals` adds to `size` wanted pixels along one axis.
 
-    The window has `resolution` logits, also of `padding` pixels that were added before the network. Returns the wanted
-    pixels that it reaches, and float32 (these pixels, resolution).
+    The window's `resolution` logits cover `padding` pixels too, which were added before the network. Returns the wanted
+    pixels that the window reaches, and the matrix float32 (these pixels, resolution).
     """
     start, stop = intervals[index]
     length = intervals[-1][1]
@@ -310,9 +293,9 @@ def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
 class MultiScaleViews:
     """Packs an image at several sizes; the annotation keeps the image's own.
 
-    The short side is `ratio * short_side`, and never below the window, `crop_size`; the long side follows, whatever its
-    length: of 100 x 2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give the same size
-    make one view that counts as often.
+    The short side is `ratio * short_side`, at least `crop_size`; the long side follows, whatever its length: of 100 x
+    2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give the same size make one view
+    that counts as often.
 
     Args:
         short_side: of ratio 1, in pixels.
@@ -320,8 +303,8 @@ class MultiScaleViews:
         ratios: sizes relative to `short_side`.
 
     Returns, when called with the results of loading:
-        dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample), whose metainfo has the `view_weights`,
-        how many ratios each view stands for.
+        dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample); its `view_weights` say how many ratios
+        each view stands for.
 
     Raises:
         ValueError: settings that are no sizes.
@@ -340,7 +323,6 @@ class MultiScaleViews:
         self.pack = PackSegInputs()
 
     def __call__(self, results: dict) -> dict:
-        """Packs one image."""
         image = results.pop('img')  # H, W, 3
         height, width = image.shape[:2]
         views = []
@@ -380,16 +362,12 @@ class MultiScaleTTA(BaseTTAModel):
             raise UserError(f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}')
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
-        """Refuses training, as the loops of mmengine begin it, before the first step."""
-        if mode:
+        if mode:  # mmengine's training loops call this before the first step
             raise UserError('this config is for testing only; train the one without _ms')
         return super().train(mode)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
-        """Predicts a batch.
-
-        Args:
-            data: dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples=[of each image]).
+        """Predicts a batch of dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples=[...]).
 
         Returns:
             The data samples, with `pred_sem_seg`, int64 (1, H, W).
@@ -410,14 +388,11 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Class probabilities of each image.
+        """Class probabilities of each image, float32 (C, H, W).
 
         Args:
             views: of all images; each twice, the second time flipped.
             weights: of each image, how often each of its sizes counts.
-
-        Yields:
-            float32 (C, H, W).
         """
         logits = self.module.slide(views)
         for weights_of_image in weights:
@@ -428,6 +403,5 @@ class MultiScaleTTA(BaseTTAModel):
                 mean += view.mul_(weight / (len(FLIPS) * sum(weights_of_image)))
             yield mean
 
-    def merge_preds(self, data_samples_list: list) -> list:
-        """Abstract in the base class, which calls it in the `test_step` that is replaced here."""
+    def merge_preds(self, data_samples_list: list) -> list:  # abstract in the base class
         raise RuntimeError('MultiScaleTTA merges predictions in test_step')
