@@ -5,7 +5,7 @@ import torch
 from mmengine.logging import MMLogger
 
 from beit_mm.models import VQKDTokenizer
-from beit_mm.models.vit import take_tokens
+from beit_mm.positions import take_tokens
 
 SHAPE = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=64, code_dims=8, vocab_size=64)
 TRAINING = {  # of the quantizer: statistics, which encoding does not need
@@ -80,7 +80,8 @@ def test_every_key_of_a_released_file_is_used_or_named(tmp_path, caplog):
     parts = caplog.text.partition('not needed (')[2].partition(')')[0].split(', ')
     assert all(name.startswith(tuple(parts)) for name in LEFT_OVER)
     own = tokenizer.state_dict()
-    names = {name.replace('quantize.embedding.weight', 'codebook'): name for name in NEEDED}
+    renamed = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.weight': 'encoder.norm.weight'}
+    names = {renamed.get(name, name).replace('fc_norm.bias', 'norm.bias'): name for name in NEEDED}
     assert set(own) == set(names)
     assert all(torch.equal(own[ours], weights[theirs]) for ours, theirs in names.items())
     assert tokenizer.provenance['path'] == path and len(tokenizer.provenance['sha256']) == 64
@@ -88,8 +89,8 @@ def test_every_key_of_a_released_file_is_used_or_named(tmp_path, caplog):
 
 
 def test_unknown_and_missing_keys_are_refused(tmp_path):
-    path, _ = released_file(tmp_path / 'more.pth', **{'encoder.blocks.0.attn.qkv.bias': (96,)})
-    with pytest.raises(ValueError, match=r'does not hold the weights of this VQKDTokenizer.*attn\.qkv\.bias'):
+    path, _ = released_file(tmp_path / 'more.pth', **{'encoder.blocks.0.attn.qkv.other': (96,)})
+    with pytest.raises(ValueError, match=r'does not hold the weights of this VQKDTokenizer.*attn\.qkv\.other'):
         VQKDTokenizer(path, **SHAPE)
     path, _ = released_file(tmp_path / 'less.pth', **{'quantize.embedding.weight': None})
     with pytest.raises(ValueError, match=r'Missing key\(s\).*codebook'):
@@ -108,7 +109,7 @@ def test_a_token_is_the_nearest_vector_of_the_codebook():
     with torch.no_grad():
         tokenizer.codebook.normal_(0, 0.5)  # of different lengths, unlike the released ones
     images = torch.rand(4, 3, 64, 64)
-    vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1))  # B, N, D
+    vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1)[0][:, 1:])  # B, N, D
     vectors = vectors / vectors.norm(dim=-1, keepdim=True)
     expected = torch.cdist(vectors.double(), tokenizer.codebook.double()).argmin(dim=-1)
     tokens = tokenizer.encode(images)
@@ -122,7 +123,7 @@ def test_the_released_codebook_is_searched_by_direction():
     tokenizer = VQKDTokenizer(random_weights=True, **SHAPE)
     torch.testing.assert_close(tokenizer.codebook.norm(dim=-1), torch.ones(64))
     images = torch.rand(4, 3, 64, 64)
-    vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1))
+    vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1)[0][:, 1:])
     cosine = torch.nn.functional.cosine_similarity(vectors.unsqueeze(2), tokenizer.codebook, dim=-1)
     assert torch.equal(tokenizer.encode(images).flatten(1), cosine.argmax(dim=-1))
 
@@ -145,7 +146,7 @@ def test_half_precision_changes_few_tokens():
     images = torch.rand(16, 3, 64, 64)
     outputs = []
     for tokenizer in (exact, rounded):
-        tokenizer.encoder.register_forward_hook(lambda _module, _inputs, features: outputs.append(features))
+        tokenizer.encoder.register_forward_hook(lambda _module, _inputs, features: outputs.append(features[0]))
     share = (exact.encode(images) != rounded.encode(images)).float().mean()
     assert share < 0.2
     features, of_rounded = (features.float() for features in outputs)

@@ -1,4 +1,4 @@
-"""What a visual tokenizer is: the abstract class, and what all those with a codebook share."""
+"""What a visual tokenizer is: the abstract class, and what all those with a codebook share (paper section 2.1)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.find import locate_weights
 from beit_mm.checkpoint.names import weights_of
-from beit_mm.checkpoint.read import read_checkpoint
+from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.files import file_sha256
-from beit_mm.models.vit import take_tokens
+from beit_mm.positions import take_tokens
 from beit_mm.terminal import UserError
 
 PADDING = -1  # position, and token, of a slot that holds nothing
 EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplace distribution lives on (0, 1)
+SMOKE_SEED = 0  # random weights are the same on all ranks, whatever the run's seed
+PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
 class Tokenizer(nn.Module, ABC):
@@ -40,20 +42,6 @@ class Tokenizer(nn.Module, ABC):
     def encode(self, images: Tensor) -> Tensor:
         """Visual tokens int64 (B, H / stride, W / stride) of images float (B, C, H, W) in [0, 1]."""
 
-    @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """What mmpretrain's BEiT and CAE take from a target generator, in the place of their DALL-E.
-
-        Args:
-            images: float (B, 3, H, W), RGB as their recipes prepare it: squeezed into [0.1, 0.9], see `map_pixels`.
-
-        Returns:
-            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token; they take the argmax.
-        """
-        tokens = self.encode(unmap_pixels(images)).unsqueeze(1)  # B, 1, h, w
-        shape = (len(tokens), self.vocab_size, *tokens.shape[2:])
-        return torch.zeros(shape, dtype=torch.uint8, device=tokens.device).scatter_(1, tokens, 1)
-
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
         """Visual tokens at some positions only.
 
@@ -75,11 +63,25 @@ class Tokenizer(nn.Module, ABC):
         """
         raise UserError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
 
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """What mmpretrain's BEiT and CAE take from a target generator, in the place of their DALL-E.
+
+        Args:
+            images: float (B, 3, H, W), RGB as their recipes prepare it: squeezed into [0.1, 0.9], see `map_pixels`.
+
+        Returns:
+            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token; they take the argmax.
+        """
+        tokens = self.encode(unmap_pixels(images)).unsqueeze(1)  # B, 1, h, w
+        shape = (len(tokens), self.vocab_size, *tokens.shape[2:])
+        return torch.zeros(shape, dtype=torch.uint8, device=tokens.device).scatter_(1, tokens, 1)
+
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens of an image of `height` x `width` pixels.
 
         Raises:
-            ValueError: the image is not a whole number of tokens.
+            ValueError: a side is no multiple of the stride.
         """
         if height % self.stride or width % self.stride:
             raise UserError(
@@ -116,50 +118,24 @@ class CodebookTokenizer(Tokenizer):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Visual tokens of images.
-
-        Args:
-            images: float (B, C, H, W) in [0, 1].
-
-        Returns:
-            int64 (B, H / stride, W / stride).
-        """
         with without_autocast(images):
             return self.encoder.output(self._features(images)).argmax(dim=1)
 
     @torch.no_grad()
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
-        """Visual tokens at some positions only: the output layer runs nowhere else.
+        """As Tokenizer, but the output layer runs at the positions only.
 
         With DALL-E's 8192 words and 75 of 196 positions this saves 4.1 of 52.1 GFLOP an image.
-
-        Args:
-            images: float (B, C, H, W) in [0, 1].
-            positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
-
-        Returns:
-            int64 (B, K), -1 where there is no position.
         """
         with without_autocast(images):
-            sequence = self._features(images).flatten(2).transpose(1, 2)  # (B, N, C)
-            picked = take_tokens(sequence, positions.clamp(min=0))  # (B, K, C)
+            sequence = self._features(images).flatten(2).transpose(1, 2)  # B, N, C
+            picked = take_tokens(sequence, positions.clamp(min=0))  # B, K, C
             # A 1x1 convolution over K "pixels", so that it computes as it does over the whole map.
-            logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))  # (B, V, K, 1)
+            logits = self.encoder.output(picked.transpose(1, 2).unsqueeze(-1))  # B, V, K, 1
             return logits.argmax(dim=1).squeeze(-1).masked_fill(positions < 0, PADDING)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images of tokens.
-
-        Args:
-            tokens: int64 (B, h, w).
-
-        Returns:
-            float32 (B, C, h * stride, w * stride) in [0, 1].
-
-        Raises:
-            ValueError: the tokenizer was built without a decoder.
-        """
         if self.decoder is None:
             raise UserError(
                 f'this {type(self).__name__} has no decoder, so its tokens cannot be decoded; '
@@ -170,6 +146,7 @@ class CodebookTokenizer(Tokenizer):
             return self.to_images(self.decoder.from_tokens(tokens).float())
 
     def _features(self, images: Tensor) -> Tensor:
+        """What the encoder's output layer takes, (B, C, h, w)."""
         self.grid_size(*images.shape[-2:])
         self.prepare(images.device)
         return self.encoder.features(self.to_input(images.float()))
@@ -178,6 +155,17 @@ class CodebookTokenizer(Tokenizer):
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
     """Tokens are an argmax: autocast's rounding of the logits would silently change targets."""
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise UserError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
+
+
+def dtype_on(precision: str, device: torch.device) -> torch.dtype:
+    """The type that a precision means on a device: as in the released code, fp16 is float32 on a CPU."""
+    on_cpu = precision == 'fp16' and device.type == 'cpu'
+    return torch.float32 if on_cpu else PRECISIONS[precision]
 
 
 def map_pixels(images: Tensor) -> Tensor:
@@ -211,24 +199,18 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
 
 
 def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """State dict of a weight file, and its provenance.
+    """Names to tensors of a weight file (path or URL), and its provenance, dict(path, sha256).
 
-    Args:
-        source: path or URL.
-        sha256: expected hash, None for any.
-        advice: what to do when the file is missing.
-
-    Returns:
-        Names to tensors, and dict(path, sha256).
+    `sha256` is the expected hash, None for any; `advice` says what to do when the file is missing.
     """
     path = locate_weights(source, advice)
     return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
-    """Loads a state dict whose names and shapes must be the module's; ValueError says which are not."""
+    """Loads a state dict that must be the module's; ValueError says which names or shapes are not."""
     try:
         module.load_state_dict(state)
-    except RuntimeError as error:
+    except (CheckpointError, RuntimeError) as error:
         reason = ' '.join(str(error).split())
         raise UserError(f'{path} does not hold the weights of this {type(module).__name__}: {reason:.400}') from None

@@ -1,8 +1,7 @@
-"""DALL-E's tokenizer, the paper's: 8192 visual tokens, frozen. First the tokenizer, then its networks.
+"""DALL-E's tokenizer, the paper's: 8192 visual tokens (paper section 2.1.2). First the tokenizer, then its networks.
 
 Encoder and decoder halve (double) the resolution three times between four groups of residual blocks, so a token stands
-for 8 x 8 pixels. At the true size they have 53,786,240 and 43,829,766 parameters. Their parameter names are those of
-OpenAI's files.
+for 8 x 8 pixels. At the true size they have 53,786,240 and 43,829,766 parameters, with the names of OpenAI's files.
 """
 
 import math
@@ -12,9 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.models.tokenizers.base import CodebookTokenizer, load_exactly, map_pixels, read_weights, unmap_pixels
+from beit_mm.models.tokenizers.base import (
+    SMOKE_SEED,
+    CodebookTokenizer,
+    check_precision,
+    dtype_on,
+    load_exactly,
+    map_pixels,
+    read_weights,
+    unmap_pixels,
+)
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
@@ -24,7 +31,6 @@ ENCODER_ADVICE = (
     'target_generator.checkpoint; for a smoke run set target_generator.random_weights=True.'
 )
 DECODER_ADVICE = f'Get {DECODER_URL} and name the file in target_generator.decoder_checkpoint, or leave that key out.'
-SMOKE_SEED = 0  # random weights are the same on all ranks, whatever the run's seed
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
 BLOCKS_PER_GROUP = 2
 STRIDE = 8  # pixels per token: three poolings between the four groups
@@ -34,18 +40,18 @@ STRIDE = 8  # pixels per token: three poolings between the four groups
 class DALLETokenizer(CodebookTokenizer):
     """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
 
+    `provenance` says type, precision, path and sha256, for the run's checkpoints.
+
     Args:
         checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
         decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: there is no `decode`.
-        precision: of all convolutions but the encoder's output and the decoder's input, which are fp32. 'fp16': as the
-            original, that is fp16 on a GPU and fp32 on a CPU; 'bf16'; 'fp32'. Tokens are an argmax, so precision
-            changes some: fp16 0.2 %, bf16 2 % (random weights).
+        precision: of all convolutions but the encoder's output and the decoder's input, which are fp32. 'fp16', which
+            is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. Tokens are an argmax, so precision changes some: fp16
+            0.2 %, bf16 2 % (random weights).
         random_weights: no files, seeded random weights for both networks: for smoke runs only.
         sha256: expected hash of the encoder's file.
         hidden: width of the first group.
         vocab_size: number of visual tokens.
-
-    `provenance` says type, precision, path and sha256, for the run's checkpoints.
 
     Raises:
         ValueError: unknown precision, or weights of another network.
@@ -65,8 +71,7 @@ class DALLETokenizer(CodebookTokenizer):
         vocab_size: int = 8192,
     ) -> None:
         super().__init__()
-        if precision not in ('fp16', 'bf16', 'fp32'):
-            raise UserError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
+        check_precision(precision)
         self.vocab_size = vocab_size
         self.stride = STRIDE
         self.precision = precision
@@ -88,29 +93,24 @@ class DALLETokenizer(CodebookTokenizer):
         self.to(memory_format=torch.channels_last)
 
     def to_input(self, images: Tensor) -> Tensor:
-        """Pixels in [0, 1] as the encoder wants them."""
         return map_pixels(images).contiguous(memory_format=torch.channels_last)
 
     def to_images(self, output: Tensor) -> Tensor:
-        """The decoder's output, float32, as pixels in [0, 1]: its location, without the scale."""
+        """The decoder's output (B, 6, H, W) as pixels in [0, 1]: its location, without the scale."""
         return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
 
     def prepare(self, device: torch.device) -> None:
         """Rounds the weights to the precision that `device` calls for."""
-        dtype = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)[self.precision]
-        if dtype == torch.float16 and device.type == 'cpu':
-            dtype = torch.float32
         for network in (self.encoder, self.decoder):
             if network is not None:
-                network.cast_inner(dtype)
+                network.cast_inner(dtype_on(self.precision, device))
 
 
 def _load(
     network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None, advice: str
 ) -> tuple[nn.Module, dict[str, str]]:
-    """A network with the weights of a file; its parameters are never initialised in vain."""
     state, file = read_weights(source, sha256, advice)
-    with torch.device('meta'):
+    with torch.device('meta'):  # its parameters are not initialised in vain
         module = network(hidden, vocab_size)
     module.to_empty(device='cpu')
     load_exactly(module, state, source)
@@ -133,8 +133,8 @@ class DALLEConv2d(nn.Module):
 class DALLEBlock(nn.Module):
     """Residual block: four convolutions at a quarter of the width, added with a small gain.
 
-    A gain of 1 / (number of blocks)^2 keeps a deep stack's variance at 1. Another number of input channels than
-    `out_channels`, a multiple of 4, gets a 1x1 shortcut.
+    A gain of 1 / (number of blocks)^2 keeps a deep stack's variance at 1. Where the numbers of channels differ, the
+    shortcut is a 1x1 convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...], gain: float) -> None:

@@ -1,4 +1,4 @@
-"""A tokenizer that this project trains, so that nobody depends on a download: the discrete VAE.
+"""The discrete VAE: a tokenizer that this project trains, so that nobody depends on a download.
 
 First the algorithm, which is a tokenizer once it is trained, then DALLE-pytorch's small networks. Their residual blocks
 stand behind every level, as in the released BEiT code (at 3 levels, hidden 256, 8192 tokens and a codebook of width
@@ -33,16 +33,16 @@ CHECKPOINT_ADVICE = (
 
 @MODELS.register_module()
 class DiscreteVAE(CodebookTokenizer, BaseModel):
-    """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer.
+    """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer (paper section 2.1.2).
 
     The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
-    sample of it and minimises
+    sample of it and minimises, per pixel value,
 
         loss_recon   mean over pixels and channels of the reconstruction loss
         loss_kl      kl_weight * sum over positions KL(q || uniform) / (H * W * channels)
 
-    so both are per pixel value, as in DALL-E, whose beta of 6.6 at 192 values a token (8 x 8 x 3) is a weight of
-    6.6 / 192 on the KL per position. As a tokenizer it takes the argmax.
+    So DALL-E's kl_weight of 6.6, at 192 values a token (8 x 8 x 3), is 6.6 / 192 on the KL of one position. As a
+    tokenizer it takes the argmax.
 
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
@@ -56,13 +56,12 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         straight_through: decode one-hot samples with the gradient of relaxed ones; DALL-E decodes relaxed ones.
         temperature: (start, end) of the Gumbel-softmax.
         temperature_steps: forward passes in training until `end` is reached, along a cosine.
-        kl_weight: DALL-E's beta. It keeps the vocabulary in use: too little of it, and a few tokens do all the work.
-            6.6 suits 'laplace', whose values are larger, 0.5 suits 'mse'.
+        kl_weight: DALL-E's beta, which keeps the vocabulary in use: with too little, a few tokens do all the work. 6.6
+            suits 'laplace', whose values are larger, 0.5 suits 'mse'.
         kl_steps: forward passes in training over which the weight rises from 0, along a cosine.
-        checkpoint: trained weights, a path or a URL: a run's checkpoint or a plain state dict; with
-            `decoder_checkpoint` the encoder's alone.
-        decoder_checkpoint: the decoder's weights where they have a file of their own, as DALL-E's: decoder.pkl beside
-            encoder.pkl, for arch 'dalle', loss 'laplace' and embed_dims 128.
+        checkpoint: trained weights, a path or a URL: a run's checkpoint or a plain state dict.
+        decoder_checkpoint: the decoder's weights where `checkpoint` holds the encoder's alone, as DALL-E's encoder.pkl
+            and decoder.pkl do, for arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
         init_cfg: as mmengine.
@@ -127,7 +126,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     def forward(
         self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
-        """mmengine's entry, for `images` float (B, in_channels, H, W), in [0, 1].
+        """mmengine's entry, for `images` float (B, in_channels, H, W) in [0, 1].
 
         Returns:
             mode 'loss': `loss_recon` and `loss_kl`, and for the log `temperature` and, of this batch, `codes_used` and
@@ -150,11 +149,9 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
     def to_input(self, images: Tensor) -> Tensor:
-        """Pixels in [0, 1] on the scale of the networks and of the loss."""
         return map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
 
     def to_images(self, output: Tensor) -> Tensor:
-        """The decoder's output as pixels in [0, 1]."""
         if self.loss == 'laplace':
             return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
         return (0.5 * output + 0.5).clamp(0, 1)
@@ -173,37 +170,35 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
                 f"{checkpoint} holds one of DALL-E's two networks; name encoder.pkl in checkpoint and decoder.pkl in "
                 'decoder_checkpoint, or take a DALLETokenizer, which needs no decoder.'
             )
-        own = ('encoder.', 'decoder.', 'steps')  # a run may keep a preprocessor's buffers too
+        own = ('encoder.', 'decoder.', 'steps')  # a run's checkpoint may hold a preprocessor's buffers too
         load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         self.grid_size(*images.shape[-2:])
-        target = self.to_input(images)
-        logits = self.encoder(target).float()  # (B, V, h, w)
+        target = self.to_input(images)  # B, C, H, W
+        logits = self.encoder(target).float()  # B, V, h, w
         tau = _cosine(*self.temperature, self.steps / self.temperature_steps)
-        z = F.gumbel_softmax(logits, tau=tau, hard=self.straight_through, dim=1)
+        z = F.gumbel_softmax(logits, tau=tau, hard=self.straight_through, dim=1)  # B, V, h, w
+        output = self.decoder(z).float()  # B, C or 2 C, H, W
+        if self.loss == 'laplace':
+            loss_recon = logit_laplace_nll(target, *output.chunk(2, dim=1)).mean()
+        else:
+            loss_recon = F.mse_loss(output, target)
         log_q = logits.log_softmax(dim=1)
         # KL(q || uniform) = sum q ln q + ln V at each position
-        kl = (log_q.exp() * log_q).sum(dim=1) + math.log(self.vocab_size)
+        kl = (log_q.exp() * log_q).sum(dim=1) + math.log(self.vocab_size)  # B, h, w
         beta = _cosine(0.0, self.kl_weight, self.steps / self.kl_steps)
-        losses = dict(
-            loss_recon=self._reconstruction_loss(self.decoder(z).float(), target),
+        if self.training:
+            self.steps += 1
+        return dict(
+            loss_recon=loss_recon,
             loss_kl=beta * kl.sum() / target.numel(),
             temperature=tau,
             **self._usage(logits.argmax(dim=1)),
         )
-        if self.training:
-            self.steps += 1
-        return losses
-
-    def _reconstruction_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        if self.loss == 'laplace':
-            mu, log_b = output.chunk(2, dim=1)
-            return logit_laplace_nll(target, mu, log_b).mean()
-        return F.mse_loss(output, target)
 
     def _usage(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Number of different tokens and perplexity of a batch, without waiting for the device."""
+        """Number of different tokens (B, h, w) and their perplexity, without waiting for the device."""
         tokens = tokens.flatten()
         counts = torch.zeros(self.vocab_size, device=tokens.device)
         counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
@@ -212,24 +207,21 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
+        def error(decoded: Tensor) -> Tensor:
+            return (decoded - images).abs().mean(dim=(1, 2, 3))  # B
+
         with without_autocast(images):
             posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
-            soft = self.to_images(self.decoder(posterior).float())
-        tokens = posterior.argmax(dim=1)
+            soft = self.to_images(self.decoder(posterior).float())  # B, C, H, W
+        tokens = posterior.argmax(dim=1)  # B, h, w
         values = dict(
-            recon_mae_01=_absolute_error(self.decode(tokens), images),
-            recon_mae_01_soft=_absolute_error(soft, images),
+            recon_mae_01=error(self.decode(tokens)),
+            recon_mae_01_soft=error(soft),
             posterior_entropy=torch.special.entr(posterior).sum(dim=1).mean(dim=(1, 2)),
             tokens=tokens.int(),
         )
-        return [
-            dict(zip(values, row, strict=True), vocab_size=self.vocab_size)
-            for row in zip(*values.values(), strict=True)
-        ]
-
-
-def _absolute_error(decoded: Tensor, images: Tensor) -> Tensor:
-    return (decoded - images).abs().mean(dim=(1, 2, 3))
+        rows = zip(*values.values(), strict=True)
+        return [dict(zip(values, row, strict=True), vocab_size=self.vocab_size) for row in rows]
 
 
 def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
