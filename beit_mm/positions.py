@@ -61,10 +61,7 @@ def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair of class token and patches.
-
-    Args:
-        grid: patch grid (h, w).
+    """Row of the bias table for every (query, key) pair of class token and patches of a patch grid (h, w).
 
     Returns:
         int64 (1 + h*w, 1 + h*w); row 0 and column 0 are the class token.
@@ -90,7 +87,7 @@ def _relative_positions(grid: Grid) -> np.ndarray:
 
 @_remember(maxsize=8)  # 20 MB each at 640 x 640 pixels
 def _padded_index(grid: Grid, device: torch.device) -> Tensor:
-    """The relative position index, each row filled up to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
+    """The relative position index, each row padded to a multiple of ALIGNMENT: int64 (N * P,), on the device."""
     index = _relative_positions(grid)
     return _keep(np.pad(index, ((0, 0), (0, -len(index) % ALIGNMENT))).ravel(), device)
 
@@ -119,9 +116,9 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     """Resamples a bias table to another patch grid, each axis on its own.
 
-    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the
-    largest offset of the target; a cubic spline is read at the target's integer offsets. Linear
-    interpolation was seen to hurt ADE20K clearly (unilm issue 376).
+    The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
+    offset; a cubic spline is read at the target's integer offsets. Linear interpolation was seen to hurt ADE20K clearly
+    (unilm issue 376).
 
     Args:
         table: (num_relative_positions(source), heads).
@@ -162,9 +159,9 @@ def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
 def geometric_offsets(source: int, target: int) -> np.ndarray:
     """Positions of the 2*source-1 trained offsets on the target's axis: 0, +-1, +-(1+q), ...
 
-    q is bisected in [1.01, 1.5] until 1 + q + ... + q^(source-2) reaches target - 1. For 14 patches
-    it is 1.0903 towards 24, 1.1349 towards 32 and 1.1685 towards 40; a smaller target leaves it at
-    1.01, which crops the table around zero and keeps absolute distances.
+    q is bisected in [1.01, 1.5] until 1 + q + ... + q^(source-2) reaches target - 1. For 14 patches it is 1.0903
+    towards 24, 1.1349 towards 32 and 1.1685 towards 40. A smaller target leaves it at 1.01, which crops the table
+    around zero and keeps absolute distances.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -202,8 +199,15 @@ def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mod
     if source == target:
         return pos_embed
     cls_row, patch_rows = pos_embed[:, :1], pos_embed[:, 1:]
-    patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)
+    patch_rows = patch_rows.unflatten(1, source).permute(0, 3, 1, 2)  # 1, channels, h, w
     # Interpolated in float32: bfloat16 weights would round the kernel itself.
-    patch_rows = F.interpolate(patch_rows.float(), target, mode=mode, align_corners=False)
-    patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)
+    patch_rows = F.interpolate(patch_rows.float(), target, mode=mode, align_corners=False)  # 1, channels, h', w'
+    patch_rows = patch_rows.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, h'*w', channels
     return torch.cat([cls_row, patch_rows], dim=1)
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of a sequence x (B, N, C) or (B, N) at an int64 index (B, K): (B, K, C) or (B, K)."""
+    if x.dim() == 3:
+        index = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
+    return x.gather(1, index)

@@ -1,4 +1,4 @@
-"""ONNX export of a classifier or segmentor at one image size, with everything that depends on the size folded in."""
+"""ONNX export of a classifier or segmentor at one image size."""
 
 import copy
 import json
@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beit_mm.engine.checks import preprocessing_of_model
-from beit_mm.models.vit import BEiTBackbone, BiasReader, PositionEmbeddingReader
+from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias, patch_grid
+from beit_mm.positions import resize_bias_table, resize_position_embedding
 from beit_mm.terminal import UserError
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
 NUM_CHECKED = 3  # random images
-MAX_BATCH = 2**31 - 1  # torch 2.6 wants to hear of an end
+MAX_BATCH = 2**31 - 1  # torch 2.6 needs an upper bound
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a few MB of it
 
 
@@ -33,25 +34,14 @@ class WholeImage(nn.Module):
         return F.interpolate(logits, images.shape[2:], mode='bilinear', align_corners=self.model.align_corners)
 
 
-class Constant(nn.Module):
-    """Stands where a reader of position parameters stood and gives one tensor whatever it is asked for."""
-
-    def __init__(self, value: Tensor):
-        super().__init__()
-        self.register_buffer('value', value)
-
-    def forward(self, *_: object) -> Tensor:
-        return self.value
-
-
 def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> float:
     """Writes a classifier or segmentor as an ONNX graph of float32 and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax, for any N. A segmentor sees the whole image at once, as one window. The
-    position embedding and the relative position bias of this size are constants in it. Its metadata hold `mean` and
-    `std` (of pixel values 0 to 255, where the model's data preprocessor knows them) and `size` (height, width) as JSON
-    lists, and what `input` and `output` are in words. A graph above 2 GB has its weights in a second file, PATH.data.
+    (N, classes, H, W), before the softmax, for any N. A segmentor sees the image as one window. Position embedding and
+    bias tables are resampled to this size before. The metadata hold JSON lists `mean` and `std` (of pixel values 0 to
+    255, where the data preprocessor knows them) and `size` (height, width), and describe `input` and `output` in words.
+    A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
@@ -63,10 +53,8 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         the largest logit.
 
     Raises:
-        ValueError: the ONNX packages are missing.
-        ValueError: not a classifier or SlidingSegmentor on a BEiTBackbone, a size that its pyramid cannot halve,
-            or a segmentor with torch 2.6.
-        ValueError: the graph's logits are not the model's.
+        ValueError: the ONNX packages are missing; not a classifier or SlidingSegmentor on a BEiTBackbone; a size that
+            its pyramid cannot halve; a segmentor with torch 2.6; the graph's logits are not the model's.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
@@ -83,12 +71,13 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         raise UserError(f'ONNX export of a segmentor needs torch 2.7 or newer: {torch.__version__} has no batch norm')
     preprocessing = dict(preprocessing_of_model(model), size=list(size))
     model = copy.deepcopy(model).cpu().float().eval()
+    _resample_positions(model.backbone, size)
     if divisor:
         model = WholeImage(model)
     channels = backbone.patch_embed.proj.in_channels
     images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits = _fold(model, images)
+        logits = model(images)
         if not isinstance(logits, Tensor) or logits.dim() != (4 if divisor else 2):
             raise UserError(
                 'ONNX export takes a model that gives logits (batch, classes): it needs '
@@ -129,18 +118,17 @@ def _cells_of_segmentor(model: nn.Module) -> int | None:
     return model.divisor if isinstance(model, SlidingSegmentor) else None
 
 
-def _fold(model: nn.Module, images: Tensor) -> Tensor:
-    """Runs the model and puts constants in the place of what it derived from the images' size."""
-    derived = {}
-    for module in model.modules():
-        if isinstance(module, (BiasReader, PositionEmbeddingReader)):
-            module.register_forward_hook(lambda module, _, value: derived.update({module: value}))
-    output = model(images)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in derived:
-                setattr(parent, name, Constant(derived[child]))
-    return output
+def _resample_positions(backbone: BEiTBackbone, size: tuple[int, int]) -> None:
+    """Builds the position parameters anew for images of `size`, so that the graph has nothing to resample."""
+    trained, grid = backbone.grid, patch_grid(size, backbone.patch_size)
+    backbone.grid = grid
+    if backbone.pos_embed is not None:
+        resized = resize_position_embedding(backbone.pos_embed.data, trained, grid, backbone.interpolate_mode)
+        backbone.pos_embed = nn.Parameter(resized)
+    for module in backbone.modules():
+        if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
+            resized = resize_bias_table(module.relative_position_bias_table.data, trained, grid)
+            module.relative_position_bias_table, module.table_grid = nn.Parameter(resized), grid
 
 
 def _difference(path: Path, images: Tensor, logits: Tensor) -> float:

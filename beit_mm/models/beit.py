@@ -1,4 +1,9 @@
-"""The method: masked image modeling on visual tokens (paper section 2), from a batch to its loss.
+"""Masked image modeling on visual tokens, from a batch to its loss (paper section 2.3).
+
+An image has two views. The first is split into patches, and about 40 % of them are replaced by a learned mask token
+(datasets/masking.py draws which). The backbone gives every patch a hidden state (models/vit.py). The tokenizer turns
+the second view into one visual token for every patch (models/tokenizers). A linear head predicts the tokens of the
+masked patches from their hidden states; the loss is the cross entropy.
 
 BEiTPretrainer is the algorithm, BEiTMIMHead (the paper) and PixelRegressionHead (its ablation) give the loss,
 TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patches to predict, C channels.
@@ -14,12 +19,12 @@ import torch.nn.functional as F
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
 from torch import Tensor
 
-from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
-from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer
+from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer, rename_mmpretrain_weights
 from beit_mm.models.tokenizers.base import Tokenizer
-from beit_mm.models.vit import BEiTBackbone, take_tokens, truncated_normal_
+from beit_mm.models.vit import BEiTBackbone, truncated_normal_
+from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
@@ -30,9 +35,9 @@ TOKENIZER_PREFIX = 'target_generator.'
 class BEiTPretrainer(BaseModel):
     """Masked image modeling on visual tokens, with the rows of the paper's ablation table.
 
-    The tokenizer is a fixed part of the task: frozen, in evaluation mode, outside autocast, and not stored in
-    checkpoints, which record where it came from instead. For the loss, the backbone's last block and the tokenizer's
-    output layer run only at the patches to predict. The loss is the same, with less work.
+    The tokenizer is frozen, in evaluation mode and outside autocast. Checkpoints do not hold it; they record where its
+    weights came from. For the loss, the backbone's last block and the tokenizer's output layer run only at the patches
+    to predict: the same loss with less work.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw', or of mmpretrain's BEiTPretrainViT.
@@ -44,10 +49,10 @@ class BEiTPretrainer(BaseModel):
         init_cfg: mmengine's.
 
     Raises:
-        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or a part has another
-            interface; when called, a mask or second view that is needed is not there.
+        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or a component has another
+            interface; when called, the mask or the second view is needed and missing.
 
-    Source: paper section 2.4; microsoft/unilm `beit/engine_for_pretraining.py`.
+    Source: paper section 2.3; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class BEiTPretrainer(BaseModel):
         if self.head is not None:
             _check_head(self.head, self.target_generator)
         self.register_state_dict_post_hook(_drop_tokenizer)
-        self.register_load_state_dict_pre_hook(_translate)
+        self.register_load_state_dict_pre_hook(rename_mmpretrain_weights)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
@@ -92,11 +97,11 @@ class BEiTPretrainer(BaseModel):
         return self.backbone(inputs['images'], inputs['mask'])[0]
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Loss of one batch, and `mim_acc` where tokens are predicted."""
+        """Loss of one batch (equation 1 of the paper), and `mim_acc` where tokens are predicted."""
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
         hidden = self._hidden(inputs, positions)  # B, K, C
-        return self.head.loss(hidden, targets, valid_slots(positions))
+        return self.head.loss(hidden, targets, positions)
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -106,10 +111,10 @@ class BEiTPretrainer(BaseModel):
             For each image the sums `loss`, `count` and, for tokens, `correct` (floats), and its `tokens`, int64
             (h*w,) on the CPU.
         """
-        positions = self._predicted_positions(inputs)
-        targets = self._targets(inputs, None)
+        positions = self._predicted_positions(inputs)  # B, K
+        targets = self._targets(inputs, None)  # B, h*w tokens, or B, h*w, P pixels
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
-        sums = self.head.predict(self._hidden(inputs, positions), chosen, valid_slots(positions))
+        sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
         rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # one wait for all
         results = [dict(zip(sums, row, strict=True)) for row in rows]
         if self.target_generator is not None:
@@ -118,40 +123,32 @@ class BEiTPretrainer(BaseModel):
         return results
 
     @torch.no_grad()
-    def predict_tokens(self, inputs: dict) -> tuple[Tensor, Tensor]:
-        """The tokenizer's tokens, and the same with the predicted ones in the masked places.
-
-        Returns:
-            Two int64 tensors (B, h, w).
-        """
-        tokens = self.target_generator.encode(inputs['tokenizer_images'])  # B, h, w
-        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
-        predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
-        mask = inputs['mask']
-        return tokens, predicted if mask is None else torch.where(mask, predicted, tokens)
-
-    @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
         """What the model saw, what it was to predict and what it predicted.
 
         Predicted tokens rarely equal the right ones (5 % after 300 epochs on ImageNet); decoded, they show whether the
-        colours and edges of the masked part were guessed.
+        colours and edges of the masked patches were guessed.
 
         Returns:
             Title -> float (B, C, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
             the image of its tokens and the same with the predicted tokens in the masked patches.
         """
+        mask = inputs['mask']
         image = self.data_preprocessor.denormalize(inputs['images'])
         columns = dict(image=image)
-        mask = inputs['mask']
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
             masked = masked[:, :, : image.shape[2], : image.shape[3]]
             columns['masked'] = torch.where(masked, 0.5, image)
-        if self.target_generator is not None and self.target_generator.can_decode:
-            tokens, predicted = self.predict_tokens(inputs)
-            columns['tokens, decoded'] = self.target_generator.decode(tokens)
-            columns['prediction, decoded'] = self.target_generator.decode(predicted)
+        tokenizer = self.target_generator
+        if tokenizer is not None and tokenizer.can_decode:
+            tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
+            hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
+            predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
+            if mask is not None:
+                predicted = torch.where(mask, predicted, tokens)
+            columns['tokens, decoded'] = tokenizer.decode(tokens)
+            columns['prediction, decoded'] = tokenizer.decode(predicted)
         return columns
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
@@ -171,18 +168,17 @@ class BEiTPretrainer(BaseModel):
 
     def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Hidden states (B, K, C) of the patches to predict."""
-        if not isinstance(self.backbone, BEiTBackbone):  # mmpretrain's computes the last block everywhere
-            hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
-            return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
-        hidden = self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        return hidden[:, 1:] if positions is None else hidden
+        if isinstance(self.backbone, BEiTBackbone) and positions is not None:
+            return self.backbone(inputs['images'], inputs['mask'], positions)[0]
+        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
+        return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Tokens (B, K) or pixels (B, K, P) at the positions; of all patches where they are None."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
-            pixels = patchify(inputs['images'], self.head.patch_size)
+            pixels = patchify(inputs['images'], self.head.patch_size)  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
             raise UserError(
@@ -213,25 +209,9 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
         )
 
 
-def valid_slots(positions: Tensor | None) -> Tensor | None:
-    return None if positions is None else positions >= 0
-
-
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:
     for key in [k for k in state_dict if k.startswith(prefix + TOKENIZER_PREFIX)]:
         del state_dict[key]
-
-
-def _translate(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
-    """Renames weights that have mmpretrain's names to ours. Tokenizer weights in such files are left out."""
-    names = [name for name in state_dict if name.startswith(prefix)]
-    weights = {name.removeprefix(prefix): state_dict[name] for name in names}
-    if not isinstance(model.backbone, BEiTBackbone) or detect_format(weights) != 'mmpretrain':
-        return
-    for name in names:
-        del state_dict[name]
-    weights = convert_state_dict(weights, 'mmpretrain').state_dict
-    state_dict.update((prefix + name, tensor) for name, tensor in weights.items())
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
@@ -247,8 +227,9 @@ class BEiTMIMHead(BaseModule):
     Args:
         embed_dims: width of the hidden states.
         vocab_size: number of visual tokens.
+        init_cfg: mmengine's.
 
-    Source: paper section 2.4; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
+    Source: paper section 2.3; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
     `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image by image).
     """
 
@@ -263,34 +244,35 @@ class BEiTMIMHead(BaseModule):
         """Hidden states (..., embed_dims) to logits (..., vocab_size)."""
         return self.lm_head(hidden)
 
-    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor] | Tensor:
+    def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
         """Cross entropy and accuracy.
 
         Args:
             hidden: (B, K, embed_dims).
             targets: int64 (B, K) visual tokens.
-            valid: bool (B, K), False = padding; None = all count.
+            positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
 
         Returns:
-            loss: mean over the valid places, 0 when there are none. mim_acc: share predicted right.
+            loss: mean over the patches that count, 0 when there are none. mim_acc: share predicted right.
 
         mmpretrain's BEiT calls its head with the class token before the patches (B, 1+h*w, embed_dims), targets
         (B, vocab_size, h, w) of which the argmax is the visual token, and the mask (B, h, w); it gets the loss alone.
         """
         if targets.dim() == 4:
-            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), valid.flatten(1).bool())['loss']
+            positions = positions.flatten(1).bool().long() - 1  # of the mask: 0 = masked, -1 = not
+            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), positions)['loss']
         losses, correct = self._compare(hidden, targets)
-        return dict(loss=_mean_of_valid(losses, valid), mim_acc=_mean_of_valid(correct, valid))
+        return dict(loss=_mean(losses, positions), mim_acc=_mean(correct, positions))
 
-    def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image of the loss, the right predictions and the places that count."""
+    def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Sums (B,) over each image of the loss, the right predictions and the patches that count."""
         losses, correct = self._compare(hidden, targets)
-        valid = torch.ones_like(correct) if valid is None else valid.float()
-        return dict(loss=(losses * valid).sum(1), correct=(correct * valid).sum(1), count=valid.sum(1))
+        counts = torch.ones_like(correct) if positions is None else (positions >= 0).float()
+        return dict(loss=(losses * counts).sum(1), correct=(correct * counts).sum(1), count=counts.sum(1))
 
     def _compare(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and rightness (B, K) of every place; what stands at padding is for the caller to drop."""
-        logits = self(hidden)
+        """Loss and correctness (B, K) of every prediction, those at padding included."""
+        logits = self(hidden)  # B, K, vocab_size
         targets = targets.clamp(min=0)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none')
         correct = (logits.detach().argmax(dim=-1) == targets).float()
@@ -308,6 +290,7 @@ class PixelRegressionHead(BaseModule):
         embed_dims: width of the hidden states.
         patch_size: side of a patch in pixels.
         in_channels: of the images: 3 for RGB, or any number of bands.
+        init_cfg: mmengine's.
 
     Source: paper section 3.3 (no code was released).
     """
@@ -324,26 +307,36 @@ class PixelRegressionHead(BaseModule):
         """Hidden states (..., embed_dims) to pixels (..., in_channels * patch_size**2)."""
         return self.pixel_head(hidden)
 
-    def loss(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-        """Mean squared error; targets (B, K, in_channels * patch_size**2), valid as in BEiTMIMHead."""
-        return dict(loss=_mean_of_valid(self._errors(hidden, targets), valid))
+    def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Mean squared error; targets (B, K, in_channels * patch_size**2), the rest as in BEiTMIMHead."""
+        return dict(loss=_mean(self._errors(hidden, targets), positions))
 
-    def predict(self, hidden: Tensor, targets: Tensor, valid: Tensor | None) -> dict[str, Tensor]:
-        """Sums (B,) over each image of the squared error and of the places that count."""
+    def predict(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+        """Sums (B,) over each image of the squared error and of the patches that count."""
         errors = self._errors(hidden, targets)
-        valid = torch.ones_like(errors) if valid is None else valid.float()
-        return dict(loss=(errors * valid).sum(1), count=valid.sum(1))
+        counts = torch.ones_like(errors) if positions is None else (positions >= 0).float()
+        return dict(loss=(errors * counts).sum(1), count=counts.sum(1))
 
     def _errors(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return (self(hidden).float() - targets).square().mean(dim=-1)
+        return (self(hidden).float() - targets).square().mean(dim=-1)  # B, K
 
 
-def _mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:
-    if valid is None:
+def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
+    """Mean of values (B, K) over the positions that are no padding."""
+    if positions is None:
         return values.mean()
-    # torch.where, not a product: what stands at padding may be anything.
-    total = torch.where(valid, values, 0).sum()
-    return total / valid.sum().clamp(min=1)
+    counts = positions >= 0
+    # torch.where, not a product: a value at padding may be NaN.
+    return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)
+
+
+def patchify(images: Tensor, patch_size: int) -> Tensor:
+    """Cuts images (B, C, H, W) into patches (B, h*w, C*patch_size**2), channels slowest.
+
+    The order of the values is that of the patch embedding's convolution weight.
+    """
+    patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
+    return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 @MODELS.register_module()
@@ -352,11 +345,12 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     Args:
         mean, std: of the first view, a number for each channel, 0-255; RGB, or the bands of LoadBands.
-        tokenizer_scale: side of the tokenizer's view as a part of the first view's, from which it is made here, on the
-            device, where the pipeline makes none (`second_size=None`): bicubic, antialiased. None: not made.
+        tokenizer_scale: makes the tokenizer's view from the first, on the device, where the pipeline makes none
+            (`second_size=None`): its side as a fraction of the first view's, resized bicubic and antialiased. None:
+            not made.
 
     Raises:
-        ValueError: another number of means than of deviations, or no such part of a side.
+        ValueError: mean and std of different lengths, or a fraction that is not above 0 and at most 1.
 
     Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for one view of both networks
     (`tokenizer_scale=1`).
@@ -386,17 +380,21 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         """
         inputs = dict(data['inputs'])
         if 'mask' in inputs and 'positions' not in inputs:  # of a mask that has no largest size
-            # On the CPU, where counting the masked patches makes nobody wait.
+            # On the CPU, where counting the masked patches does not wait for the device.
             masks = inputs['mask'].flatten(1).numpy()
             num_slots = max(int(masks.sum(axis=1).max()), 1)
             inputs['positions'] = torch.from_numpy(np.stack([masked_positions(mask, num_slots) for mask in masks]))
         inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
-        images = planar(inputs['images'], jitter)
+        images = self.planar(inputs['images'], jitter)
+        tokenizer_images = None
         if 'tokenizer_images' in inputs:
-            tokenizer_images = planar(inputs['tokenizer_images'], jitter)
-        else:
-            tokenizer_images = self._tokenizer_view(images)
+            tokenizer_images = self.planar(inputs['tokenizer_images'], jitter)
+        elif self.tokenizer_scale == 1:
+            tokenizer_images = images
+        elif self.tokenizer_scale is not None:
+            size = self.tokenizer_size(*images.shape[2:])
+            tokenizer_images = F.interpolate(images, size=size, mode='bicubic', antialias=True).clamp(0, 255)
         return dict(
             inputs=dict(
                 images=(images - self.mean) / self.std,
@@ -406,33 +404,17 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
             )
         )
 
+    @staticmethod
+    def planar(images: Tensor, jitter: Tensor | None = None) -> Tensor:
+        """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where the pipeline left that to the device."""
+        images = images.permute(0, 3, 1, 2).float()
+        return images if jitter is None else jitter_images(images, jitter)
+
     def tokenizer_size(self, height: int, width: int) -> tuple[int, int]:
-        """Size in pixels of the view that is made of a first view; its own where the tokenizer sees that."""
+        """Size in pixels of the tokenizer's view that is made from a first view of `height` x `width` pixels."""
         scale = self.tokenizer_scale or 1
         return round(scale * height), round(scale * width)
-
-    def _tokenizer_view(self, images: Tensor) -> Tensor | None:
-        """(B, C, H, W) in 0-255 to (B, C, h, w)."""
-        if self.tokenizer_scale in (None, 1):
-            return images if self.tokenizer_scale else None
-        size = self.tokenizer_size(*images.shape[2:])
-        return F.interpolate(images, size=size, mode='bicubic', antialias=True).clamp(0, 255)
 
     def denormalize(self, images: Tensor) -> Tensor:
         """First-view images back to [0, 1], for drawing."""
         return ((images * self.std + self.mean) / 255).clamp(0, 1)
-
-
-def planar(images: Tensor, jitter: Tensor | None) -> Tensor:
-    """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where that is left to the device."""
-    images = images.permute(0, 3, 1, 2).float()
-    return images if jitter is None else jitter_images(images, jitter)
-
-
-def patchify(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images (B, C, H, W) into patches (B, N, C*patch_size**2), channels slowest.
-
-    The order of the values is that of the patch embedding's convolution weight.
-    """
-    patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
-    return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)

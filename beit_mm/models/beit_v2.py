@@ -1,4 +1,4 @@
-"""BEiT v2's pretraining: the class token has to sum the image up, because a second loss sees the image through it only.
+"""BEiT v2: a second loss reaches the image only through the class token, which must therefore summarise it.
 
 BEiTV2Pretrainer adds patch aggregation to BEiTPretrainer; its tokenizer is VQKDTokenizer, which sees the backbone's own
 view (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C
@@ -13,7 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.vit import BEiTBackbone
+from beit_mm.models.interop import expect_own_backbone
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
@@ -22,11 +22,11 @@ from beit_mm.terminal import UserError
 class BEiTV2Pretrainer(BEiTPretrainer):
     """Masked image modeling with patch aggregation.
 
-    The patches of an early block, beside the class token of the last one, go through a few more blocks, which predict
-    the same visual tokens through the same head. What the early patches do not know they can learn from the class token
-    alone. The blocks have the sizes of those of the backbone that follow the early one, and are dropped afterwards. As
-    in the released code their linear layers begin with torch's uniform weights and biases, about twice as large as the
-    backbone's, and the output matrices are divided by sqrt(2 * depth).
+    A few additional blocks take the class token of the last block and the patches of an early one, and predict the same
+    visual tokens through the same head. What the early patches do not know they can learn from the class token only.
+    The additional blocks have the sizes of those that follow the early one in the backbone, and are dropped after
+    pretraining. As in the released code their linear layers begin with torch's uniform weights and biases, about twice
+    as large as the backbone's, and the output matrices are divided by sqrt(2 * depth).
 
     Args:
         early_layers: number of blocks after which the patches are taken (released: 9 of 12 base, 21 of 24 large).
@@ -34,17 +34,15 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         **options: as of BEiTPretrainer.
 
     Raises:
-        ValueError: another backbone, or one with fewer blocks than the two together; else as BEiTPretrainer.
+        ValueError: another backbone, or one with fewer blocks than both numbers together; else as BEiTPretrainer.
 
     Source: BEiT v2 (arXiv 2208.06366) section 2.3; microsoft/unilm `beit2/modeling_pretrain.py`,
     `VisionTransformerForMaskedImageModelingCLS` with a shared head.
     """
 
     def __init__(self, *, early_layers: int = 9, aggregation_layers: int = 2, **options):
+        expect_own_backbone(options['backbone'], 'BEiTV2Pretrainer')
         super().__init__(**options)
-        if not isinstance(self.backbone, BEiTBackbone):
-            name = type(self.backbone).__name__
-            raise UserError(f'the backbone is a {name}; BEiTV2Pretrainer takes a beit_mm.BEiTBackbone')
         self.early_layers = early_layers
         blocks = self.backbone.blocks
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
@@ -65,20 +63,19 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         """Losses and accuracies of one batch: `mim` of the last block, `aggregation` of the additional ones."""
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K
-        valid = None if positions is None else positions >= 0
-        losses = {}
+        results = {}
         for name, hidden in zip(('mim', 'aggregation'), self._both_hidden(inputs, positions), strict=True):
-            of_one = self.head.loss(hidden, targets, valid)
-            losses[f'loss_{name}'] = of_one.pop('loss')
-            losses.update({f'{name}_acc': accuracy for accuracy in of_one.values()})
-        return losses
+            result = self.head.loss(hidden, targets, positions)
+            results[f'loss_{name}'] = result.pop('loss')
+            results.update({f'{name}_acc': accuracy for accuracy in result.values()})
+        return results
 
     def _both_hidden(self, inputs: dict, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hidden states (B, K, C) of the patches to predict, of the last block and of the additional ones."""
         backbone = self.backbone
         queries = with_class = None
         if positions is not None:
-            queries = positions + 1  # the class token stands before the patches, and in padded places
+            queries = positions + 1  # after the class token; padding (-1) becomes the class token
             with_class = torch.cat([torch.zeros_like(queries[:, :1]), queries], dim=1)  # B, 1+K
         x, grid, bias = backbone.embed(inputs['images'], inputs['mask'])
         early = backbone.run_blocks(backbone.blocks[: self.early_layers], x, grid, bias)  # B, N, C

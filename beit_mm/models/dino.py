@@ -12,7 +12,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
-from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor, planar, valid_slots
+from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
 from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
@@ -30,15 +30,15 @@ CENTER_MOMENTUM = 0.9  # of the moving average of the teacher's outputs
 class DINOPretrainer(BEiTPretrainer):
     """Self-distillation between crops of an image, alone or together with masked image modeling.
 
-    A student sees all crops, a teacher the two global ones; the student's output for each crop is to be the teacher's
-    for another crop of the same image. The teacher is a moving average of the student's weights, without gradient and
-    without drop path, and never sees a mask. Its outputs are centred and sharpened so that neither one prototype nor
-    all of them alike become the answer to everything. Momentum, temperature and the frozen start of the last layer are
-    schedules: DINOHook, which belongs into `custom_hooks`, sets them.
+    A student sees all crops, a teacher the two global ones. The student's output for a crop is trained to match the
+    teacher's for another crop of the same image. The teacher is a moving average of the student, without gradient,
+    drop path or mask. Its outputs are centred and sharpened, so that neither one prototype nor all of them alike become
+    the answer to everything. DINOHook, which belongs into `custom_hooks`, schedules the teacher's momentum and
+    temperature and the frozen start of the last layer.
 
-    With a `head`, BEiT's task is learned by the same backbone: loss = loss_mim + dino_weight * DINO's loss. The first
-    global crop is the image that is masked, and the tokenizer sees the same crop. The paper says no more than that both
-    tasks are trained together; the weight, and who sees what, are our reading.
+    With a `head`, the same backbone learns BEiT's task too: loss = loss_mim + dino_weight * DINO's loss. The first
+    global crop is masked, and the tokenizer sees the same crop. The paper only says that both tasks are trained
+    together; the weight, and who sees what, are our reading.
 
     The student's backbone has the names of a BEiTPretrainer's, `backbone.*`, and is fine-tuned like one. The teacher's
     is `teacher.backbone.*`: `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='teacher.backbone.')`.
@@ -49,14 +49,13 @@ class DINOPretrainer(BEiTPretrainer):
         head, target_generator: as BEiTPretrainer; None for DINO alone.
         data_preprocessor: config of a MultiCropDataPreprocessor.
         dino_weight: factor of DINO's loss.
-        dino_on_masked: the masked pass gives the student's class token of the first global crop too. False takes an
-            unmasked pass more, so that each task sees what it sees alone.
+        dino_on_masked: take the student's class token of the first global crop from the masked pass. False adds an
+            unmasked pass, so that each task sees what it sees alone.
         init_cfg: mmengine's.
 
     Raises:
         ValueError: as BEiTPretrainer; another backbone, or a dino_head of another width; a tokenizer or
-            `dino_on_masked` without a head; when called, a crop is not there.
-        ValueError: when called, no DINOHook has set the schedules.
+            `dino_on_masked` without a head; when called, a crop is missing, or no DINOHook has set the schedules.
 
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
@@ -95,7 +94,6 @@ class DINOPretrainer(BEiTPretrainer):
         self.register_buffer('center', torch.zeros(self.dino_head.num_prototypes))
 
     def init_weights(self) -> None:
-        """Initialises the student as `init_cfg` says, and the teacher as its copy."""
         super().init_weights()
         self.update_teacher(0.0)
 
@@ -118,17 +116,20 @@ class DINOPretrainer(BEiTPretrainer):
         """Losses of one batch.
 
         Returns:
-            loss_dino: with its weight. With a head, loss_mim and what else it gives (mim_acc). teacher_entropy,
-            teacher_mean_entropy: see `entropies`.
+            loss_dino: with its weight. With a head, loss_mim and mim_acc. teacher_entropy, teacher_mean_entropy: see
+            `entropies`.
         """
-        self._check_inputs(inputs)
+        if inputs['second_images'] is None:
+            raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
+        if self.teacher_temperature is None:
+            raise UserError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
         first, second = inputs['images'], inputs['second_images']  # B, 3, H, W
         unmasked = [first, second]
         tokens, losses = [], {}
         if self.head is not None:
             positions = self._predicted_positions(inputs)  # B, K
             hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
-            mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), valid_slots(positions))
+            mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), positions)
             losses = dict(loss_mim=mim.pop('loss'), **mim)
             if self.dino_on_masked:
                 tokens.append(hidden[:, -1])
@@ -142,11 +143,7 @@ class DINOPretrainer(BEiTPretrainer):
         return {**losses, 'loss_dino': self.dino_weight * loss, **entropies(targets)}
 
     def predict(self, inputs: dict) -> list[dict]:
-        """Evaluates masked image modeling on held-out images, as BEiTPretrainer.
-
-        Raises:
-            ValueError: DINO alone, which predicts nothing that could be right or wrong.
-        """
+        """As BEiTPretrainer; ValueError for DINO alone, which predicts nothing that could be right or wrong."""
         if self.head is None:
             raise UserError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
         return super().predict(inputs)
@@ -161,12 +158,6 @@ class DINOPretrainer(BEiTPretrainer):
             all_reduce(mean, op='mean')
             self.center.lerp_(mean, 1 - CENTER_MOMENTUM)
         return targets
-
-    def _check_inputs(self, inputs: dict) -> None:
-        if inputs['second_images'] is None:
-            raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
-        if self.teacher_temperature is None:
-            raise UserError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
 
 
 def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
@@ -190,12 +181,15 @@ def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
 
 
 def entropies(targets: Tensor) -> dict[str, Tensor]:
-    """Two numbers (nats) that show a collapse, of the teacher's distributions (2, B, P).
+    """Entropies of the teacher's outputs that reveal collapse, in nats.
+
+    Args:
+        targets: (2, B, P) distributions.
 
     Returns:
-        teacher_entropy: mean entropy of the distributions. teacher_mean_entropy: entropy of their mean. The second is
-        above the first as long as different images get different answers. Where they meet, all images get the same:
-        one prototype (both near 0), or all of them alike (both near ln P).
+        teacher_entropy: mean entropy of the distributions. teacher_mean_entropy: entropy of their mean, which is larger
+        as long as different images get different answers. Where the two meet, all images get the same answer: one
+        prototype (both near 0), or all prototypes alike (both near ln P).
     """
     targets = targets.flatten(0, 1)
     entropy, mean_entropy = (torch.special.entr(p).sum(dim=-1).mean() for p in (targets, targets.mean(dim=0)))
@@ -268,5 +262,5 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
         if 'local_images' in crops:
             crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)  # L*B, h, w, 3
         for name in CROPS:
-            prepared[name] = (planar(crops[name], None) - self.mean) / self.std if name in crops else None
+            prepared[name] = (self.planar(crops[name]) - self.mean) / self.std if name in crops else None
         return dict(inputs=prepared)

@@ -1,4 +1,4 @@
-"""Parts of mmpretrain inside our algorithm, and ours inside theirs: what their interfaces ask for beyond our own."""
+"""Components of mmpretrain in our algorithms, and ours in theirs: what their interfaces ask for beyond our own."""
 
 from urllib.parse import urlsplit
 
@@ -8,6 +8,7 @@ from mmpretrain.models.selfsup.cae import DALLEEncoder
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.find import checkpoint_of
+from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autocast
 from beit_mm.models.tokenizers.dalle import STRIDE
@@ -37,7 +38,6 @@ class MMPretrainTokenizer(Tokenizer):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Visual tokens int64 (B, H / stride, W / stride) of images float (B, 3, H, W), RGB in [0, 1]."""
         with without_autocast(images):
             if isinstance(self.generator, DALLEEncoder):
                 return self.generator(map_pixels(images)).argmax(dim=1)
@@ -45,7 +45,7 @@ class MMPretrainTokenizer(Tokenizer):
 
 
 def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
-    """Path and SHA-256 of what an `init_cfg` loaded; '' for files of mmengine's other schemes, such as s3."""
+    """Path and SHA-256 of the file of an `init_cfg`; no hash for mmengine's other schemes, such as s3."""
     configs = [init_cfg] if isinstance(init_cfg, dict) else init_cfg or []
     source = next((config['checkpoint'] for config in configs if 'checkpoint' in config), None)
     if source is None:
@@ -76,6 +76,17 @@ def expect_own_backbone(config: dict, algorithm: str) -> None:
             kind = registry.get(kind)
     if isinstance(kind, type) and not issubclass(kind, BEiTBackbone):
         raise UserError(f'the backbone is a {kind.__name__}; {algorithm} takes a beit_mm.BEiTBackbone')
+
+
+def rename_mmpretrain_weights(model: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
+    """Load hook of a pretrainer: gives mmpretrain's weights our names and leaves those of a tokenizer out."""
+    weights = {name.removeprefix(prefix): state_dict[name] for name in state_dict if name.startswith(prefix)}
+    if not isinstance(model.backbone, BEiTBackbone) or detect_format(weights) != 'mmpretrain':
+        return
+    for name in weights:
+        del state_dict[prefix + name]
+    renamed = convert_state_dict(weights, 'mmpretrain').state_dict
+    state_dict.update((prefix + name, tensor) for name, tensor in renamed.items())
 
 
 def as_pretraining_backbone(module: nn.Module) -> nn.Module:

@@ -10,7 +10,8 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
-from beit_mm.models.vit import BEiTBackbone
+from beit_mm.models.interop import expect_own_backbone
+from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
@@ -21,8 +22,8 @@ FEATURES = ('mean', 'cls_mean')
 class LinearProbe(BaseModel):
     """A frozen backbone and one linear classifier for each block, all trained in one run on the same images.
 
-    The classifiers share nothing, so that the sum of their losses trains each as if it were alone. BEiT's last blocks
-    serve its own task; the best features lie in the middle (paper appendix: 9th block of base, 14th of large, from 1).
+    The classifiers share nothing, so the sum of their losses trains each as if it were alone. BEiT's last blocks serve
+    its own task; the best features lie in the middle (paper appendix: 9th block of base, 14th of large, from 1).
 
     Args:
         backbone: config of a BEiTBackbone; `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='backbone.')`
@@ -54,13 +55,10 @@ class LinearProbe(BaseModel):
             raise UserError(f'feature is {feature!r}; choose one of {FEATURES}')
         self.feature = feature
         self.num_classes = num_classes
-        backbone = dict(backbone, out_type='raw', drop_path_rate=0.0)
-        self.backbone = MODELS.build(dict(backbone, **({} if layers is None else dict(out_indices=layers))))
-        if not isinstance(self.backbone, BEiTBackbone):
-            name = type(self.backbone).__name__
-            raise UserError(f'the backbone is a {name}; LinearProbe takes a beit_mm.BEiTBackbone')
+        expect_own_backbone(backbone, 'LinearProbe')
         if layers is None:
-            self.backbone.out_indices = list(range(self.backbone.num_layers))
+            layers = range(sizes_of(backbone.get('arch', 'base'))['num_layers'])
+        self.backbone = MODELS.build(dict(backbone, out_type='raw', out_indices=layers, drop_path_rate=0.0))
         self.backbone.norm = None  # it would be applied to the last block's output
         self.backbone.requires_grad_(False).eval()
         self.layers = self.backbone.out_indices
@@ -90,20 +88,17 @@ class LinearProbe(BaseModel):
     @torch.no_grad()
     def features(self, images: Tensor) -> list[Tensor]:
         """Features (B, C) or (B, 2 C) of each probed block, without gradients."""
-        tokens = self.backbone(images)
+        tokens = self.backbone(images)  # B, N, C of each block
         means = [x[:, 1:].mean(dim=1) for x in tokens]
-        return (
-            means
-            if self.feature == 'mean'
-            else [torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
-        )
+        if self.feature == 'mean':
+            return means
+        return [torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
-        """Each image's most likely class by layer.
+        """The data samples with `layer_labels`, a dict layer -> most likely class.
 
-        Returns:
-            Data samples with `layer_labels`, a dict layer -> class. A single probed layer is a classifier like any
-            other: it also gives `pred_score` (num_classes,) and `pred_label`.
+        A single probed layer is a classifier like any other: it also gives `pred_score` (num_classes,) and
+        `pred_label`.
         """
         labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
         data_samples = data_samples or [DataSample() for _ in labels]
@@ -115,9 +110,8 @@ class LinearProbe(BaseModel):
         return data_samples
 
     def train(self, mode: bool = True) -> 'LinearProbe':
-        """Sets the training mode of the classifiers; the backbone stays in evaluation mode."""
         super().train(mode)
-        self.backbone.eval()
+        self.backbone.eval()  # frozen
         return self
 
 

@@ -1,7 +1,7 @@
-"""The vision Transformer of BEiT: patch embedding, attention with relative position bias, blocks, BEiTBackbone.
+"""The vision Transformer of BEiT (paper sections 2.1 and 2.2): patch embedding, attention, blocks, BEiTBackbone.
 
-Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, K tokens picked by index, P >= N columns
-of a bias (see bias_from_table).
+Shapes: B images, N = 1 + h*w tokens with the class token first, C channels, d channels of one head, K tokens picked by
+index, P >= N columns of a bias (see bias_from_table).
 """
 
 import logging
@@ -20,7 +20,7 @@ from torchvision.ops import StochasticDepth
 from beit_mm.checkpoint.checkpoint import SOURCE_KEY, Checkpoint, CheckpointInput, LoadReport, fit_weights, of_all_tasks
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.models.parameter_groups import check_groups_at_next_step
-from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding
+from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
@@ -30,10 +30,6 @@ ARCHITECTURES = {
     'base': dict(embed_dims=768, num_layers=12, num_heads=12),
     'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
 }
-OUT_TYPES = ('raw', 'cls_token', 'avg_featmap', 'featmap')
-BIAS_TYPES = (None, 'shared', 'per_layer')
-INTERPOLATE_MODES = ('bicubic', 'bilinear')
-EMBEDDINGS = ('cls_token', 'mask_token', 'pos_embed', 'patch_embed')
 INIT_STD = 0.02
 NORM_EPS = 1e-6
 
@@ -47,15 +43,8 @@ def truncated_normal_(tensor: Tensor) -> None:
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
 
 
-def take_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """Entries of a sequence x (B, N, C) or (B, N) at an int64 index (B, K): (B, K, C) or (B, K)."""
-    if x.dim() == 3:
-        index = index.unsqueeze(-1).expand(-1, -1, x.shape[-1])
-    return x.gather(1, index)
-
-
 class PatchEmbed(nn.Module):
-    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1).
+    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1.1).
 
     Sides that are no multiple of the patch are padded with zeros at the bottom and right.
     """
@@ -67,37 +56,11 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
         """Images (B, 3, H, W) to tokens (B, h*w, C) and their grid (h, w)."""
-        pad_bottom = -images.shape[2] % self.patch_size
-        pad_right = -images.shape[3] % self.patch_size
-        if pad_bottom or pad_right:
-            images = F.pad(images, (0, pad_right, 0, pad_bottom))
+        bottom, right = (-side % self.patch_size for side in images.shape[2:])
+        if bottom or right:
+            images = F.pad(images, (0, right, 0, bottom))
         x = self.proj(images)  # B, C, h, w
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
-
-
-class BiasReader(nn.Module):
-    """Reads a relative position bias from a table made for the patch grid `table_grid`; holds no parameters."""
-
-    def __init__(self, table_grid: Grid):
-        super().__init__()
-        self.table_grid = table_grid
-
-    def forward(self, table: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
-        """Table (rows, heads) to the bias (1, heads, N, P) of a patch grid (h, w)."""
-        return bias_from_table(table, self.table_grid, grid, dtype)
-
-
-class PositionEmbeddingReader(nn.Module):
-    """Resamples a position embedding from the patch grid `trained_grid` to the input's; holds no parameters."""
-
-    def __init__(self, trained_grid: Grid, mode: str):
-        super().__init__()
-        self.trained_grid = trained_grid
-        self.mode = mode
-
-    def forward(self, pos_embed: Tensor, grid: Grid) -> Tensor:
-        """(1, N', C) of the trained grid to (1, N, C) of a patch grid (h, w)."""
-        return resize_position_embedding(pos_embed, self.trained_grid, grid, self.mode)
 
 
 class SharedRelativePositionBias(nn.Module):
@@ -106,18 +69,18 @@ class SharedRelativePositionBias(nn.Module):
     def __init__(self, grid: Grid, num_heads: int):
         super().__init__()
         self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(grid), num_heads))
-        self.read = BiasReader(grid)
+        self.table_grid = grid
 
     def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        return self.read(self.relative_position_bias_table, grid, dtype)
+        """The bias (1, heads, N, P) of a patch grid (h, w)."""
+        return bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
 
 
 class Attention(nn.Module):
     """Self-attention over class token and patches; bias for query and value, none for key.
 
-    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own.
-
-    Source: microsoft/unilm `beit/modeling_finetune.py`.
+    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own. Source:
+    microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(self, dims: int, num_heads: int, table_grid: Grid | None = None):
@@ -127,11 +90,11 @@ class Attention(nn.Module):
         self.q_bias = nn.Parameter(torch.zeros(dims))
         self.v_bias = nn.Parameter(torch.zeros(dims))
         self.proj = nn.Linear(dims, dims)
+        self.table_grid = table_grid
         self.relative_position_bias_table = None
         if table_grid is not None:
             rows = num_relative_positions(table_grid)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, num_heads))
-            self.read = BiasReader(table_grid)
 
     def forward(
         self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
@@ -169,7 +132,7 @@ class Attention(nn.Module):
         if queries is None:
             bias = torch.cat([self.q_bias, no_bias, self.v_bias])
             q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
-        else:
+        else:  # queries at the wanted tokens only
             q_weight, kv_weight = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
             q = F.linear(take_tokens(x, queries), q_weight, self.q_bias)
             k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
@@ -180,8 +143,8 @@ class Attention(nn.Module):
     ) -> Tensor | None:
         """Bias (1 or B, heads, K, N) of the queries' rows."""
         bias = shared_bias
-        if self.relative_position_bias_table is not None:
-            bias = self.read(self.relative_position_bias_table, grid, dtype)
+        if self.relative_position_bias_table is not None and self.table_grid is not None:
+            bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
         if bias is None:
             return None
         if queries is not None:
@@ -217,7 +180,6 @@ class DropPath(StochasticDepth):
         super().__init__(p, mode='row')
 
     def forward(self, branch: Tensor) -> Tensor:
-        """Branch (B, N, C) to (B, N, C), of the same type."""
         if not self.training or self.p == 0:
             return branch
         ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
@@ -227,9 +189,8 @@ class DropPath(StochasticDepth):
 class Block(nn.Module):
     """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
 
-    `drop_path` is the probability that a sample skips a branch; without `layer_scale_init` there are no gammas.
-
-    Source: microsoft/unilm `beit/modeling_finetune.py`.
+    `drop_path` is the probability that a sample skips a branch, `layer_scale` the start value of the gammas; None for
+    none. Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(
@@ -237,9 +198,9 @@ class Block(nn.Module):
         dims: int,
         num_heads: int,
         hidden_dims: int,
-        drop_path: float = 0.0,
-        layer_scale_init: float | None = None,
-        table_grid: Grid | None = None,
+        drop_path: float,
+        layer_scale: float | None,
+        table_grid: Grid | None,
     ):
         super().__init__()
         self.norm1 = nn.LayerNorm(dims, eps=NORM_EPS)
@@ -248,9 +209,9 @@ class Block(nn.Module):
         self.mlp = MLP(dims, hidden_dims)
         self.drop_path = DropPath(drop_path)
         self.gamma_1 = self.gamma_2 = None
-        if layer_scale_init is not None:
-            self.gamma_1 = nn.Parameter(torch.full((dims,), float(layer_scale_init)))
-            self.gamma_2 = nn.Parameter(torch.full((dims,), float(layer_scale_init)))
+        if layer_scale is not None:
+            self.gamma_1 = nn.Parameter(torch.full((dims,), float(layer_scale)))
+            self.gamma_2 = nn.Parameter(torch.full((dims,), float(layer_scale)))
 
     def forward(
         self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
@@ -288,22 +249,21 @@ class BEiTBackbone(BaseModule):
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
         layer_scale_init: start value of LayerScale (released: 0.1 base, 1e-5 large); None or 0 for none.
         drop_path_rate: stochastic depth of the last block; rises linearly from 0 at the first.
-        frozen_stages: -1 trains everything, 0 freezes the embeddings, n also the first n blocks.
+        frozen_stages: -1 trains everything, 0 freezes the embeddings, n the first n blocks too.
         with_cp: recompute each block in the backward pass to save memory.
         interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
         init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
         pretrained: such a checkpoint, as mmseg's segmentors hand on their own `pretrained`.
 
     Weights of any BEiT can be loaded, by name of the file or as a state dict, and are resampled to fit; `load_report`
-    says what became of each tensor. The final norm follows `out_type`: 'raw' and 'cls_token' have `norm`,
-    'avg_featmap' has `fc_norm` (after the mean), 'featmap' none; it is applied to the last block's output only, so it
-    is not there where the last block is not among `out_indices`.
+    says what became of each tensor. The last block's output, where it is returned, is normalised: 'raw' and 'cls_token'
+    have `norm`, 'avg_featmap' has `fc_norm` after the mean, 'featmap' has neither.
 
     Raises:
         ValueError: an unknown name, an image smaller than a patch, or a block that does not exist.
         CheckpointError: on loading, weights of another model; nothing is loaded then.
 
-    Source: paper section 2.3 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
+    Source: paper section 2.2 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
 
     def __init__(
@@ -329,17 +289,16 @@ class BEiTBackbone(BaseModule):
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg)
         sizes = sizes_of(arch)
-        _check_choice('out_type', out_type, OUT_TYPES)
-        _check_choice('rel_pos_bias', rel_pos_bias, BIAS_TYPES)
-        _check_choice('interpolate_mode', interpolate_mode, INTERPOLATE_MODES)
-        dims, depth, heads = sizes['embed_dims'], sizes['num_layers'], sizes['num_heads']
+        _check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
+        _check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
+        _check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear'))
+        self.embed_dims = dims = sizes['embed_dims']
+        self.num_layers = depth = sizes['num_layers']
+        self.num_heads = heads = sizes['num_heads']
         if frozen_stages > depth:
             raise UserError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
-        self.embed_dims = dims
-        self.num_layers = depth
-        self.num_heads = heads
         self.patch_size = patch_size
-        self.grid = _patch_grid(img_size, patch_size)
+        self.grid = patch_grid(img_size, patch_size)
         self.out_type = out_type
         self.out_indices = block_indices(out_indices, depth)
         self.frozen_stages = frozen_stages
@@ -351,11 +310,8 @@ class BEiTBackbone(BaseModule):
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dims)) if masked_input else None
-        self.pos_embed = None
-        if abs_pos_embed:
-            num_tokens = 1 + self.grid[0] * self.grid[1]
-            self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims))
-            self.read_pos_embed = PositionEmbeddingReader(self.grid, interpolate_mode)
+        num_tokens = 1 + self.grid[0] * self.grid[1]
+        self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims)) if abs_pos_embed else None
         self.rel_pos_bias = SharedRelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
         self.blocks = nn.ModuleList(
             Block(
@@ -363,7 +319,7 @@ class BEiTBackbone(BaseModule):
                 heads,
                 sizes.get('feedforward_channels', 4 * dims),
                 drop_path=drop_path_rate * index / max(depth - 1, 1),
-                layer_scale_init=layer_scale_init or None,
+                layer_scale=layer_scale_init or None,
                 table_grid=self.grid if rel_pos_bias == 'per_layer' else None,
             )
             for index in range(depth)
@@ -379,12 +335,10 @@ class BEiTBackbone(BaseModule):
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
     def _init_transformer(self) -> None:
-        """Linear layers, patch embedding and tokens start small, output layers smaller.
+        """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
 
         The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual
         stream does not grow with depth. Biases start at 0, norms at (1, 0), bias tables at 0.
-
-        Source: paper section 2.5 and the released pretraining code.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
@@ -429,16 +383,10 @@ class BEiTBackbone(BaseModule):
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
     ) -> Tensor:
-        """Runs blocks one after another, recomputed in the backward pass where `with_cp` asks for it.
+        """Runs some blocks, recomputed in the backward pass with `with_cp`: tokens (B, N, C) to (B, N, C).
 
-        Args:
-            blocks: some of the backbone's, or others of its width.
-            x: tokens (B, N, C).
-            grid, shared_bias: as `embed` returns them.
-            queries: int64 (B, K) indices of the tokens that the last of these blocks computes; None for all.
-
-        Returns:
-            (B, N, C), or (B, K, C) at the queries.
+        At `queries`, int64 (B, K) indices of tokens, the last of these blocks gives (B, K, C). `grid` and `shared_bias`
+        are as `embed` returns them.
         """
         for index, block in enumerate(blocks, start=1):
             wanted = queries if index == len(blocks) else None
@@ -456,16 +404,15 @@ class BEiTBackbone(BaseModule):
         Args:
             images: (B, 3, H, W) normalised.
             layer: block, 0-based, negative from the end.
-            queries: int64 (B, K) tokens whose attention is wanted, 0 is the class token; None for all.
+            queries: int64 (B, K) tokens whose attention is wanted, 0 is the class token; None for all (K = N).
             softmax: False for the scores before the softmax: q @ k / sqrt(d) plus the relative position bias.
 
         Returns:
-            (B, heads, K, N), K = N without queries, columns with the class token first; and the patch grid (h, w).
+            (B, heads, K, N), columns with the class token first; and the patch grid (h, w).
         """
-        x, grid, shared_bias = self.embed(images, None)
         (layer,) = block_indices(layer, self.num_layers)
-        for block in self.blocks[:layer]:
-            x = block(x, grid, shared_bias)  # B, N, C
+        x, grid, shared_bias = self.embed(images, None)
+        x = self.run_blocks(self.blocks[:layer], x, grid, shared_bias)  # B, N, C
         block = self.blocks[layer]
         scores = block.attn.attention_scores(block.norm1(x), grid, shared_bias, queries)  # B, heads, K, N
         return (scores.softmax(dim=-1) if softmax else scores), grid
@@ -483,29 +430,23 @@ class BEiTBackbone(BaseModule):
         return backbone.eval()
 
     def init_weights(self) -> None:
-        """Initialises as `init_cfg` says.
+        """As `init_cfg` says. A 'Pretrained' file may have any BEiT format.
 
-        With type 'Pretrained' the file may be in any BEiT format. `prefix='backbone.'` is accepted but removed: if
-        mmengine cut the prefix off, what the file says of its images would be lost.
+        `prefix='backbone.'` is dropped: if mmengine cut the prefix off, what the file says of its images would be lost.
         """
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
             self.init_cfg.pop('prefix')
         super().init_weights()
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """A parameter's layer, for layer-wise learning rates, and the number of layers.
+        """A parameter's layer, for layer-wise learning rates, and the number of layers, num_layers + 2.
 
-        Args:
-            param_name: name in the whole model.
-            prefix: what its names have before ours, such as 'backbone.'.
-
-        Returns:
-            The layer: 0 for the embeddings, i + 1 for block i, num_layers + 1 for everything else, also outside of the
-            backbone; and the number of layers, num_layers + 2.
+        `param_name` is its name in the whole model, `prefix` what stands there before our names, such as 'backbone.'.
+        The layer is 0 for the embeddings, i + 1 for block i, num_layers + 1 for all else, also outside of the backbone.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
-        layer = 0 if part in EMBEDDINGS else self.num_layers + 1
+        layer = 0 if part in ('cls_token', 'mask_token', 'pos_embed', 'patch_embed') else self.num_layers + 1
         return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
@@ -519,16 +460,20 @@ class BEiTBackbone(BaseModule):
         return self
 
     def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """Tokens (B, N, C) with positions, the grid (h, w) and the shared bias (1, heads, N, P), if any."""
+        """The input of the first block (paper section 2.2) and what goes to every block.
+
+        Returns:
+            Tokens (B, N, C) with positions, the patch grid (h, w) and the shared bias (1, heads, N, P) or None.
+        """
         x, grid = self.patch_embed(images)  # B, h*w, C
         compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
         if mask is not None:
             mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain's masks are of integers
-            x = torch.where(mask, self.mask_token.to(x.dtype), x)
+            x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
         # x.shape[0], not len(x), which would fix the batch of an exported graph.
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
         if self.pos_embed is not None:
-            x = x + self.read_pos_embed(self.pos_embed, grid)
+            x = x + resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
         return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, compute_dtype)
 
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
@@ -607,7 +552,7 @@ def _check_choice(name: str, value: object, choices: tuple) -> None:
         raise UserError(f'{name} is {value!r}; choose one of {choices}')
 
 
-def _patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
+def patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if min(height, width) < patch_size:
         raise UserError(f'img_size {height} x {width} is smaller than a patch of {patch_size} pixels')

@@ -7,7 +7,8 @@ import torch
 from helpers import positions_of
 
 from beit_mm.models import BEiTBackbone
-from beit_mm.models.vit import DropPath, take_tokens
+from beit_mm.models.vit import DropPath
+from beit_mm.positions import take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
 PLUS = dict(abs_pos_embed=False, layer_scale_init=0.1)

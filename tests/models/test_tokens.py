@@ -3,7 +3,7 @@
 import torch
 
 from beit_mm.models.beit import patchify
-from beit_mm.models.vit import take_tokens
+from beit_mm.positions import take_tokens
 
 
 def test_take_tokens():
