@@ -65,3 +65,16 @@ PACKAGE = Path(__file__).resolve().parent
 def config_folders() -> list[Path]:
     """Where configs lie: in the checkout, and in the installed package."""
     return [folder for folder in (PACKAGE.parent / 'configs', PACKAGE / '.mim/configs') if folder.is_dir()]
+
+
+def folder_of_images(path: str | Path) -> Path:
+    """An existing folder, without links and `~`.
+
+    Raises:
+        FileNotFoundError: there is none such.
+    """
+    folder = Path(path).expanduser().resolve()
+    if not folder.is_dir():
+        what = 'is a file' if folder.exists() else 'does not exist'
+        raise FileNotFoundError(f'{str(path)!r} {what}; expected a folder of images')
+    return folder

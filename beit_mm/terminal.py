@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
@@ -29,7 +29,7 @@ BAR = 30  # columns
 
 
 class UserError(ValueError):
-    """What the user can mend; the message says what was found, what was expected and what to do."""
+    """What the user can fix; the message says what was found, what was expected and what to do."""
 
 
 def printable(text: str) -> str:
@@ -43,10 +43,16 @@ def say(text: object) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, which repeats a wrong word so that it can be printed."""
+    """argparse's, which names the option that is nearest to an unknown one; of a verb that of the verb."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f'unrecognized argument: {unknown[0]}' + (f'; did you mean {near[0]}?' if near else ''))
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program."""
         super().error(printable(message))
 
 
@@ -124,19 +130,6 @@ def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
     print(file=sys.stderr)
 
 
-def folder_of_images(path: str | Path) -> Path:
-    """An existing folder, without links and `~`.
-
-    Raises:
-        FileNotFoundError: there is none such.
-    """
-    folder = Path(path).expanduser().resolve()
-    if not folder.is_dir():
-        what = 'is a file' if folder.exists() else 'does not exist'
-        raise FileNotFoundError(f'{str(path)!r} {what}; expected a folder of images')
-    return folder
-
-
 def run(main: Callable[[], None]) -> None:
     """Calls the main function of a command; a user's mistake ends it in one line, a fault of ours in a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -161,40 +154,41 @@ def message_for_user(error: BaseException) -> str | None:
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
+    message = str(error) if isinstance(error, OSError) else None
     for link in chain:
         if isinstance(link, UserError):
-            return of_worker(link)
-        if isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
-            return unknown_type(missing[1])
-        if isinstance(link, TypeError) and (unknown := UNKNOWN_ARGUMENT.search(str(link))):
-            for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
-                values = frame.f_locals  # of mmengine's build_from_cfg and build_scheduler_from_cfg
-                built, given = values.get('obj_cls') or values.get('scheduler_cls'), values.get('args')
-                if built and given and (name := unknown[1] or next(iter(given))) in given:
-                    return unknown_argument(built, name)
-    return of_worker(error) if isinstance(error, OSError) else None
+            message = str(link)
+        elif isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
+            message = unknown_type(missing[1])
+        elif isinstance(link, TypeError) and (advice := unknown_argument(link)):
+            message = advice
+        else:
+            continue
+        break
+    return message and WORKER.sub('', message.rstrip())
 
 
-def of_worker(error: Exception) -> str:
-    """The message of an error; of one from a process that reads images torch hands on a whole traceback."""
-    return WORKER.sub('', str(error).rstrip()) if WORKER.match(str(error)) else str(error)
-
-
-def unknown_argument(built: Callable, name: str) -> str:
-    """What to say of an argument that a type in a config does not have."""
-    from difflib import get_close_matches
+def unknown_argument(error: TypeError) -> str | None:
+    """What to say of an argument that a type in a config does not have; None of any other error."""
     from inspect import signature
 
-    inits = [vars(base).get('__init__') for base in getattr(built, '__mro__', ())] or [built]
-    known = {argument for init in inits if init for argument in signature(init).parameters} - {'self', 'args', 'kwargs'}
-    near = get_close_matches(name, known, n=1)
-    advice = f'did you mean {near[0]!r}?' if near else f'it has {", ".join(sorted(known)) or "none"}'
-    return f'{built.__name__} has no argument {name!r}; {advice}'
+    if not (said := UNKNOWN_ARGUMENT.search(str(error))):
+        return None
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        values = frame.f_locals  # only mmengine's build_from_cfg and build_scheduler_from_cfg know what was asked for
+        built, given = values.get('obj_cls') or values.get('scheduler_cls'), values.get('args')
+        if not built or not given or (name := said[1] or next(iter(given))) not in given:
+            continue
+        inits = [vars(base).get('__init__') for base in getattr(built, '__mro__', ())] or [built]
+        known = {name for init in inits if init for name in signature(init).parameters} - {'self', 'args', 'kwargs'}
+        near = get_close_matches(name, known, n=1)
+        advice = f'did you mean {near[0]!r}?' if near else f'it has {", ".join(sorted(known)) or "none"}'
+        return f'{built.__name__} has no argument {name!r}; {advice}'
+    return None
 
 
 def unknown_type(name: str) -> str:
     """What to say of a `type` that no registry has."""
-    from difflib import get_close_matches
     from importlib.util import find_spec
 
     from mmengine.registry import Registry

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import SGD
 
 import beit_mm
-from beit_mm import __main__, terminal
+from beit_mm import __main__, files, terminal
 
 
 def test_only_warnings_that_a_user_can_act_on_are_written():
@@ -138,7 +138,7 @@ def test_names_cannot_steer_a_terminal(capsys):
 
     def main() -> None:
         terminal.say(f'{name}\nerror: nothing')
-        terminal.folder_of_images(name)
+        files.folder_of_images(name)
 
     def fail() -> None:
         raise FileNotFoundError(2, 'No such file', name)
@@ -160,7 +160,7 @@ def test_names_cannot_steer_a_terminal(capsys):
         assert shown in (error := capsys.readouterr().err).replace('\\\\', '\\')  # argparse quotes some words
         assert error.replace('\n', '').isprintable()
     with pytest.raises(SystemExit):
-        __main__.refuse('classify', f'--{name}')
+        __main__.parser().parse_args(['classify', 'x', 'y', f'--{name}'])
     assert f'unrecognized argument: --{shown}' in capsys.readouterr().err
 
 

@@ -9,23 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.terminal import UserError
+from beit_mm.terminal import Parser, UserError, run  # noqa: F401  (run: for the tools)
 
 if TYPE_CHECKING:
     from mmengine.config import Config
     from mmengine.runner import Runner
 
-TOOLS = Path(__file__).resolve().parent
-
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
     """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
-    from beit_mm.terminal import Parser
-
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config file')
     parser.add_argument(
@@ -216,10 +212,3 @@ def load_strictly(runner: Runner, checkpoint: str) -> None:
         runner.load_checkpoint(checkpoint, strict=True)
     except RuntimeError as error:
         raise UserError(f'{checkpoint}: {" ".join(str(error).split())}') from error
-
-
-def run(main: Callable[[], None]) -> None:
-    """Calls the main function of a tool; a user's mistake ends it with one line, a fault of ours with a traceback."""
-    from beit_mm.terminal import run
-
-    run(main)

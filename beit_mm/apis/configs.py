@@ -1,5 +1,6 @@
 """Configs: found by name, written for a run, and the models of released ones."""
 
+import functools
 import pprint
 import re
 from collections.abc import Mapping
@@ -23,29 +24,33 @@ def find_config(name: str) -> Path:
     """The file of a config: a path, or the end of one below configs/, with or without `.py`.
 
     Raises:
-        FileNotFoundError: there is none such.
-        ValueError: there are several.
+        FileNotFoundError: there is none such; names the nearest.
+        UserError: there are several.
     """
     if (path := Path(name)).is_file():
         return path
-    ending = f'/{name.removesuffix(".py")}.py'
-    for folder in config_folders():
-        found = sorted(path for path in folder.rglob('*.py') if f'/{path.relative_to(folder)}'.endswith(ending))
-        if len(found) > 1:
-            names = ', '.join(str(path.relative_to(folder).with_suffix('')) for path in found)
-            raise UserError(f'{name!r} names {len(found)} configs; expected one of {names}')
-        if found:
-            return found[0]
-    known = [str(path.relative_to(folder))[:-3] for folder in config_folders() for path in folder.rglob('*.py')]
-    near = get_close_matches(name.removesuffix('.py'), known, n=1)
-    places = ' or '.join(map(str, config_folders())) or 'an installed package'
-    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {places}'
+    wanted = name.removesuffix('.py')
+    files = {str(path.relative_to(folder))[:-3]: path for folder in config_folders() for path in folder.rglob('*.py')}
+    found = sorted(known for known in files if f'/{known}'.endswith(f'/{wanted}'))
+    if len(found) > 1:
+        raise UserError(f'{name!r} names {len(found)} configs; expected one of {", ".join(found)}')
+    if found:
+        return files[found[0]]
+    near = get_close_matches(wanted, files, n=1)
+    folders = ' or '.join(map(str, config_folders())) or 'an installed package'
+    advice = f'did you mean {near[0]!r}?' if near else f'looked for a file of this name, and in {folders}'
     raise FileNotFoundError(f'no config {name!r}; {advice}')
 
 
-def own_config(name: str) -> Path:
-    """A config of ours, by its path below configs/; never a file of the current folder."""
-    return next(path for folder in config_folders() if (path := folder / name).is_file())
+def config_text(name: str) -> str:
+    """A config, named as for `find_config`, with all that it inherits."""
+    return Config.fromfile(str(find_config(name))).pretty_text
+
+
+@functools.cache
+def own_config(name: str) -> Config:
+    """A config of ours, by its path below configs/, and never of the current folder; not to be changed."""
+    return Config.fromfile(str(next(path for folder in config_folders() if (path := folder / name).is_file())))
 
 
 class RunConfig(Config):
@@ -56,20 +61,26 @@ class RunConfig(Config):
         return inert(super().pretty_text)
 
 
-def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> RunConfig:
-    """Writes a config on top of one of configs/ for the user.
+def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
+    """One of our configs with other settings. It is never text: names of files and what checkpoints say stay values.
 
-    Returns:
-        The same, which was never text: names of files and what checkpoints say stay values.
+    Args:
+        base: the config, below configs/.
+        settings: what differs.
+        path: what `write_config` has written of it.
     """
+    config = Config(own_config(base).to_dict())
+    config.merge_from_dict(settings)
+    return RunConfig(config.to_dict(), filename=path and str(path))
+
+
+def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any]) -> None:
+    """Writes a config on top of one of ours, for the user to read and to change."""
     assigned = [f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}' for key, value in settings.items()]
     text = f'"""{title}\n\nCommand: python tools/train.py {path.name}\n"""\n'
-    text = inert('\n\n'.join([text + f'_base_ = {str(own_config(base))!r}', *assigned]) + '\n')
+    text += f'_base_ = {own_config(base).filename!r}\n\n' + '\n\n'.join(assigned) + '\n'
     with atomic_file(path) as file:
-        file.write(text.encode())
-    config = Config.fromfile(str(own_config(base)))
-    config.merge_from_dict(settings)
-    return RunConfig(config.to_dict(), filename=str(path))
+        file.write(inert(text).encode())
 
 
 # How names of released, OpenMMLab's and timm's files end, for the data that the last stage of the training saw

@@ -18,21 +18,19 @@ from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import DALLE_VOCABULARY, backbone_of_file, masking, tokenizer_of
-from beit_mm.apis.split import list_part, write_lines
+from beit_mm.apis.plans import backbone_of, masking
+from beit_mm.apis.split import list_folder, write_lines
+from beit_mm.apis.tokenizers import tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.find import WEIGHTS_VARIABLE
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import extensions_of, quoted
-from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, readable
 from beit_mm.features.evaluation import patch_classifier, segmentation_options
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict, patch_dataset, pixel_scores
 from beit_mm.features.reader import ImageInput, ImageReader, iterate_images
-from beit_mm.files import atomic_file
+from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER
 from beit_mm.pictures.attention import attention_of_image, draw_attention
 from beit_mm.pictures.pictures import titled_grid
 from beit_mm.registry import TRANSFORMS
@@ -64,7 +62,7 @@ def classify(
 
     Raises:
         FileNotFoundError: no such file or folder, or no images.
-        ValueError: `labelled` is missing, or has no classes; another ending of `out`.
+        UserError: `labelled` is missing, or has no classes; another ending of `out`.
     """
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
@@ -91,31 +89,26 @@ def classify(
     return results
 
 
-def classify_by_neighbours(checkpoint: CheckpointInput, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
+def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
     """Classifies images by the labelled ones whose features are nearest."""
-    folder = Path(labelled).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f'--labelled: no folder {str(labelled)!r}; expected one with a folder for each class')
-    bank = list_part(folder)
-    classes = sorted(set(bank.names) - {''})
+    bank = list_folder(folder_of_images(labelled))
+    classes = sorted({*bank.names.values()} - {''})
     if len(classes) < 2:
         raise UserError(
             f'--labelled: {str(labelled)!r} has {len(classes)} class folders with images; expected 2 or more'
         )
-    known = {str(folder / path): classes.index(name) for path, name in zip(bank.paths, bank.names, strict=True) if name}
     extract = FeatureExtractor(checkpoint)
+    known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, labels, _ = extract.of_files(known)
     if not len(labels):
         raise UnreadableImageError(f'--labelled: none of the {len(known)} images in {str(labelled)!r} can be read')
-    found_files: dict = dict.fromkeys(iterate_images(_listed(images)), 0)
-    queries, _, found = extract.of_files(found_files)
+    queries, _, found = extract.of_files({path: 0 for path in _sources(images, extract)})
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
 
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
     """Writes what `classify` returned."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO(newline='')
     if path.suffix == '.json':
         text.write(json.dumps(list(results), indent=1) + '\n')
@@ -137,6 +130,12 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     return result['name'], f'{result["scores"][0][1]:.3f}' if 'scores' in result else ''
 
 
+def line_of(result: dict[str, Any]) -> str:
+    """A result of `classify` on the terminal."""
+    name, probability = summary_of(result)
+    return f'{readable(result["path"])}  {name if "error" in result else readable(name)}  {probability}'.rstrip()
+
+
 # --- segmentation ---------------------------------------------------------------------------------
 
 
@@ -145,8 +144,8 @@ def segment(
     images: Sources,
     out: str | Path,
     labelled: str | Path | None = None,
-    size: int | None = None,
-    keep_zero_label: bool = False,
+    short_side: int | None = None,
+    reduce_zero_label: bool = True,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
@@ -156,47 +155,44 @@ def segment(
         out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
         labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
             images/training, where there is one, only that is used.
-        size: with `labelled`, short side in pixels at which images are seen; None: the checkpoint's.
-        keep_zero_label: in `labelled` 0 is the first class; otherwise it marks unlabelled pixels.
+        short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
+        reduce_zero_label: in `labelled` 0 marks unlabelled pixels; otherwise it is the first class.
 
     Returns:
-        For each image dict(path, labels=file, overlay=file), or dict(path, error).
+        For each image dict(path, labels=file, overlay=file), without overlay where it is of other than RGB images, or
+        dict(path, error).
 
     Raises:
         FileNotFoundError: no such file or folder, or no images.
-        ValueError: no segmentor and nothing `labelled`; `size` or `keep_zero_label` without it.
+        UserError: no segmentor and nothing `labelled`; `short_side` or `reduce_zero_label` without it.
     """
     with quiet():
-        checkpoint = Checkpoint.open(checkpoint)
-        task = checkpoint.task
-        if labelled is None and (size is not None or keep_zero_label):
-            raise UserError('--size and --keep-zero-label say how --labelled FOLDER is read; give that too')
+        checkpoint, folder = Checkpoint.open(checkpoint), Path(out).expanduser()
         if labelled is not None:
-            dataset, maps = segment_by_neighbours(checkpoint, images, labelled, size, keep_zero_label)
-            return write_maps(maps, dataset.metainfo['classes'], dataset.metainfo['palette'], Path(out).expanduser())
-        if task != 'segmentation':
-            kind = 'a classifier' if task == 'classification' else 'pretrained'
+            results, meta = segment_by_neighbours(checkpoint, images, labelled, short_side, reduce_zero_label)
+            return write_maps(results, meta['classes'], meta['palette'], folder)
+        if short_side is not None or not reduce_zero_label:
+            raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
+        if (task := checkpoint.task) != 'segmentation':
             raise UserError(
-                f'{checkpoint} is {kind}, no segmentor; give --labelled FOLDER with images/, annotations/ and '
-                'classes.txt, or train a segmentor on it: README, "Segmentation"'
+                f'{checkpoint} is {"a classifier" if task == "classification" else "pretrained"}, no segmentor; give '
+                '--labelled FOLDER with images/, annotations/ and classes.txt, or train a segmentor on it: README, '
+                '"Segmentation"'
             )
         segmentor = SegmentationInferencer(checkpoint)
         sources = _sources(images, segmentor)
-        return write_maps(
-            with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources)),
-            segmentor.classes,
-            segmentor.palette,
-            Path(out).expanduser(),
-        )
+        results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
+        return write_maps(results, segmentor.classes, segmentor.palette, folder)
 
 
 def segment_by_neighbours(
-    checkpoint: CheckpointInput, images: Sources, labelled: str | Path, size: int | None, keep_zero_label: bool
-) -> tuple[SegmentationFolder, Iterator[dict[str, Any]]]:
+    checkpoint: Checkpoint, images: Sources, labelled: str | Path, short_side: int | None, reduce_zero_label: bool
+) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
     Returns:
-        The labelled images; and for each image dict(path, labels=uint8 (H, W)), or dict(path, error), as asked for.
+        For each image dict(path, image=uint8 (H, W, 3), labels=uint8 (H, W)), or dict(path, error), as asked for; and
+        the classes and palette of the labelled images.
     """
     folder = Path(labelled).expanduser()
     split = '/training' if (folder / 'images/training').is_dir() else ''
@@ -206,55 +202,48 @@ def segment_by_neighbours(
             f'--labelled: no {missing[0]} in {str(labelled)!r}; expected images/, annotations/ of the same names, and '
             'classes.txt with a name a line'
         )
-    extract = FeatureExtractor(checkpoint, size=size, whole=True)
-    options = segmentation_options(folder, 'train', reduce_zero_label=not keep_zero_label, **prefix)
-    dataset = patch_dataset(extract.backbone, size, **options)
+    extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
+    options = segmentation_options(folder, 'train', reduce_zero_label=reduce_zero_label, **prefix)
+    dataset = patch_dataset(extract.backbone, short_side, **options)
     scores_of, _ = patch_classifier(extract, dataset)
-
     sources = _sources(images, extract)
+    load = LoadImage()
 
-    def maps() -> Iterator[dict[str, Any]]:
-        for sample in with_bar(extract(sources, ['patches'], on_error='skip'), len(sources)):
-            if 'error' in sample:
-                yield sample
-                continue
-            scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
-            try:
-                size = read_image(sample['path']).shape[:2]
-            except UnreadableImageError as error:  # gone since
-                yield dict(path=sample['path'], error=str(error))
-                continue
-            labels = pixel_scores(scores, size).argmax(dim=0)
-            yield dict(path=sample['path'], labels=labels.byte().cpu().numpy())
+    def segmented(path: str) -> dict[str, Any]:
+        try:
+            image = load(dict(img_path=path))['img']
+        except UnreadableImageError as error:
+            return dict(path=path, error=str(error))
+        (sample,) = extract(image, ['patches'])
+        scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
+        labels = pixel_scores(scores, image.shape[:2]).argmax(dim=0)
+        return dict(path=path, image=image, labels=labels.byte().cpu().numpy())
 
-    return dataset, maps()
+    return with_bar((segmented(str(path)) for path in sources), len(sources)), dataset.metainfo
 
 
 def write_maps(
     results: Iterable[dict[str, Any]], classes: Sequence[str], palette: Sequence[Sequence[int]], folder: Path
 ) -> list[dict[str, Any]]:
-    """Writes label maps and overlays; see `segment`."""
+    """Writes label maps, and overlays of results with an `image`; see `segment`."""
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', map(quoted, classes))
     written = []
     used: set[str] = set()
     for result in results:
-        if 'error' not in result:
-            try:
-                pixels = result['image'] if 'image' in result else read_image(result['path'])
-            except UnreadableImageError as error:  # gone since
-                result = dict(path=result['path'], error=str(error))
         if 'error' in result:
             written.append(result)
             continue
         stem = Path(result['path']).stem
         names = (f'{stem}_{number}.png' if number > 1 else f'{stem}.png' for number in count(1))
         used.add(name := next(name for name in names if name not in used))
-        files = dict(labels=folder / 'labels' / name, overlay=folder / 'overlays' / name)
+        files = dict(path=result['path'], labels=str(folder / 'labels' / name))
         Image.fromarray(result['labels']).save(files['labels'])
-        overlay(pixels, result['labels'], palette).save(files['overlay'])
-        written.append(dict(path=result['path'], **{key: str(file) for key, file in files.items()}))
+        if 'image' in result:
+            files['overlay'] = str(folder / 'overlays' / name)
+            overlay(result['image'], result['labels'], palette).save(files['overlay'])
+        written.append(files)
     return written
 
 
@@ -287,7 +276,7 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
     """
     out = check_picture(out)
     with quiet():
-        _, columns = reconstructions(checkpoint, islice(iterate_images(_listed(images)), MAX_ROWS))
+        _, columns = reconstructions(checkpoint, islice(iterate_images(images), MAX_ROWS))
         out.parent.mkdir(parents=True, exist_ok=True)
         titled_grid(columns).save(out)
     return out
@@ -310,7 +299,7 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
     Raises:
         As `reconstruct`.
     """
-    model = load_pretrainer(checkpoint)
+    model = load_pretrainer(Checkpoint.open(checkpoint))
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
     pipeline = [
@@ -386,42 +375,22 @@ def attention(
     return path
 
 
-def load_pretrainer(checkpoint: CheckpointInput) -> BEiTPretrainer:
+def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode.
 
-    What the file says of its tokenizer is taken as data; the tokenizer's own file is looked for where it was and beside
-    the run.
-
-    Args:
-        checkpoint: see `Checkpoint.open`.
-
     Raises:
-        CheckpointError: no pretraining on visual tokens, or it does not name their tokenizer; says where DALL-E's files
-            go.
+        CheckpointError: no pretraining on visual tokens, or as `tokenizer_of`.
         FileNotFoundError: the tokenizer's file is gone.
     """
-    checkpoint = Checkpoint.open(checkpoint)
-    arguments, preprocessing = backbone_of_file(checkpoint)
-    ours = checkpoint.converted.state_dict
-    if 'head.lm_head.weight' not in ours:
+    arguments, preprocessing = backbone_of(checkpoint)
+    weights = checkpoint.converted.state_dict
+    if 'head.lm_head.weight' not in weights:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
-    vocab_size, width = ours['head.lm_head.weight'].shape
-    try:
-        tokenizer = tokenizer_of(checkpoint)
-    except CheckpointError as error:
-        if checkpoint.meta.get('config_dict') or vocab_size != DALLE_VOCABULARY:
-            raise
-        advice = "BEiT v2's cannot be drawn: VQ-KD decodes them into features"
-        if not any(name.startswith('patch_aggregation.') for name in ours):
-            folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'
-            advice = (
-                f"those of released files are DALL-E's. {GET_ENCODER} and {DECODER_URL}, and put both into {folder}"
-            )
-        raise CheckpointError(f'{error}; {advice}') from None
+    vocab_size, width = weights['head.lm_head.weight'].shape
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
-        target_generator=tokenizer,
+        target_generator=tokenizer_of(checkpoint),
         data_preprocessor=dict(
             type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
         ),
@@ -430,10 +399,6 @@ def load_pretrainer(checkpoint: CheckpointInput) -> BEiTPretrainer:
     return model.eval()
 
 
-def _listed(images: Sources) -> list[str | Path]:
-    return [images] if isinstance(images, (str, Path)) else list(images)
-
-
 def _sources(images: Sources, reader: ImageReader) -> list[ImageInput]:
     """The images, of folders those that the reader reads."""
-    return list(iterate_images(_listed(images), extensions_of([reader._load])))
+    return list(iterate_images(images, extensions_of([reader._load])))

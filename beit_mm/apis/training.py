@@ -1,7 +1,7 @@
 """Pretraining and fine-tuning on a folder of images, from a plan to a report.
 
 A run is a folder: its configs, lists of its images, logs, the trained weights, pictures, report.md, and plan.json, by
-which the same call goes on with it.
+which the same call resumes it.
 """
 
 import dataclasses
@@ -19,31 +19,23 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from beit_mm.apis.configs import RunConfig, write_config
+from beit_mm.apis.configs import RunConfig, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import (
-    MAX_TOKENIZER_STEPS,
-    MIN_STEPS,
-    TOKENIZER,
-    Plan,
-    finetuning_settings,
-    located,
-    plan_training,
-    pretraining_settings,
-    tokenizer_settings,
-)
-from beit_mm.apis.split import Images, find_images, spread, write_lists
+from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, Plan, absolute, plan_training, stage_settings
+from beit_mm.apis.split import Images, evenly, find_images, write_lists
+from beit_mm.apis.tokenizers import own_tokenizer
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
-from beit_mm.checkpoint.read import read_checkpoint, write_checkpoint
+from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.datasets.reading import readable
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.steps import waits_for_images
 from beit_mm.engine.workers import end_workers, watch_workers
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict
-from beit_mm.files import atomic_file
+from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.pictures.training import draw_runs, read_scalars
-from beit_mm.terminal import UserError, folder_of_images, quiet, say, without_output
+from beit_mm.terminal import UserError, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 MINUTES = 15.0
@@ -54,7 +46,16 @@ MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those 
 MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
 MIN_BANK = 200  # images with labels, however long it takes
 NUM_PICTURES = 8
-METRICS = ('mim_loss', 'token_entropy', 'mim_acc', 'accuracy/top1', 'tokenizer/recon_mae_01', 'tokenizer/codes_used')
+ROWS = {  # of the report: a metric's name, what it is, how it is written
+    'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
+    'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
+    'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
+    'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
+    'accuracy/top1': ('classified right, %', '{:.1f}'),
+    'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
+    'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
+    'images_per_second': ('images a second in training', '{:,.0f}'),
+}
 
 
 def pretrain(
@@ -66,7 +67,7 @@ def pretrain(
     workers: int | None = None,
     batch: int | None = None,
 ) -> Path:
-    """Pretrains a BEiT on a folder of images; labels are not looked at. The same call goes on with an unfinished run.
+    """Pretrains a BEiT on a folder of images; labels are not looked at. The same call resumes an unfinished run.
 
     Args:
         images: folder, searched to any depth. Where it holds `train` and `val`, or is called `train` with `val` beside
@@ -83,13 +84,13 @@ def pretrain(
 
     Raises:
         FileNotFoundError: no folder, or no images in it.
-        ValueError: too few images, a folder of other images, a number that is none, or `init` is no BEiT.
+        UserError: too few images, a folder of other images, a number that is none, or `init` is no BEiT.
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
     if steps is not None and steps < MIN_STEPS:
         raise UserError(f'steps is {steps}; expected at least {MIN_STEPS}')
     with quiet():
-        return Run('pretrain', images, out, init, workers, batch).finish(dict(minutes=minutes, steps=steps))
+        return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).finish()
 
 
 def finetune(
@@ -113,15 +114,15 @@ def finetune(
         The classifier, `<out>/finetuned.pth`, for `classify`.
 
     Raises:
-        As `pretrain`; ValueError: no class folders.
+        As `pretrain`; UserError: no class folders.
     """
     check_numbers(minutes=minutes, epochs=epochs, workers=workers)
     with quiet():
-        return Run('finetune', images, out, init, workers, batch).finish(dict(minutes=minutes, epochs=epochs))
+        return Run('finetune', images, out, init, workers, batch, minutes=minutes, epochs=epochs).finish()
 
 
 def check_numbers(workers: int | None, **lengths: float | None) -> None:
-    """Raises ValueError for a length that is none, and for two of them."""
+    """Raises UserError for a length that is none, and for two of them."""
     given = {name: value for name, value in lengths.items() if value is not None}
     if len(given) > 1:
         raise UserError(f'{" and ".join(given)} are both given; expected one of them')
@@ -138,6 +139,11 @@ class Run:
     Args:
         verb: 'pretrain' or 'finetune'.
         images, out, init, workers, batch: as of `pretrain`.
+        lengths: minutes, steps or epochs; at most one that is not None.
+
+    Raises:
+        FileNotFoundError: no folder of images, or no checkpoint `init`.
+        UserError: `out` holds something else, or a run with other arguments.
     """
 
     def __init__(
@@ -148,15 +154,19 @@ class Run:
         init: str | Path | None,
         workers: int | None = None,
         batch: int | None = None,
+        **lengths: float | None,
     ) -> None:
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()
         self.lists = self.folder / 'lists'
+        self.weights = self.folder / ('pretrained.pth' if verb == 'pretrain' else 'finetuned.pth')
         self.record: dict[str, Any] = dict(
             verb=verb,
             images=str(folder_of_images(images)),
-            init=init and located(str(init) if '://' in str(init) else str(checkpoint_of(init))),
+            init=init and absolute(str(init) if '://' in str(init) else str(checkpoint_of(init))),
+            length=next((f'{number:g} {name}' for name, number in lengths.items() if number is not None), None),
+            batch=batch,
             seconds=0.0,
             stages={},
         )
@@ -181,6 +191,8 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
+            differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
+            float(known['length'].split()[0])
             steps = [stage.get('steps', 0) for stage in known['stages'].values()]
             # names of stages are folders' names, and a link would lead what is written elsewhere
             fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, steps)} <= {int}
@@ -192,8 +204,7 @@ class Run:
                 f'{path} is damaged, or of another version of beit_mm, or has links beside it; choose another --out, '
                 'or delete the folder'
             ) from None
-        if differing:
-            key = differing[0]
+        for key in differing:
             raise UserError(
                 f'{self.folder} is a run with other {key} ({known[key]}, not {self.record[key]}); choose another --out'
             )
@@ -202,26 +213,27 @@ class Run:
     def save(self) -> None:
         """Writes the record, with the time that has passed."""
         self.record['seconds'], self.began = self.seconds(), time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.folder / RECORD) as file:
             file.write(json.dumps(self.record, indent=2).encode())
 
-    def last_checkpoint(self, stage: str) -> Path:
-        """The checkpoint at the end of a stage, which is there when that is finished."""
-        return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
+    def seconds(self) -> float:
+        """Time that the run has taken so far, of earlier calls too."""
+        return self.record['seconds'] + time.monotonic() - self.began
 
     @property
-    def weights(self) -> Path:
-        """What the run is for."""
-        return self.folder / ('pretrained.pth' if self.verb == 'pretrain' else 'finetuned.pth')
+    def length(self) -> tuple[float, str]:
+        """Such as 15, 'minutes'."""
+        number, unit = self.record['length'].split()
+        return float(number), unit
+
+    def last_checkpoint(self, stage: str) -> Path:
+        """The stage's last checkpoint; exists once the stage is done."""
+        return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
 
     # --- all of it --------------------------------------------------------------------------------
 
-    def finish(self, length: Mapping[str, float | None]) -> Path:
-        """Does what is left to do; `length` is one of minutes, steps and epochs."""
-        given = {name: value for name, value in length.items() if value is not None}
-        if 'plan' in self.record:
-            self.check_same(given)
+    def finish(self) -> Path:
+        """Does what is left to do, and returns the trained weights."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
@@ -232,16 +244,13 @@ class Run:
                 'val no others than in train'
             )
         try:
-            if 'plan' in self.record:
-                self.go_on(images)
-            else:
-                self.choose(images, given)
+            self.plan(images)
             for stage in self.record['stages']:
                 if not self.record['stages'][stage]:
-                    self.prepare(images, stage)
+                    self.choose_steps(images, stage)
                 self.train(images, stage)
-            content = read_checkpoint(self.last_checkpoint(self.verb))
-            write_checkpoint(self.weights, {key: content[key] for key in ('state_dict', 'meta')})
+            trained = Checkpoint.open(self.last_checkpoint(self.verb))
+            write_checkpoint(self.weights, {key: trained.content[key] for key in ('state_dict', 'meta')})
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
@@ -252,142 +261,128 @@ class Run:
                 self.save()
         return self.weights
 
-    def choose(self, images: Images, length: dict[str, float]) -> None:
-        """Makes the plan and says what was chosen."""
+    def plan(self, images: Images) -> None:
+        """Makes the plan, or takes up the one that there is, and says so.
+
+        The run may have been moved, and have other workers. Until something is learned, other images get another plan.
+        """
+        known = self.record.get('found')
+        if known == str(images):
+            if self.workers is not None:
+                self.record['plan']['workers'] = self.workers
+            write_lists(images, self.lists)
+            say(f'Resuming {self.folder} as it was planned.')
+            return
+        if known and any(self.folder.glob('*/*.pth')):
+            raise UserError(
+                f'{self.record["images"]} had {known} when {self.folder} was planned, now {images}; choose another '
+                '--out'
+            )
         plan = plan_training(images, self.verb, self.record['init'], self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
-        length = length or dict(minutes=MINUTES)
         self.record.update(
-            plan=dataclasses.asdict(plan), found=str(images), length=length, stages={stage: {} for stage in stages}
+            plan=dataclasses.asdict(plan),
+            found=str(images),
+            length=self.record['length'] or f'{MINUTES:g} minutes',
+            batch=plan.batch,
+            stages={stage: {} for stage in stages},
         )
         self.save()  # by which the folder is known as a run's, whatever ends it from here on
         write_lists(images, self.lists)
-        name, number = next(iter(length.items()))
-        for line in (
-            *plan.reasons,
-            f'length     {number:g} {name}: {" and ".join(stages)}; log and configs in {self.folder}',
-        ):
+        for line in plan.reasons:
             say(line)
+        say(f'length     {self.record["length"]}: {" and ".join(stages)}; log and configs in {self.folder}')
 
-    def check_same(self, length: Mapping[str, float]) -> None:
-        """Raises ValueError for a length or a batch that differs from the plan's."""
-        planned, batch = self.record['length'], self.record['plan']['batch']
-        if length and length != planned:
-            (name, number), (was, before) = next(iter(length.items())), next(iter(planned.items()))
-            raise UserError(
-                f'{self.folder} was planned for {before:g} {was}, not {number:g} {name}; choose another --out'
-            )
-        if self.batch not in (None, batch):
-            raise UserError(
-                f'{self.folder} was planned with batches of {batch}, not {self.batch}; choose another --out'
-            )
-
-    def go_on(self, images: Images) -> None:
-        """Says so, if the images are still those of the plan. The run may have been moved, and have other workers."""
-        begun = any(self.folder.glob('*/*.pth'))
-        if str(images) != self.record['found'] and not begun:
-            self.choose(images, self.record['length'])
-            return
-        if str(images) != self.record['found']:
-            raise UserError(
-                f'{self.record["images"]} had {self.record["found"]} when {self.folder} was planned, now {images}; '
-                'choose another --out'
-            )
-        if self.workers is not None:
-            self.record['plan']['workers'] = self.workers
-        write_lists(images, self.lists)
-        say(f'Resuming {self.folder} as it was planned.')
-
-    def prepare(self, images: Images, stage: str) -> None:
-        """Finds out how many steps a stage has, and writes its config."""
-        plan, length = Plan(**self.record['plan']), self.record['length']
-        if 'minutes' in length:
-            seconds = 60 * length['minutes']
-            needed, setup = seconds_per_step(self.write(images, stage, steps=1000), limit=MEASURING * seconds)
+    def choose_steps(self, images: Images, stage: str) -> None:
+        """Finds out how many steps a stage has."""
+        number, unit = self.length
+        if unit == 'minutes':
+            seconds = 60 * number
+            cfg = run_config(*self.settings(images, stage, steps=1000))
+            needed, setup = seconds_per_step(cfg, limit=MEASURING * seconds)
             left = (1 - REST) * seconds - self.seconds() - setup
-            share = TOKENIZER_SHARE * left if stage == 'tokenizer' else left
-            steps = int(share / needed)
+            steps = int((TOKENIZER_SHARE * left if stage == 'tokenizer' else left) / needed)
             say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
-        elif 'epochs' in length:
-            steps = round(length['epochs'] * (len(images.train.paths) // plan.batch))
+        elif unit == 'epochs':
+            steps = round(number * (len(images.train.names) // self.record['batch']))
         else:
-            steps = int(length['steps'])
+            steps = int(number)
         if stage == 'tokenizer':
             steps = min(steps, MAX_TOKENIZER_STEPS)
         self.record['stages'][stage] = dict(steps=max(steps, MIN_STEPS))
         self.save()
 
-    def seconds(self) -> float:
-        """Time that the run has taken so far, of earlier calls too."""
-        return self.record['seconds'] + time.monotonic() - self.began
-
     def config(self, stage: str) -> Path:
-        """The config of a stage."""
+        """Where the config of a stage is written for the user."""
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
-    def write(self, images: Images, stage: str, steps: int) -> RunConfig:
-        """The config of a stage; writes it for the user."""
+    def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
+        """The config that a stage builds on, and its settings."""
         plan = Plan(**self.record['plan'])
-        common = (images, plan, self.lists, steps, self.folder / stage)
-        base = plan.base
-        if stage == 'tokenizer':
-            settings, base = tokenizer_settings(*common), TOKENIZER
-        elif stage == 'pretrain':
-            settings = pretraining_settings(*common, None if plan.tokenizer else self.last_checkpoint('tokenizer'))
-        else:
-            settings = finetuning_settings(*common)
-        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
-        return write_config(self.config(stage), title, base, settings)
+        if stage == 'pretrain' and not plan.tokenizer:
+            plan.tokenizer = own_tokenizer(self.last_checkpoint('tokenizer'))
+        return stage_settings(stage, images, plan, self.lists, steps, self.folder / stage)
 
     def train(self, images: Images, stage: str) -> None:
         """Trains a stage to its end, if it is not there yet."""
-        cfg = self.write(images, stage, self.record['stages'][stage]['steps'])
-        if self.last_checkpoint(stage).is_file():
+        path, last = self.config(stage), self.last_checkpoint(stage)
+        base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
+        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
+        write_config(path, title, base, settings)
+        if last.is_file():
             return
-        cfg.resume = True
+        cfg = run_config(base, dict(settings, resume=True), path)
         runner = make_runner(cfg, ProgressHook(stage))
         with without_output():
             runner.train()
-        if not self.last_checkpoint(stage).is_file():
-            raise UserError(
-                f'{self.last_checkpoint(stage)} could not be written (see the warnings); make room and repeat the '
-                'command'
-            )
+        if not last.is_file():
+            raise UserError(f'{last} could not be written (see the warnings); make room and repeat the command')
         scalars = runner.message_hub.log_scalars
-        numbers = {name: float(scalars[f'val/{name}'].current()) for name in METRICS if f'val/{name}' in scalars}
+        numbers = {name: float(scalars[f'val/{name}'].current()) for name in ROWS if f'val/{name}' in scalars}
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
         numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
         self.record['stages'][stage].update(numbers)
         self.save()
-        end_runner(runner)
+        runner.visualizer.close()
+        end_workers(runner.train_dataloader)
+        if runner.val_loop is not None:
+            end_workers(runner.val_dataloader)
 
     # --- the report -------------------------------------------------------------------------------
 
     def report(self, images: Images) -> None:
         """Draws the pictures and writes report.md."""
         numbers = self.record['stages'][self.verb]
-        name = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
-        lines = [f'# {self.verb} of `{name}`', '', f'{images}.', '']
+        pictures = ['![loss](loss.png)']
         if self.verb == 'pretrain':
-            held_out = [images.held_out.root / path for path in images.held_out.paths]
+            trained = Checkpoint.open(self.weights)
+            held_out = [images.held_out.root / path for path in images.held_out.names]
             chosen = held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES]
-            reconstruct(self.weights, chosen, self.folder / 'reconstruction.png')
+            reconstruct(trained, chosen, self.folder / 'reconstruction.png')
+            pictures.insert(0, '![image, masked image, tokens decoded, prediction decoded](reconstruction.png)')
             if images.classes:
-                numbers |= self.neighbours(images)
+                numbers |= self.neighbours(trained, images)
         draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
         self.save()
         rows = describe_numbers(self.record['stages'].get('tokenizer', {}) | numbers)
-        for name, stage in self.record['stages'].items():
-            lines.append(f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}')
-        lines += ['', '| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
-        lines += ['', f'{self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.', '']
-        if (waiting := numbers.get('waiting', 0)) > 0.5:
-            lines += [f'{waits_for_images(waiting)}.', '']
-        if self.verb == 'pretrain':
-            lines += ['![image, masked image, tokens decoded, prediction decoded](reconstruction.png)', '']
-        lines += ['![loss](loss.png)', '']
+        stages = [
+            f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}'
+            for name, stage in self.record['stages'].items()
+        ]
+        table = ['| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
+        folder = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
+        waiting = numbers.get('waiting', 0)
+        paragraphs = [
+            f'# {self.verb} of `{folder}`',
+            f'{images}.',
+            '\n'.join(stages),
+            '\n'.join(table),
+            f'{self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.',
+            f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
+            *pictures,
+        ]
         with atomic_file(self.folder / REPORT) as file:
-            file.write('\n'.join(lines).encode())
+            file.write(('\n\n'.join(filter(None, paragraphs)) + '\n').encode())
         width = max(len(name) for name, _ in rows)
         for line in (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, self.folder / REPORT):
             say(line)
@@ -397,28 +392,22 @@ class Run:
 
         Features of an image take at most half of what its training step takes; each is computed by two networks.
         """
-        if 'minutes' not in self.record['length']:
+        number, unit = self.length
+        if unit != 'minutes':
             return MAX_BANK, MAX_QUERIES
-        seconds = 60 * self.record['length']['minutes'] * REST
-        images = seconds * self.record['stages'][self.verb]['images_per_second']
-        return (
-            min(MAX_BANK, max(MIN_BANK, int(images * 2 / 3))),
-            min(MAX_QUERIES, max(MIN_BANK // 2, int(images / 3))),
-        )
+        images = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
+        bank, queries = max(MIN_BANK, int(images * 2 / 3)), max(MIN_BANK // 2, int(images / 3))
+        return min(MAX_BANK, bank), min(MAX_QUERIES, queries)
 
-    def neighbours(self, images: Images) -> dict[str, float]:
+    def neighbours(self, trained: Checkpoint, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
-        bank_size, queries_size = self.neighbour_sizes()
-        trained = FeatureExtractor(self.weights)
+        extract = FeatureExtractor(trained)
         labels = [
-            {
-                str(part.root / path): images.classes.index(name)
-                for path, name in zip(part.paths, part.names, strict=True)
-            }
-            for part in (spread(images.train, bank_size), spread(images.held_out, queries_size))
+            {str(part.root / path): images.classes.index(name) for path, name in evenly(part.names.items(), number)}
+            for part, number in zip((images.train, images.held_out), self.neighbour_sizes(), strict=True)
         ]
         found = {}
-        for name, network in (('knn_accuracy', trained), ('knn_accuracy_random', trained.with_random_weights())):
+        for name, network in (('knn_accuracy', extract), ('knn_accuracy_random', extract.with_random_weights())):
             (bank, of_bank, _), (features, truth, _) = (network.of_files(part) for part in labels)
             predicted = knn_predict(features, bank, of_bank, len(images.classes))
             found[name] = 100 * (predicted == truth).float().mean().item()
@@ -427,17 +416,7 @@ class Run:
 
 def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     """Rows of the report."""
-    rows = {
-        'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
-        'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
-        'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
-        'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
-        'accuracy/top1': ('classified right, %', '{:.1f}'),
-        'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
-        'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
-        'images_per_second': ('images a second in training', '{:,.0f}'),
-    }
-    found = [(text, form.format(numbers[name])) for name, (text, form) in rows.items() if name in numbers]
+    found = [(text, form.format(numbers[name])) for name, (text, form) in ROWS.items() if name in numbers]
     if number := numbers.get('knn_images'):
         share = numbers['knn_accuracy'] / 100
         error = 100 * math.sqrt(share * (1 - share) / number)
@@ -452,19 +431,11 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def make_runner(cfg: RunConfig, *hooks: Hook) -> Runner:
     """A quiet runner under a name of its own, which mmengine wants for each in a process."""
-    cfg.experiment_name = f'{Path(cfg.filename).stem}_{secrets.token_hex(4)}'
+    cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = TerminalRunner.from_cfg(cfg)
     for hook in hooks:
         runner.register_hook(hook)
     return runner
-
-
-def end_runner(runner: Runner) -> None:
-    """Ends the workers of a run at once."""
-    runner.visualizer.close()
-    end_workers(runner.train_dataloader)
-    if runner.val_loop is not None:
-        end_workers(runner.val_dataloader)
 
 
 class StepClock(Hook):
@@ -494,6 +465,8 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
     cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
     cfg.visualizer = dict(type='Visualizer')
+    for module in (cfg.model, cfg.model.get('backbone', {})):
+        module.pop('init_cfg', None)  # weights do not change the time
     clock_hook = StepClock(limit)
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = f'{folder}/measured'

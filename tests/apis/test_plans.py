@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from PIL import Image
 
 from beit_mm.apis import plans, split
 from beit_mm.apis.configs import find_config, write_config
-from beit_mm.apis.plans import plan_training, pretraining_settings
+from beit_mm.apis.plans import plan_training, stage_settings
 from beit_mm.apis.split import find_images, write_lists
+from beit_mm.apis.tokenizers import own_tokenizer
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 
 
@@ -28,12 +30,12 @@ def make_folder(root: Path, **classes: int) -> Path:
 def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     images = find_images(make_folder(tmp_path / 'all', cat=80, dog=50, bird=1))
     held_out = images.held_out
-    assert {name: held_out.names.count(name) for name in ('cat', 'dog', 'bird')} == dict(cat=8, dog=5, bird=0)
-    assert not set(held_out.paths) & set(images.train.paths)
-    assert len(images.train.paths) + len(held_out.paths) == 131 and images.classes == ['bird', 'cat', 'dog']
+    assert Counter(held_out.names.values()) == dict(cat=8, dog=5)
+    assert not {*held_out.names} & {*images.train.names}
+    assert len(images.train.names) + len(held_out.names) == 131 and images.classes == ['bird', 'cat', 'dog']
     again = find_images(tmp_path / 'all')
     assert again == images
-    assert held_out.paths != sorted(f'cat/{i}.jpg' for i in range(8)) + [f'dog/{i}.jpg' for i in range(5)]
+    assert {*held_out.names} != {*(f'cat/{i}.jpg' for i in range(8)), *(f'dog/{i}.jpg' for i in range(5))}
 
 
 @pytest.mark.parametrize('named', ['', 'train'])
@@ -41,13 +43,13 @@ def test_val_beside_train_is_held_out(named, tmp_path):
     make_folder(tmp_path / 'train', cat=70, dog=40)
     make_folder(tmp_path / 'val', cat=2, dog=3)
     images = find_images(tmp_path / named)
-    assert len(images.train.paths) == 110 and sorted(set(images.held_out.names)) == ['cat', 'dog']
-    assert images.held_out.root == tmp_path / 'val' and len(images.held_out.paths) == 5
+    assert len(images.train.names) == 110 and {*images.held_out.names.values()} == {'cat', 'dog'}
+    assert images.held_out.root == tmp_path / 'val' and len(images.held_out.names) == 5
 
 
 def test_images_without_classes(tmp_path):
     images = find_images(make_folder(tmp_path, _=120, cat=10))
-    assert images.classes == [] and len(images.held_out.paths) == 13 and 'no class folders' in str(images)
+    assert images.classes == [] and len(images.held_out.names) == 13 and 'no class folders' in str(images)
 
 
 def test_folders_that_nothing_can_be_learned_from(tmp_path):
@@ -70,21 +72,20 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
         (root / 'b 7' / os.fsdecode(name)).touch()
     images = find_images(root)
     write_lists(images, tmp_path / 'lists')
-    for name, part in (('train', images.train), ('held_out', images.held_out)):
+    for name, listed in (('train', images.train), ('held_out', images.held_out)):
         settings = split.dataset_of(images, tmp_path / 'lists', name)
         labelled = ImageFolder(**settings, classes=str(tmp_path / 'lists/classes.txt'), pipeline=[])
         found = [(labelled[i]['img_path'], labelled.CLASSES[labelled[i]['gt_label']]) for i in range(len(labelled))]
-        assert found == [(str(root / path), of) for path, of in zip(part.paths, part.names, strict=True)]
+        assert found == [(str(root / path), of) for path, of in listed.names.items()]
         unlabelled = UnlabeledImages(**settings, pipeline=[])
         assert [unlabelled[i]['img_path'] for i in range(len(unlabelled))] == [path for path, _ in found]
     lines = (tmp_path / 'lists/train.txt').read_text().splitlines()
     assert f'a class/0.jpg {images.classes.index("a class")}' in lines
 
 
-def test_spread_takes_from_everywhere():
-    part = split.Part(Path('x'), [str(i) for i in range(100)], [''] * 100)
-    assert [int(path) for path in split.spread(part, 4).paths] == [12, 37, 62, 87]
-    assert split.spread(part, 1000) == part
+def test_some_are_taken_from_everywhere():
+    assert split.evenly(range(100), 4) == [12, 37, 62, 87]
+    assert split.evenly(range(100), 1000) == [*range(100)]
 
 
 @pytest.fixture
@@ -95,8 +96,9 @@ def images(tmp_path):
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    settings = pretraining_settings(images, plan, tmp_path, 400, tmp_path / 'work', tmp_path / 'tokenizer.pth')
-    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
+    plan.tokenizer = own_tokenizer(tmp_path / 'tokenizer.pth')
+    stage = stage_settings('pretrain', images, plan, tmp_path, 400, tmp_path / 'work')
+    write_config(tmp_path / 'config.py', 'Text.', *stage)
     cfg = Config.fromfile(tmp_path / 'config.py')
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400)
     assert cfg.param_scheduler[1]['end'] == 400 and cfg.param_scheduler[0]['end'] == 20
@@ -118,8 +120,8 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     (tmp_path / 'encoder.pkl').touch()
     plan = plan_training(images, 'pretrain', device='cuda')
     assert plan.tokenizer == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
-    settings = pretraining_settings(images, plan, tmp_path, 400, tmp_path / 'work', None)
-    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
+    stage = stage_settings('pretrain', images, plan, tmp_path, 400, tmp_path / 'work')
+    write_config(tmp_path / 'config.py', 'Text.', *stage)
     cfg = Config.fromfile(tmp_path / 'config.py')
     steps = {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
@@ -150,8 +152,8 @@ def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
 
 def test_one_image_of_a_class_is_learned_from(tmp_path):
     Image.new('RGB', (4, 4)).save(tmp_path / 'x.png')
-    train, held_out = split.split(split.list_part(tmp_path))
-    assert train.paths == ['x.png'] and held_out.paths == []
+    train, held_out = split.hold_out(split.list_folder(tmp_path))
+    assert train.names == {'x.png': ''} and held_out.names == {}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +174,8 @@ def test_folders_called_train_and_many_small_folders(tmp_path):
     images = find_images(make_folder(tmp_path / 'vehicles', bus=60, car=60, train=60))
     assert images.classes == ['bus', 'car', 'train']
     images = find_images(make_folder(tmp_path / 'only', train=150))  # nothing but that folder
-    assert images.train.root.name == 'train' and len(images.held_out.paths) == 15
+    assert images.train.root.name == 'train' and len(images.held_out.names) == 15
     images = find_images(make_folder(tmp_path / 'pairs', **{f'c{i}': 2 for i in range(150)}))
-    assert len(images.held_out.paths) == 30 and len(images.classes) == 150
+    assert len(images.held_out.names) == 30 and len(images.classes) == 150
     images = find_images(make_folder(tmp_path / 'singles', **{f'c{i}': 1 for i in range(150)}))
-    assert len(images.held_out.paths) == 15
+    assert len(images.held_out.names) == 15

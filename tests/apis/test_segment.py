@@ -18,7 +18,6 @@ from mmengine.registry import DefaultScope
 from narrow_segmentors import CROP, SEGMENTOR, WIDTH, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis import inference
 from beit_mm.apis.inference import classify, segment
 from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.checkpoint import checkpoint
@@ -233,7 +232,7 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         tmp_path / 'ours.pth',
     )
     data = make_label_maps(tmp_path / 'data')
-    found = segment(tmp_path / 'ours.pth', data / 'images/validation', tmp_path / 'maps', labelled=data, size=40)
+    found = segment(tmp_path / 'ours.pth', data / 'images/validation', tmp_path / 'maps', labelled=data, short_side=40)
     counts = np.zeros((3, 3))
     for result in found:
         labels = np.array(Image.open(result['labels'])).astype(int)
@@ -259,7 +258,7 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         [tmp_path / 'flat/gone.png', odd],
         tmp_path / 'again',
         labelled=tmp_path / 'flat',
-        keep_zero_label=True,
+        reduce_zero_label=False,
     )
     assert 'No such file' in gone['error']
     assert named_classes(str(tmp_path / 'again/classes.txt'))[0][0] == os.fsdecode(b'nothing \xe9')
@@ -270,7 +269,7 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     ('options', 'message'),
     [
         (dict(labelled='gone'), "no images in 'gone'"),
-        (dict(size=40), 'give that too'),
+        (dict(short_side=40), 'give that too'),
         (dict(), 'is pretrained, no segmentor; give --labelled'),
     ],
 )
@@ -296,8 +295,7 @@ def test_checkpoint_and_images_are_read_once(work, tmp_path, monkeypatch, verb):
         return call
 
     monkeypatch.setattr(checkpoint, 'read_checkpoint', counted(checkpoint.read_checkpoint))
-    for module in (inference, reading):
-        monkeypatch.setattr(module, 'read_image', counted(module.read_image))
+    monkeypatch.setattr(reading, 'read_image', counted(reading.read_image))
     images = [work / 'images' / name for name in list(SIZES)[:3]]
     if verb == 'segment':
         segment(work / 'model.pth', images, tmp_path / 'out')

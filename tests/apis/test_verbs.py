@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,11 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import configs, inference, plans, split, training
+from beit_mm.apis import configs, inference, plans, split, tokenizers, training
+from beit_mm.apis.tokenizers import tokenizer_of
+from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.progress import clock, progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.registry import MODELS
@@ -148,6 +152,21 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
+def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_training(run, images, tmp_path, monkeypatch):
+    """Also where steps are measured before; and the trained weights once for the report."""
+    shutil.copyfile(run / 'pretrained.pth', run / 'init.pth')
+    read = Counter()
+
+    def counted(path):
+        read[Path(path).name] += 1
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoint, 'read_checkpoint', counted)
+    out = tmp_path / 'run'
+    beit_mm.pretrain(images, out, init=run / 'init.pth', minutes=0.05)
+    assert (read['init.pth'], read['pretrained.pth']) == (2, 1) and 'as in' in (out / 'plan.json').read_text()
+
+
 def stopped(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pretraining of four steps whose second stage was stopped after two."""
     after = training.ProgressHook.after_train_iter
@@ -167,9 +186,9 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
     stopped(images, tmp_path / 'first', monkeypatch)
     shutil.copytree(tmp_path / 'first', tmp_path / 'second')
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')}
-    with pytest.raises(ValueError, match='was planned for 4 steps, not 9 steps'):
+    with pytest.raises(ValueError, match=r'a run with other length \(4 steps, not 9 steps\)'):
         beit_mm.pretrain(images, tmp_path / 'second', steps=9)
-    with pytest.raises(ValueError, match='was planned with batches of 4, not 8'):
+    with pytest.raises(ValueError, match=r'a run with other batch \(4, not 8\)'):
         beit_mm.pretrain(images, tmp_path / 'second', batch=8)
     beit_mm.pretrain(images, tmp_path / 'second', workers=1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')} == before
@@ -181,7 +200,14 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
 def test_a_record_of_another_version_is_said(images, tmp_path):
     (tmp_path / 'run').mkdir()
     record = dict(
-        verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length={}, plan=dict(dalle=None)
+        verb='pretrain',
+        images=str(images),
+        init=None,
+        seconds=0,
+        stages={},
+        length='9 steps',
+        batch=4,
+        plan=dict(dalle=None),
     )
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
@@ -215,7 +241,7 @@ def test_a_run_killed_while_its_lists_are_written_goes_on(images, tmp_path, monk
     def killed(*args: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(training.Run, 'prepare', killed)
+    monkeypatch.setattr(training.Run, 'choose_steps', killed)
     with monkeypatch.context() as patch:
         patch.setattr(split, 'write_lines', killed)
         for _ in range(2):
@@ -252,9 +278,14 @@ def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatc
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text('raise SystemExit("RAN")')
     plan = plans.plan_training(split.find_images(images), 'pretrain')
-    common = (split.find_images(images), plan, tmp_path, 9, tmp_path / 'work')
-    settings = plans.pretraining_settings(*common, tmp_path / 'x.pth') | plans.tokenizer_settings(*common)
-    assert configs.write_config(tmp_path / 'config.py', 'Text.', plan.base, settings).model
+    configs.own_config.cache_clear()
+    plan.tokenizer = tokenizers.own_tokenizer(tmp_path / 'x.pth')
+    for stage in ('tokenizer', 'pretrain'):
+        common = (split.find_images(images), plan, tmp_path, 9, tmp_path / 'work')
+        base, settings = plans.stage_settings(stage, *common)
+        configs.write_config(tmp_path / 'config.py', 'Text.', base, settings)
+        assert configs.run_config(base, settings).model
+        assert Config.fromfile(tmp_path / 'config.py').model
 
 
 def test_names_of_folders_are_never_code(images, tmp_path):
@@ -266,7 +297,9 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     run.folder.mkdir()
     split.write_lists(split.find_images(folder), run.lists)
     run.record['plan'] = plan
-    cfg = run.write(split.find_images(folder), 'tokenizer', 9)
+    base, settings = run.settings(split.find_images(folder), 'tokenizer', 9)
+    configs.write_config(run.config('tokenizer'), 'Text.', base, settings)
+    cfg = configs.run_config(base, settings, run.config('tokenizer'))
     tree = ast.parse(run.config('tokenizer').read_text())
     assert all(isinstance(node, ast.Assign) for node in tree.body[1:])
     cfg.dump(tmp_path / 'dumped.py')  # as mmengine does in the work directory; checkpoints hold the same text
@@ -278,12 +311,12 @@ def test_names_of_folders_are_never_code(images, tmp_path):
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
     plan = plans.plan_training(split.find_images(images), 'pretrain')
     run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
-    run.record.update(plan=dataclasses.asdict(plan), length=dict(minutes=2.0), stages=dict(pretrain={}, tokenizer={}))
+    run.record.update(plan=dataclasses.asdict(plan), length='2 minutes', stages=dict(pretrain={}, tokenizer={}))
     run.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'seconds_per_step', lambda config, limit: (0.5, 8.0))
         patch.setattr(run, 'seconds', lambda: 10.0)
-        run.prepare(split.find_images(images), 'tokenizer')
+        run.choose_steps(split.find_images(images), 'tokenizer')
     # of 120 s a tenth is left for the report, 10 s are gone and 8 s go before the first step; a third of the rest
     assert run.record['stages']['tokenizer']['steps'] == pytest.approx((120 - 12 - 10 - 8) / 3 / 0.5, abs=1)
 
@@ -429,16 +462,13 @@ def test_a_stored_tokenizer_needs_its_file_and_no_more_memory_than_that(run, ima
 
 
 def test_only_what_can_be_dalles_tokens_is_taken_for_them(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
+    monkeypatch.setattr(tokenizers, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
     backbone = {'backbone.cls_token': torch.zeros(1, 1, 4), 'backbone.blocks.0.attn.qkv.weight': torch.zeros(12, 4)}
     head = backbone | {'head.lm_head.weight': torch.zeros(8192, 4)}
-    assert plans.tokenizer_of(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
-    for weights in (
-        head | {'patch_aggregation.0.x': torch.zeros(1)},
-        head | {'head.lm_head.weight': torch.zeros(512, 4)},
-    ):
+    assert tokenizer_of(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'
+    for other in ({'patch_aggregation.0.x': torch.zeros(1)}, {'head.lm_head.weight': torch.zeros(512, 4)}):
         with pytest.raises(ValueError, match='does not say which tokenizer'):
-            plans.tokenizer_of(Checkpoint(weights, tmp_path / 'x.pth'))
+            tokenizer_of(Checkpoint(head | other, tmp_path / 'x.pth'))
 
 
 def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):
@@ -446,7 +476,8 @@ def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):
     for name in ('x.png', 'other/x.png', 'x_2.png', 'third/x.png'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new('RGB', (4, 3)).save(tmp_path / name)
-        results.append(dict(path=str(tmp_path / name), labels=np.zeros((3, 4), np.uint8)))
+        pixels, labels = np.zeros((3, 4, 3), np.uint8), np.zeros((3, 4), np.uint8)
+        results.append(dict(path=str(tmp_path / name), image=pixels, labels=labels))
     written = inference.write_maps(results, ['a'], [[9, 9, 9]], tmp_path / 'maps')
     assert len({row['labels'] for row in written}) == 4 and len(list((tmp_path / 'maps/labels').iterdir())) == 4
 
@@ -476,7 +507,7 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out)
     mistake('is a folder without model.safetensors, ', 'classify', tmp_path / 'empty', image)
     mistake('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image)
-    mistake('--labelled: no folder', 'classify', run, image, '--labelled', tmp_path / 'none')
+    mistake('does not exist; expected a folder of images', 'classify', run, image, '--labelled', tmp_path / 'none')
     mistake('has 0 class folders with images; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
     mistake('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt')
     (tmp_path / 'broken.png').write_bytes(b'nothing')

@@ -13,8 +13,8 @@ import torch
 from peers import HEADS, hf_peer
 from safetensors.torch import save_file
 
-from beit_mm.apis.plans import backbone_of_file, located
-from beit_mm.checkpoint.checkpoint import load_from_file
+from beit_mm.apis.plans import absolute, backbone_of
+from beit_mm.checkpoint.checkpoint import Checkpoint, load_from_file
 from beit_mm.checkpoint.find import ABANDONED, checkpoint_of, fetch_hub_folder, locate_weights
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
@@ -243,6 +243,6 @@ def test_a_cache_of_links_says_as_much_as_the_folder(tmp_path):
         file.rename(blob)
         (tmp_path / 'snapshot' / file.name).symlink_to(blob)
     link = checkpoint_of(tmp_path / 'snapshot')
-    assert located(str(link)) == str(tmp_path / 'snapshot/model.safetensors')
-    arguments, preprocessing = backbone_of_file(located(str(link)))
+    assert absolute(str(link)) == str(tmp_path / 'snapshot/model.safetensors')
+    arguments, preprocessing = backbone_of(Checkpoint.open(absolute(str(link))))
     assert preprocessing['size'] and arguments['arch']['num_heads'] == HEADS
