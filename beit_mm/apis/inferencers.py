@@ -18,10 +18,10 @@ from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 
 from beit_mm.apis.configs import metainfo_of_name
-from beit_mm.apis.stored_config import RefusedError, check_stored_config
+from beit_mm.apis.stored_config import TRAINING_KEYS, RefusedError, check_stored_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
 from beit_mm.checkpoint.find import released
-from beit_mm.checkpoint.names import convert_state_dict, detect_format, released_out_indices
+from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
@@ -54,24 +54,21 @@ class _Inferencer(ImageReader, ABC):
 
     task: str  # what the model is called
     scope: str  # the library's, in which the types are named
-    training_keys: tuple[str, ...]  # of a model's config, without use here
     multi_scale = False
 
     def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
         checkpoint = Checkpoint.open(checkpoint)
-        self.meta, classes = checkpoint.meta, checkpoint.classes
+        self.meta = checkpoint.meta
         weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
-        if config is None and not isinstance(self.meta.get('config_dict'), dict):
-            with blaming(checkpoint.path):
-                self.meta = dict(self.meta, config_dict=self._config_of_weights(checkpoint))
-        cfg = self._config(checkpoint, config)
+        with blaming(checkpoint.path):
+            cfg = self._stored_config(checkpoint) if config is None else self._given_config(config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:
                 if config is None:  # without memory for the weights, whatever sizes the file asks for
                     with torch.device('meta'):
-                        check_shapes(self._module(MODELS.build(copy.deepcopy(cfg.model))), weights)
+                        check_shapes(self._module(MODELS.build(copy.deepcopy(cfg.model))), checkpoint)
                 self.model = MODELS.build(cfg.model)
                 module = self._module(self.model)
                 load, *prepare = cfg.pipeline
@@ -89,10 +86,8 @@ class _Inferencer(ImageReader, ABC):
                 raise CheckpointError(f'{checkpoint} does not fit its config: {reason:.300}') from error
         if (num_classes := self._num_classes(module)) is None:
             raise UserError(f'{checkpoint} is no {self.task}, but a {type(module).__name__}')
+        check_finite(checkpoint.weights, str(checkpoint))
         try:
-            check_finite(
-                {name: tensor for name, tensor in weights.items() if isinstance(tensor, Tensor)}, str(checkpoint)
-            )
             module.load_state_dict(weights, strict=True)
         except RuntimeError as error:
             reason = ' '.join(str(error).split())
@@ -100,6 +95,7 @@ class _Inferencer(ImageReader, ABC):
         self.device = torch.device(device or get_device())
         self.model.to(self.device).eval()
         self.num_classes: int = num_classes
+        classes = checkpoint.classes
         if not classes and (known := metainfo_of_name(checkpoint.path, num_classes)):
             self.meta, classes = dict(self.meta, dataset_meta=known), known['classes']
         # a name that a terminal could obey is quoted
@@ -113,35 +109,38 @@ class _Inferencer(ImageReader, ABC):
         """The network in a model for test-time augmentation; any other model as it is."""
         return model.module if isinstance(model, BaseTTAModel) else model
 
-    def _config(self, checkpoint: Checkpoint, config: ConfigInput) -> ConfigDict:
-        """Model, pipeline and scope of the given config, else of the checkpoint's own, without what training needs."""
-        advice = f'{type(self).__name__}(checkpoint, config=...)'
-        if config is None:
-            name, values = f'The config in {checkpoint}', self.meta['config_dict']
-        else:
-            values = config if isinstance(config, Config) else Config.fromfile(str(config))
-            name = f'The config {values.filename or ""}'.rstrip()
+    def _given_config(self, config: str | Path | Config) -> ConfigDict:
+        """Model, pipeline and scope of a config, without what only training needs, which could name files."""
+        values = config if isinstance(config, Config) else Config.fromfile(str(config))
+        model, pipeline = without_training(self._selected(values, f'The config {values.filename or ""}'.rstrip()))
+        return ConfigDict(model=model, pipeline=pipeline, default_scope=values.get('default_scope', self.scope))
+
+    def _stored_config(self, checkpoint: Checkpoint) -> ConfigDict:
+        """Model and pipeline of the config in a checkpoint, else as its tensors show them."""
+        name, values = f'The config in {checkpoint}', self.meta.get('config_dict')
+        stored = self._selected(values, name) if isinstance(values, dict) else self._shown(checkpoint)
         try:
-            model, pipeline = self._select(values)
-            parts = _without(dict(model=model, pipeline=pipeline), self.training_keys)
-            parts['model']['type'], parts['pipeline'][0]['type']
-        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
-            needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
-            raise UserError(f'{name} has no {needed} of a {self.task}; give another: {advice}') from None
-        if config is not None:
-            return ConfigDict(parts, default_scope=values.get('default_scope', self.scope))
-        try:
-            model, pipeline = check_stored_config(parts['model'], parts['pipeline'], self.task)
+            model, pipeline = check_stored_config(*stored, self.task)
         except RefusedError as error:
             raise CheckpointError(
-                f'The config in {checkpoint} asks for {error}, which is no part of a {self.task} that is built '
-                f'on the word of a checkpoint; if you trust it, give the config: {advice}'
+                f'{name} asks for {error}, which is no part of a {self.task} that is built on the word of a '
+                f'checkpoint; if you trust it, give the config: {self._advice}'
             ) from None
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
-    def _config_of_weights(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """A config as the tensors of a file show it, of timm's, transformers', the released code's and mmseg's too."""
-        wanted = f'give the config that it was trained with: {type(self).__name__}(checkpoint, config=...)'
+    def _selected(self, values: Mapping[str, Any], name: str) -> tuple[dict, list[dict]]:
+        """What `_select` gives of a config, which is called by a name in errors."""
+        try:
+            model, pipeline = self._select(values)
+            model['type'], pipeline[0]['type']
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
+            needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
+            raise UserError(f'{name} has no {needed} of a {self.task}; give another: {self._advice}') from None
+        return model, pipeline
+
+    def _shown(self, checkpoint: Checkpoint) -> tuple[dict, list[dict]]:
+        """What the tensors of a file show, of timm's, transformers', the released code's and mmseg's too."""
+        wanted = f'give the config that it was trained with: {self._advice}'
         if self.multi_scale:
             raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {wanted}')
         backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
@@ -153,17 +152,21 @@ class _Inferencer(ImageReader, ABC):
             raise CheckpointError(
                 f'{checkpoint} holds no config, and does not say how its images were normalised; {wanted}'
             )
+        weights, out_indices = checkpoint.converted.state_dict, checkpoint.architecture.get('out_indices')
         try:
-            weights = checkpoint.converted.state_dict
-            return self._of_weights(weights, backbone, levels, checkpoint.architecture.get('out_indices'))
+            return self._of_weights(weights, backbone, levels, out_indices)
         except KeyError as error:
             raise CheckpointError(
                 f'{checkpoint} holds no config, and as a {self.task} lacks {error}; {wanted}'
             ) from None
 
+    @property
+    def _advice(self) -> str:
+        return f'{type(self).__name__}(checkpoint, config=...)'
+
     @abstractmethod
-    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
-        """A config of weights under our names; KeyError for a tensor that is missing."""
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
+        """Model and test pipeline of weights under our names; KeyError for a tensor that is missing."""
 
     @abstractmethod
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
@@ -195,7 +198,6 @@ class ClassificationInferencer(_Inferencer):
     """
 
     task, scope = 'classifier', 'mmpretrain'
-    training_keys = ('init_cfg', 'loss', 'pretrained', 'train_cfg')
 
     def __call__(
         self, images: ImageInput | Sequence[ImageInput], batch_size: int = 32, top: int = TOP, on_error: str = 'raise'
@@ -227,14 +229,13 @@ class ClassificationInferencer(_Inferencer):
         sources, results = iterate_images(images, extensions_of([self._load])), []
         while batch := list(islice(sources, batch_size)):
             read = [self._read(image, on_error) for image in batch]
-            found = iter(())
+            predictions = iter(())
             if inputs := [sample for sample in read if 'error' not in sample]:
-                precision = inference_autocast(self.device)
-                with torch.no_grad(), precision:
-                    found = iter(self.model.test_step(default_collate(inputs)))
+                with torch.no_grad(), inference_autocast(self.device):
+                    predictions = iter(self.model.test_step(default_collate(inputs)))
             for image, sample in zip(batch, read, strict=True):
                 if 'error' not in sample:
-                    sample = describe(next(found).pred_score, self.classes, _path(image), top)
+                    sample = describe(next(predictions).pred_score, self.classes, _path(image), top)
                 results.append(sample)
         return results
 
@@ -246,7 +247,7 @@ class ClassificationInferencer(_Inferencer):
             return model, loader['dataset']['pipeline']
         return model, values['train_dataloader']['dataset']['pipeline'][:1]
 
-    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
         num_classes, dims = weights['head.fc.weight'].shape
         model = dict(
             type='ImageClassifier',
@@ -254,7 +255,7 @@ class ClassificationInferencer(_Inferencer):
             head=dict(type='LinearClsHead', num_classes=num_classes, in_channels=dims),
             data_preprocessor=dict(type='ClsDataPreprocessor', to_rgb=False, **levels),
         )
-        return dict(model=model, test_dataloader=dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')])))
+        return model, [dict(type='beit_mm.LoadImage')]
 
     def _num_classes(self, model: nn.Module) -> int | None:
         if isinstance(model, LinearProbe):
@@ -277,7 +278,6 @@ class SegmentationInferencer(_Inferencer):
     """
 
     task, scope = 'segmentor', 'mmseg'
-    training_keys = ('init_cfg', 'loss_decode', 'pretrained', 'train_cfg', 'auxiliary_head')
 
     def __init__(
         self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
@@ -335,7 +335,7 @@ class SegmentationInferencer(_Inferencer):
             model, pipeline = values['model'], loader['dataset']['pipeline']
         return model, [_named_by_us(step) for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
 
-    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> dict:
+    def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
         """An UperNet of the released code's shape; other heads do not show their resizings."""
         num_classes, channels = weights['decode_head.conv_seg.weight'].shape[:2]
         weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']
@@ -356,10 +356,8 @@ class SegmentationInferencer(_Inferencer):
             data_preprocessor=dict(type='SegDataPreProcessor', size=size, **levels),
             test_cfg=dict(mode='slide', crop_size=size, stride=[side * 2 // 3 for side in size]),
         )
-        load = dict(type='beit_mm.LoadImage')
         resize = dict(type='Resize', scale=[2048, min(size)], keep_ratio=True)
-        pipeline = [load, resize, dict(type='PackSegInputs')]
-        return dict(model=model, test_dataloader=dict(dataset=dict(pipeline=pipeline)))
+        return model, [dict(type='beit_mm.LoadImage'), resize, dict(type='PackSegInputs')]
 
     def _num_classes(self, model: nn.Module) -> int | None:
         from mmseg.models import EncoderDecoder
@@ -375,17 +373,11 @@ def _named_by_us(step: dict) -> dict:
     return dict(arguments, type='beit_mm.LoadImage')
 
 
-def _without(value: Any, keys: Sequence[str]) -> Any:
-    """Nested containers without some keys of their dicts, and with tuples of numbers.
-
-    The JSON in .safetensors files has no tuples, and mmcv's Resize takes no list for a size.
-    """
+def without_training(value: Any) -> Any:
+    """Nested containers without the keys that only training needs."""
     if isinstance(value, dict):
-        return {key: _without(inner, keys) for key, inner in value.items() if key not in keys}
-    if not isinstance(value, (list, tuple)):
-        return value
-    items = [_without(item, keys) for item in value]
-    return tuple(items) if items and all(isinstance(item, (int, float)) for item in items) else items
+        return {key: without_training(inner) for key, inner in value.items() if key not in TRAINING_KEYS}
+    return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 
 
 def is_palette(colours: Any, number: int) -> bool:
@@ -398,10 +390,9 @@ def is_palette(colours: Any, number: int) -> bool:
     )
 
 
-def check_shapes(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where weights have not the shapes of a module's."""
-    if detect_format(weights) not in ('beit_mm', None):
-        weights = convert_state_dict(weights).state_dict
+def check_shapes(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raises UserError where the weights of a checkpoint have not the shapes of a module's."""
+    weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
     for name, tensor in module.state_dict().items():
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):

@@ -279,7 +279,7 @@ def test_every_classification_config_is_built_on_a_checkpoints_word():
             inferencer = ClassificationInferencer.__new__(ClassificationInferencer)
             inferencer.meta = dict(config_dict=plain_values(cfg.to_dict()))
             inferencer.dataset_meta = {}
-            inferencer._config(path, None)
+            inferencer._stored_config(path)
             seen += 1
     assert seen > 20
 

@@ -93,7 +93,7 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
         checkpoint = Checkpoint.open(source)
         stored = (checkpoint.meta.get('config_dict') or {}).get('model') or {}
         if stored.get('type') in TOKENIZERS:  # the run of a tokenizer
-            known = {key: value for key, value in stored.items() if key in {'type', *ARGUMENTS[stored['type']]}}
+            known = {key: value for key, value in stored.items() if key in {'type', *ARGUMENTS[stored['type']].split()}}
             tokenizer = MODELS.build(dict(check_part(known, TOKENIZERS, 'model'), checkpoint=str(checkpoint)))
         else:
             model = load_pretrainer(checkpoint)
