@@ -17,7 +17,7 @@ from mmengine.config import Config
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, dataset_of
 from beit_mm.apis.stored_config import check_part
-from beit_mm.apis.tokenizers import FILES, TOKENIZER, TOKENIZERS, find_dalle, stride_and_vocab, tokenizer_of
+from beit_mm.apis.tokenizers import FILES, TOKENIZERS, find_dalle, stride_and_vocab, tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import CheckpointError
@@ -332,20 +332,5 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     )
 
 
+# by the stages of a training; each takes the config that it builds on, images, plan, folder of lists and steps
 SETTINGS = dict(tokenizer=tokenizer_settings, pretrain=pretraining_settings, finetune=finetuning_settings)
-
-
-def stage_settings(
-    stage: str, images: Images, plan: Plan, lists: Path, steps: int, work_dir: Path
-) -> tuple[str, dict[str, Any]]:
-    """The config that a stage builds on, and its settings.
-
-    Args:
-        stage: 'tokenizer', 'pretrain' (the plan has a tokenizer by then) or 'finetune'.
-        images, plan: of the training.
-        lists: folder of the lists of images.
-        steps, work_dir: of the stage.
-    """
-    base = TOKENIZER if stage == 'tokenizer' else plan.base
-    settings = SETTINGS[stage](own_config(base), images, plan, lists, steps)
-    return base, dict(work_dir=str(work_dir), **settings)

@@ -19,11 +19,11 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from beit_mm.apis.configs import RunConfig, run_config, write_config
+from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, Plan, absolute, plan_training, stage_settings
+from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, Plan, absolute, plan_training
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
-from beit_mm.apis.tokenizers import own_tokenizer
+from beit_mm.apis.tokenizers import TOKENIZER, own_tokenizer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import write_checkpoint
@@ -196,7 +196,7 @@ class Run:
             steps = [stage.get('steps', 0) for stage in known['stages'].values()]
             # names of stages are folders' names, and a link would lead what is written elsewhere
             fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, steps)} <= {int}
-            fits = fits and ('plan' not in known or Plan(**known['plan']).init == known['init'])
+            fits = fits and Plan(**known['plan']).init == known['init']
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -321,7 +321,9 @@ class Run:
         plan = Plan(**self.record['plan'])
         if stage == 'pretrain' and not plan.tokenizer:
             plan.tokenizer = own_tokenizer(self.last_checkpoint('tokenizer'))
-        return stage_settings(stage, images, plan, self.lists, steps, self.folder / stage)
+        base = TOKENIZER if stage == 'tokenizer' else plan.base
+        settings = SETTINGS[stage](own_config(base), images, plan, self.lists, steps)
+        return base, dict(work_dir=str(self.folder / stage), **settings)
 
     def train(self, images: Images, stage: str) -> None:
         """Trains a stage to its end, if it is not there yet."""

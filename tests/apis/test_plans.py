@@ -10,8 +10,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from beit_mm.apis import plans, split
-from beit_mm.apis.configs import find_config, write_config
-from beit_mm.apis.plans import plan_training, stage_settings
+from beit_mm.apis.configs import find_config, own_config, write_config
+from beit_mm.apis.plans import plan_training, pretraining_settings
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.apis.tokenizers import own_tokenizer
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
@@ -97,8 +97,8 @@ def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
     plan.tokenizer = own_tokenizer(tmp_path / 'tokenizer.pth')
-    stage = stage_settings('pretrain', images, plan, tmp_path, 400, tmp_path / 'work')
-    write_config(tmp_path / 'config.py', 'Text.', *stage)
+    settings = pretraining_settings(own_config(plan.base), images, plan, tmp_path, 400)
+    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
     cfg = Config.fromfile(tmp_path / 'config.py')
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400)
     assert cfg.param_scheduler[1]['end'] == 400 and cfg.param_scheduler[0]['end'] == 20
@@ -120,8 +120,8 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     (tmp_path / 'encoder.pkl').touch()
     plan = plan_training(images, 'pretrain', device='cuda')
     assert plan.tokenizer == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
-    stage = stage_settings('pretrain', images, plan, tmp_path, 400, tmp_path / 'work')
-    write_config(tmp_path / 'config.py', 'Text.', *stage)
+    settings = pretraining_settings(own_config(plan.base), images, plan, tmp_path, 400)
+    write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
     cfg = Config.fromfile(tmp_path / 'config.py')
     steps = {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
