@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, their hashes, and text that no reader of configs fills in."""
+"""Files written completely or not at all, their hashes and printable names, and text for configs."""
 
 import hashlib
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 HASH_PIECE = 1 << 20  # bytes
+ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 
 
@@ -20,6 +21,18 @@ def file_sha256(path: str | Path) -> str:
         while piece := file.read(HASH_PIECE):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def readable(text: str) -> str:
+    r"""A file's name in one line that can be printed: the bytes of all else stand as \xff, a backslash as two.
+
+    `printf %b` of bash gives the name back.
+    """
+    return ''.join(char if char.isprintable() and char != '\\' else escaped(char) for char in text)
+
+
+def escaped(char: str) -> str:
+    return ESCAPES.get(char) or ''.join(f'\\x{byte:02x}' for byte in char.encode('utf-8', 'surrogateescape'))
 
 
 def inert(text: str) -> str:

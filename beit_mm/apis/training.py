@@ -27,13 +27,12 @@ from beit_mm.apis.tokenizers import TOKENIZER, own_tokenizer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.datasets.reading import readable
 from beit_mm.engine.progress import ProgressHook, TerminalRunner
 from beit_mm.engine.steps import waits_for_images
 from beit_mm.engine.workers import end_workers, watch_workers
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict
-from beit_mm.files import atomic_file, folder_of_images
+from beit_mm.files import atomic_file, folder_of_images, readable
 from beit_mm.pictures.training import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 

@@ -1,6 +1,6 @@
-"""Images of any number of bands, from .tif and .npy files: satellites', microscopes', scanners'.
+"""Reads images of any number of bands from .tif and .npy files, of satellites, microscopes, scanners.
 
-Behind LoadBands every image has one scale, 0-255, whatever its file holds; uint8 where the file does, else float32.
+LoadBands brings all of them to 0-255: uint8 if the file holds uint8, else float32.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ except ImportError:
     TiffFile = None
 
 MAX_BANDS = 16
-MAX_PAGES = 256  # of a .tif that are looked at: a few for each band, with overviews
+MAX_PAGES = 256  # of a .tif that are searched: a page a band, with overviews
 TIF_ENDINGS = ('.tif', '.tiff')
 TIF_STARTS = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 NPY_START = b'\x93NUMPY'
-# Of a .tif, as numbers in its tags: none, LZW, Deflate (two), PackBits, LZMA, Zstandard. Others are images themselves.
+# Tag numbers of none, LZW, Deflate (two), PackBits, LZMA, Zstandard; JPEG and its like have sizes of their own
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 
 
@@ -35,10 +35,10 @@ class LoadBands(BaseTransform):
     An `img` that is there already, (H, W, C), takes the place of the file's values.
 
     Args:
-        bands: which bands of the file, counted from 0, in the order that the model sees; None: all.
-        low, high: values in the file that become 0 and 255: a number for all bands, or one for each that is taken.
-            What lies beyond them becomes 0 or 255, NaN becomes 0; the result is float32. None: the files hold uint8,
-            which stays as it is. `tools/datasets/band_statistics.py` finds them.
+        bands: bands of the file, counted from 0, in the order that the model sees; None: all.
+        low, high: values in the file that become 0 and 255: a number for all bands, or one for each band. Values beyond
+            them become 0 or 255, NaN becomes 0; the result is float32. None: the files hold uint8, which is not
+            changed. `tools/datasets/band_statistics.py` finds them.
         max_pixels: as LoadImage.
 
     Raises:
@@ -127,7 +127,7 @@ def check_bands(values: np.ndarray) -> np.ndarray:
 
 
 def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """The values of a .tif or .npy file, as they are: (H, W, C).
+    """The values of a .tif or .npy file: (H, W, C).
 
     Raises:
         UnreadableImageError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Datasets of images: a folder of any shape or a list of files, without classes and with."""
+"""Datasets of images, of a folder or a list of files, with and without classes."""
 
 import json
 import logging
@@ -32,25 +32,23 @@ class UnlabeledImages(BaseDataset):
     """Images for pretraining. What is drawn for a sample depends on its SampleKey only (see datasets.samplers).
 
     Args:
-        data_root: folder of images, searched to any depth; class folders are not needed and do no harm; or of tar
-            shards with their index, see datasets.listing.
-        ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`, a label after it
-            is ignored; a path that is no plain text stands in JSON's quotes, see `quoted`. '' takes every image of the
+        data_root: folder of images, searched to any depth; or of tar shards with their index, see datasets.listing.
+        ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`; a label after it
+            is ignored. A path that is no plain text is in JSON's quotes, see `quoted`. '' takes every image of the
             folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
-        on_error: what an unreadable image does: 'raise' (or 'error') raises, 'skip' takes another one in its place,
-            always the same one for the same key, and names the file in `unreadable`. With `test_mode=True` it always
-            raises.
+        on_error: what an unreadable image does: 'raise' (or 'error') ends the run; 'skip' replaces it by another image,
+            always the same one for the same key, and names the file in `unreadable`. `test_mode=True` always raises.
         kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, lazy_init.
-
-    `data_list` holds the paths compactly, as Samples, and stays in one piece of memory for all workers.
 
     Raises:
         FileNotFoundError: the folder or list is missing or holds no images, or a shard is missing.
-        ValueError: the index of the shards is damaged, or does not fit them.
+        ValueError: the index of the shards cannot be read or does not fit them.
         PermissionError: a folder cannot be listed.
         UnreadableImageError: see `on_error`; with 'skip' when 10 substitutes cannot be read either.
     """
+
+    EXPECTED = 'a folder of images'
 
     def __init__(
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
@@ -67,22 +65,26 @@ class UnlabeledImages(BaseDataset):
     def load_data_list(self) -> Sequence[dict]:
         folder = self.data_prefix['img_path']
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f'no folder {folder!r}; expected a folder of images')
-        shards = read_shards(folder)
-        extensions = extensions_of(self.pipeline.transforms)
-        paths: Sequence[str]
+            raise FileNotFoundError(f'no folder {folder!r}; expected {self.EXPECTED}')
+        paths, labels = self.find_images(folder, read_shards(folder))
+        if not paths:
+            raise self.no_images(self.ann_file or folder)
+        return Samples(folder, paths, labels)
+
+    def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray | None]:
+        """Paths of the images relative to the folder, or the images in its shards, and their labels, int (N,)."""
         if self.ann_file:
             paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
-            paths = shards.listed(paths, self.ann_file) if shards else paths
-        else:
-            paths = shards or list_images(folder, extensions)
-        if not paths:
-            endings = ' '.join(extensions)
-            raise FileNotFoundError(f'no images in {self.ann_file or folder!r}; expected files ending in {endings}')
-        return Samples(folder, paths)
+            return shards.listed(paths, self.ann_file) if shards else paths, None
+        return shards or list_images(folder, extensions_of(self.pipeline.transforms)), None
+
+    def no_images(self, path: str) -> FileNotFoundError:
+        """The error for a folder or list without images."""
+        endings = ' '.join(extensions_of(self.pipeline.transforms))
+        return FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
 
     def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Leaves Samples as they are, which are as compact; pickles the dicts that a subclass may have made of them."""
+        """Leaves Samples, which are compact, as they are; pickles the dicts of a subclass."""
         if not isinstance(self.data_list, Samples):
             return super()._serialize_data()
         self.serialize_data = False
@@ -106,10 +108,10 @@ class UnlabeledImages(BaseDataset):
 
 
 def scale_decoding(transforms: Sequence) -> None:
-    """Has LoadImage decode large JPEGs no larger than what stands right behind it needs.
+    """Lets LoadImage decode large JPEGs no larger than the transform right behind it needs.
 
-    That is one of our crops, which draws its box from the sizes in the file's header, as it would later, or
-    mmpretrain's ResizeEdge, whose result then is a view of the whole image. All other transforms get full images.
+    That is one of our crops, which draws its box from the size in the file's header, or mmpretrain's ResizeEdge. All
+    other transforms get full images.
 
     Args:
         transforms: of a pipeline, LoadImage first.
@@ -124,7 +126,7 @@ def scale_decoding(transforms: Sequence) -> None:
 
 
 def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
-    """For LoadImage, the scale of an image whose short side is resized; it divides both, to keep the aspect ratio."""
+    """For LoadImage: the scale of an image whose short side is resized; it divides both sides, to keep their ratio."""
     scale = decoding_scale([min(height, width)], [short_side])
     return math.gcd(scale, height, width)
 
@@ -135,7 +137,7 @@ def extensions_of(transforms: Sequence) -> tuple[str, ...]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file without the space around them; bytes that are no UTF-8 stay what they are in file names."""
+    """Lines of a file, stripped; bytes that are not UTF-8 are kept as they are in names of files."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
@@ -146,20 +148,17 @@ def read_lines(path: str) -> list[str]:
 
 
 def quoted(name: str) -> str:
-    """A name for a list with one a line: as it is, or as a JSON string where a reader would take it for another.
-
-    That is one with spaces around it, line ends, what cannot be printed, or bytes that are no UTF-8.
-    """
+    """A name for a list with one name a line, as a JSON string where spaces, line ends or other bytes need it."""
     plain = name.isprintable() and name == name.strip() and not name.startswith('"')
     return name if plain else json.dumps(name)
 
 
 def unquoted(text: str) -> str:
-    """What `quoted` was given."""
+    """The inverse of `quoted`."""
     try:
         name = os.fsdecode(os.fsencode(json.loads(text))) if text.startswith('"') else text
         return text if '\0' in name else name
-    except ValueError:  # it only begins with the sign
+    except ValueError:  # a name that begins with a quote
         return text
 
 
@@ -192,6 +191,8 @@ class ImageFolder(UnlabeledImages):
         UnreadableImageError: as UnlabeledImages.
     """
 
+    EXPECTED = 'a folder with one folder a class'
+
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
             path, classes = classes, [unquoted(line) for line in read_lines(classes) if line]
@@ -212,11 +213,7 @@ class ImageFolder(UnlabeledImages):
         """The label of an image, as mmengine's ClassBalancedDataset asks for it."""
         return [self.get_data_info(index)['gt_label']]
 
-    def load_data_list(self) -> Sequence[dict]:
-        folder = self.data_prefix['img_path']
-        if not os.path.isdir(folder):
-            raise FileNotFoundError(f'no folder {folder!r}; expected a folder with one folder a class')
-        shards = read_shards(folder)
+    def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray]:
         if shards:
             folders = list(shards.classes)
         else:
@@ -229,30 +226,20 @@ class ImageFolder(UnlabeledImages):
                 raise FileNotFoundError(f'no class folders in {folder!r}; expected one folder a class, or classes=...')
             self._metainfo['classes'] = tuple(folders)
         labels = {name: label for label, name in enumerate(self.CLASSES)}
-        paths: Sequence[str]
         if self.ann_file:
             paths, found = self._read_list(labels)
-            paths = shards.listed(paths, self.ann_file) if shards else paths
-        elif shards:
-            paths, found = self._select(shards, labels)
-        else:
-            paths, found = self._search(folder, folders, labels)
-        return Samples(folder, paths, found)
-
-    def _search(self, folder: str, folders: list[str], labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
-        """All images of all classes, and their labels."""
+            return shards.listed(paths, self.ann_file) if shards else paths, found
+        if shards:
+            return self._select(shards, labels)
         names = self._present(folder, folders, labels)
-        extensions = extensions_of(self.pipeline.transforms)
-        paths = list_images(folder, extensions, names)
+        paths = list_images(folder, extensions_of(self.pipeline.transforms), names)
         found = np.array([labels[path.split('/', 1)[0]] for path in paths], np.int64)
-        counts = np.bincount(found, minlength=len(labels))
-        if empty := [name for name in names if not counts[labels[name]]]:
-            path, endings = os.path.join(folder, empty[0]), ' '.join(extensions)
-            raise FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
+        if empty := {labels[name] for name in names} - set(found.tolist()):
+            raise self.no_images(os.path.join(folder, self.CLASSES[min(empty)]))
         return paths, found
 
     def _select(self, shards: Shards, labels: dict[str, int]) -> tuple[Shards, np.ndarray]:
-        """The same of shards, class by class as in a folder."""
+        """The images of all classes in shards, class by class as in a folder, and their labels."""
         found = shards.label
         if shards.classes:
             self._present(shards.folder, list(shards.classes), labels)
@@ -266,7 +253,7 @@ class ImageFolder(UnlabeledImages):
         return shards[rows], found[rows]
 
     def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
-        """The classes that have a folder; says which have none, and which folders are left out."""
+        """The classes that have a folder; warns of classes without one and of folders that are left out."""
         if left_out := [name for name in folders if name not in labels]:
             message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
             print_log(message, logger='current', level=logging.WARNING)
@@ -283,7 +270,7 @@ class ImageFolder(UnlabeledImages):
         return names
 
     def _read_list(self, labels: dict[str, int]) -> tuple[Paths, np.ndarray]:
-        """The images of the list, and their labels: each its line's or its folder's."""
+        """The images of the list, and their labels: those in its lines, or else of their folders."""
         paths, found = [], []
         for number, line in enumerate(read_lines(self.ann_file), start=1):
             if not line:
@@ -304,6 +291,4 @@ class ImageFolder(UnlabeledImages):
                 )
             paths.append(path)
             found.append(label)
-        if not paths:
-            raise FileNotFoundError(f'no images in {self.ann_file!r}; expected one path a line')
         return Paths.of(paths), np.array(found)

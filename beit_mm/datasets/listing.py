@@ -1,8 +1,8 @@
-"""Lists the images below a folder, or those of a folder of tar shards, compactly.
+"""Lists the images below a folder, or those in its tar shards.
 
-Shards are tar archives in webdataset's layout beside an index, which says where the bytes of each image lie. A folder
-with an index takes the place of a folder of images: what is drawn stays a matter of the sample's number, so that
-shuffling and resuming are as with files. `tools/datasets/make_shards.py` writes shards and index.
+Shards are tar archives in webdataset's layout with an index, which says where the bytes of each image lie. Images are
+read from them in any order, so that shuffling and resuming are as with files. `tools/datasets/make_shards.py` writes
+shards and index.
 """
 
 import logging
@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 from mmengine.logging import print_log
 
-from beit_mm.datasets.reading import HeifImageFile, MemberPath, readable
+from beit_mm.datasets.reading import HeifImageFile, MemberPath
+from beit_mm.files import readable
 from beit_mm.terminal import UserError
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package
 if HeifImageFile is not None:
     EXTENSIONS += HEIF_EXTENSIONS
-BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # of what LoadBands reads
+BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
 
 
 class Paths(Sequence[str]):
-    """Many paths in one piece of memory, which forked workers share: a string is made when it is asked for.
+    """Many paths in one block of memory, which forked workers share: a string is made when it is asked for.
 
     Args:
         text: the paths in the file system's bytes, each ended by a NUL.
@@ -56,8 +57,8 @@ class Paths(Sequence[str]):
 def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders: Sequence[str] = ('',)) -> Paths:
     """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
 
-    What ends like an image and is no folder counts, if it can be read or not. Links are followed, and each folder is
-    searched once: where several paths lead to one, the path without links is taken, or else that of a first link.
+    A file counts by its ending, whether it can be read or not. Links are followed, and each folder is searched once:
+    of several paths to it the one without links is taken, or else one with a link.
 
     Args:
         folder: to search.
@@ -102,9 +103,9 @@ def stop(error: OSError) -> None:
 
 
 class Samples(Sequence[dict]):
-    """What BaseDataset calls its data_list: `img_path` and, if there are labels, `gt_label` of each sample.
+    """The data_list of a dataset: a dict of `img_path` and, if there are labels, `gt_label` for each sample.
 
-    The dicts are made when they are asked for: to change one leaves the sample as it was.
+    The dicts are made when they are asked for, so that changing one does not change the sample.
 
     Args:
         folder: of the paths.

@@ -1,7 +1,7 @@
 """Which patches are masked: blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
 
 While it is drawn, a mask is one Python integer with a bit for each patch, row by row: placing a block is a shift and an
-`or`, counting its new patches is one `bit_count`. An array for each block would take ten times as long.
+`or`, counting its new patches is one `bit_count`. With arrays it would take ten times as long.
 """
 
 import math
@@ -39,9 +39,6 @@ class BlockwiseMask(BaseTransform):
         min_block: smallest area of a block in patches, before rounding. While fewer patches remain, the bounds change
             places, so areas between the remainder and `min_block` are drawn, as in the released code.
         variant: 'released', 'exact' or 'paper'.
-
-    Raises:
-        ValueError: the settings can never be met, or a number is out of its range.
 
     Source: Algorithm 1 of the paper; microsoft/unilm `beit/masking_generator.py`.
     """
@@ -98,7 +95,7 @@ class BlockwiseMask(BaseTransform):
         return mask
 
     def _place_block(self, mask: int, limit: int, draw: Callable[[], float] = random.random) -> int:
-        """The mask with one more block of 1 to `limit` new patches, or the same mask when 10 tries fail."""
+        """The mask with one more block of 1 to `limit` new patches, or the same mask when all tries fail."""
         for _ in range(ATTEMPTS):
             area = self.min_block + (limit - self.min_block) * draw()
             aspect = math.exp(LOG_ASPECT * (2 * draw() - 1))
@@ -140,9 +137,6 @@ class RandomMask(BaseTransform):
         grid: (rows, columns) in patches.
         num_masked: number of masked patches.
 
-    Raises:
-        ValueError: the grid has fewer patches.
-
     Source: ablation "- blockwise masking" of the paper.
     """
 
@@ -163,7 +157,7 @@ class RandomMask(BaseTransform):
 def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     """Row-major indices of the masked patches in rising order, padded with -1: int64 (num_slots,).
 
-    So many slots in every batch, whatever the masks, make shapes that never change, as compiled code wants them.
+    With equally many slots in every batch shapes never change, as compiled code needs them.
 
     Raises:
         ValueError: more patches are masked.

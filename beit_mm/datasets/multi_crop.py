@@ -14,7 +14,7 @@ RATIO = (3 / 4, 4 / 3)  # width / height of a crop
 FLIP_PROB = 0.5
 JITTER_PROB = 0.8
 JITTER = (0.4, 0.4, 0.2)  # brightness, contrast, saturation: factors lie this far around 1
-HUE = 0.1  # largest shift of the hue, as a part of the colour circle
+HUE = 0.1  # largest shift of the hue, as a fraction of the colour circle
 HUE_SHIFT = 3  # operation of colour jitter beside those of transforms.py
 GRAY_PROB = 0.2
 BLUR_PROBS = dict(first=1.0, second=0.1, local=0.5)
@@ -32,13 +32,10 @@ class MultiCrop(BaseTransform):
 
     Args:
         size: side of a global crop in pixels, or (height, width).
-        scale: smallest and largest area of its box as a part of the image's.
+        scale: smallest and largest area of its box as a fraction of the image's.
         local_size, local_scale: the same of a local crop.
         num_local: local crops of an image; 0 for none.
         blur_sigma: smallest and largest sigma of the blur in pixels; the default is meant for 224.
-
-    Raises:
-        ValueError: a number is out of its range.
 
     Source: facebookresearch/dino `main_dino.py`, DataAugmentationDINO. torchvision's transforms would do the same, but
     draw from torch's generator, which is not seeded for each sample.
@@ -57,9 +54,7 @@ class MultiCrop(BaseTransform):
         self.local_size = as_size(local_size)
         for name, (smallest, largest) in (('scale', scale), ('local_scale', local_scale)):
             if not 0 < smallest <= largest <= 1:
-                raise UserError(
-                    f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1, parts of the image'
-                )
+                raise UserError(f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1')
         if num_local < 0:
             raise UserError(f'num_local is {num_local}; expected 0 or more crops')
         if not 0 < blur_sigma[0] <= blur_sigma[1]:

@@ -13,6 +13,7 @@ import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
+from beit_mm.files import readable
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError
 
@@ -27,16 +28,15 @@ except ImportError:
     HeifImageFile = None
 
 Image.preinit()  # registers the plugins of the other formats
-FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # that JPEG opens MPO too is Pillow's doing
+FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # JPEG opens MPO too
 HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # of .heic files, bytes 8 to 12
-MAX_PIXELS = 178_956_970  # beyond it Pillow takes an image for a decompression bomb
-MAX_ASPECT = 50  # long side / short side; a resizing to a short side would make far more pixels than there are
-MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits; a larger file cannot be an image of so many pixels
-LARGE_JPEG = 2**20  # pixels; smaller ones are decoded in full whatever is made of them
-SCALES = (8, 4, 2)  # at a fraction 1/k of its sides a JPEG is decoded in about 1/k of the time
-MARGIN = 2  # times the wanted size that is decoded at least: 1 level from full decoding on average
+MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
+MAX_ASPECT = 50  # long side / short side: a resizing to a short side would make far more pixels than there are
+MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits: a larger file cannot be an image of so many pixels
+LARGE_JPEG = 2**20  # pixels; smaller JPEGs are always decoded in full
+SCALES = (8, 4, 2)  # at 1/k of its sides a JPEG is decoded in about 1/k of the time
+MARGIN = 2  # decode at least twice the wanted size: then pixels differ by 1 level on average from full decoding
 MAX_ARCHIVES = 256  # held open by a process, which may open 1024 files
-ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 ORIENTATION_TAG = 0x0112
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
@@ -48,9 +48,7 @@ class UnreadableImageError(OSError):
 
 
 class MemberPath(str):
-    """The path of an image inside a tar archive, `ARCHIVE/NAME`: a string that knows where the image's bytes lie.
-
-    Whatever reads an image file reads it from the archive instead; in messages and lists it is like other paths.
+    """The path of an image inside a tar archive, `ARCHIVE/NAME`: a string with the position of the image's bytes.
 
     Args:
         path: the string.
@@ -67,30 +65,28 @@ class MemberPath(str):
         self.archive, self.offset, self.length = archive, offset, length
         return self
 
-    def __reduce__(self) -> tuple:  # of strings only the text would be copied and sent to other processes
+    def __reduce__(self) -> tuple:  # pickling and copying would keep the text only
         return MemberPath, (str(self), self.archive, self.offset, self.length)
 
 
-# mmseg's inferencers look for the second name and put one of the others in its place:
-# dict(type='LoadImageFromFile', _scope_='beit_mm') is this class, whatever they make of it.
+# mmseg's inferencers look for LoadImageFromFile and replace it by one of the last two names.
 @TRANSFORMS.register_module(name=['LoadImage', 'LoadImageFromFile', 'LoadImageFromNDArray', 'InferencerLoader'])
 class LoadImage(BaseTransform):
     """Reads `img_path` into `img`: uint8 array (H, W, 3), **RGB**, upright.
 
-    Gray and CMYK become RGB, 16 bit is scaled to 8 (not clipped), transparency is laid on white, of an animation the
+    Gray and CMYK become RGB, 16 bits are scaled to 8 (not clipped), transparency is laid on white, of an animation the
     first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the **BGR** array
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
-    A JPEG of more than a megapixel is decoded at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge behind it,
-    in a dataset's pipeline or an inferencer's, makes something half as large of it at most: see `scale_decoding`.
+    A JPEG of more than a megapixel is decoded at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge behind it
+    needs no more, see `scale_decoding`.
 
     Args:
-        max_pixels: largest width x height of a file that is read; beyond it nothing but its header is.
+        max_pixels: largest width x height of a file that is read; of a larger one only the header is.
         scaled: False decodes every file in full.
 
     Raises:
-        UnreadableImageError: the file cannot be read, or has a side 50 times as long as the other; names it.
-        ValueError: `max_pixels` is below 1.
+        UnreadableImageError: the file cannot be read, or has a side more than 50 times as long as the other; names it.
     """
 
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True) -> None:
@@ -115,7 +111,7 @@ class LoadImage(BaseTransform):
 
 
 def check_aspect(path: str, image: np.ndarray) -> None:
-    """Raises UnreadableImageError for an image (H, W, C) that is hardly more than a line."""
+    """Raises UnreadableImageError for an image (H, W, C) of extreme aspect ratio."""
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):
         with unreadable(path, OSError):
@@ -123,7 +119,7 @@ def check_aspect(path: str, image: np.ndarray) -> None:
 
 
 def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
-    """The largest k at which a k-th of the sides is still MARGIN times what is wanted, in pixels; else 1."""
+    """The largest scale k in SCALES at which sides / k is at least MARGIN times the wanted size, in pixels; else 1."""
     fits = (k for k in SCALES if all(side >= MARGIN * k * size for side, size in zip(sides, wanted, strict=True)))
     return next(fits, 1)
 
@@ -136,8 +132,8 @@ def read_image(
     Args:
         path: of the file.
         max_pixels: as LoadImage.
-        choose_scale: asked for a large JPEG, by its upright height and width: which part of its sides is needed, as 1,
-            2, 4 or 8. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
+        choose_scale: called with the upright height and width of a large JPEG, returns the scale k, 1, 2, 4 or 8, that
+            is small enough. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
 
     Raises:
         UnreadableImageError: the file cannot be read.
@@ -149,7 +145,7 @@ def read_image(
         if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > LARGE_JPEG:
             scale = choose_scale(*(image.size if tag in SIDEWAYS else image.size[::-1]))
             while tag != 1 and (image.width % scale or image.height % scale):
-                scale //= 2  # what the last pixel lacks must lie at the end of the upright sides
+                scale //= 2  # else the last pixel, which stands for fewer, could become the first
         if scale > 1:
             image.draft('RGB', (image.width // scale, image.height // scale))
         elif image.format == 'JPEG' and image.mode == 'RGB' and tag == 1:
@@ -158,8 +154,8 @@ def read_image(
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
         image.load()  # decodes; some formats learn of their palette or transparency only here
-    # On decoded pixels only these are the file's fault: a mode that has no way to RGB, too many pixels for the memory.
-    # Any other error is a mistake in this code, and skipping images would hide it.
+    # On decoded pixels only these are the file's fault: a mode without conversion to RGB, too little memory. Any other
+    # error is a mistake in this code, and skipping images would hide it.
     with unreadable(path, OSError, ValueError, MemoryError):
         return rgb_array(image)
 
@@ -174,27 +170,12 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         if isinstance(error, UnidentifiedImageError):
             reason = 'unknown format'
         elif str(error) == 'unknown pixel mode':  # of Pillow's TIFF reader
-            reason = 'its bands are no RGB; docs/many_bands.md and LoadBands are for images of many bands'
+            reason = 'its bands are not RGB; docs/many_bands.md and LoadBands are for images of many bands'
         elif isinstance(error, OSError):
             reason = error.strerror or str(error)
         failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')
         failure.path = path
         raise failure from error
-
-
-def readable(text: str) -> str:
-    r"""A file's name in one line that can be printed: the bytes of all else stand as \xff, a backslash as two.
-
-    `printf %b` of bash gives the name back.
-    """
-    return ''.join(
-        char if char.isprintable() and char != '\\' else ESCAPES.get(char) or escape_bytes(char) for char in text
-    )
-
-
-def escape_bytes(char: str) -> str:
-    """The bytes of a character in a file name, each as a backslash, x and two hexadecimal digits."""
-    return ''.join(f'\\x{byte:02x}' for byte in char.encode('utf-8', 'surrogateescape'))
 
 
 @contextmanager
@@ -233,7 +214,7 @@ def read_member(path: MemberPath) -> bytes:
 
 @lru_cache(MAX_ARCHIVES)
 def open_archive(path: str) -> BinaryIO:
-    """An archive, which is closed when others have taken its place here and nobody reads from it."""
+    """An archive, which is closed when it leaves the cache and nobody reads from it."""
     return open(path, 'rb', buffering=0)  # type: ignore[return-value]
 
 
@@ -241,8 +222,8 @@ def open_archive(path: str) -> BinaryIO:
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
     """The image in a file, of which only the header is read yet; the file is closed when the block ends.
 
-    Pillow's Image.open tries formats that hand the file to a program (PostScript to Ghostscript), and warns of large
-    images, or refuses them, by a limit of the whole process; the plugins that it calls are called here directly.
+    Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and warns
+    of large images, or refuses them, by a limit for the process.
 
     Raises:
         OSError: as open_file; another format than FORMATS; too large.

@@ -1,7 +1,7 @@
-"""Which sample is drawn when, and with which randomness.
+"""Which sample comes when, and with which randomness.
 
-What is drawn for an image depends on its SampleKey (seed, epoch, index) and on nothing else. Workers, ranks, batch size
-and the order of loading then change nothing, and a resumed run draws what the uninterrupted one would have drawn.
+What is drawn for an image depends on its SampleKey (seed, epoch, index) and on nothing else: not on workers, ranks,
+batch size or the order of loading. So a resumed run draws what the uninterrupted one would have drawn.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ class SampleKey(NamedTuple):
 
 
 def mixed_seed(*numbers: int) -> int:
-    """64 well mixed bits of some 64-bit integers: near numbers give unrelated seeds."""
+    """64 bits from 64-bit integers: numbers that lie near each other give unrelated seeds."""
     packed = struct.pack(f'<{len(numbers)}q', *numbers)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), 'little')
 
 
 def sample_seed(key: SampleKey, attempt: int = 0) -> int:
-    """64 well mixed bits of a key and a further number that tells draws for the same key apart."""
+    """64 bits from a key; `attempt` tells several draws for the same key apart."""
     return mixed_seed(*key, attempt)
 
 
@@ -49,17 +49,16 @@ def seed_generators(key: SampleKey) -> None:
 
 @DATA_SAMPLERS.register_module()
 class SeededSampler(DefaultSampler):
-    """Deals the samples of an epoch to the ranks like cards, each as `SampleKey(seed, epoch, index)`.
+    """Deals the samples of an epoch to the ranks in turn, each as `SampleKey(seed, epoch, index)`.
 
-    One step of all ranks together takes the same samples for any number of ranks. Persistent workers keep their first
-    copy of the dataset, so the epoch has to travel with the index. mmengine calls `set_epoch` in training only: in
-    validation the epoch stays 0 and every pass draws the same masks (give `seed=0` there to have them the same in every
-    run).
+    One step of all ranks together takes the same samples for any number of ranks. The epoch is in the key, since
+    persistent workers keep their first copy of the dataset. mmengine calls `set_epoch` in training only: in validation
+    the epoch stays 0 and every pass draws the same masks (in every run, too, with `seed=0`).
 
     Args:
         dataset: the dataset.
-        shuffle: True, for training: in an order of each epoch's own; up to ranks - 1 samples of an epoch fall away, so
-            that all ranks get equally many. False: in the dataset's order, the first ones once more at the end.
+        shuffle: True, for training: another order in each epoch; up to ranks - 1 samples of it are dropped, so that all
+            ranks get equally many. False: the dataset's order; the first samples come again at the end.
         seed: of the order and of what is drawn for the samples; None: one that the ranks agree on.
     """
 
@@ -71,7 +70,7 @@ class SeededSampler(DefaultSampler):
         self.skipped = 0
 
     def skip(self, num_samples: int) -> None:
-        """Leaves out the first samples of this rank the next time that it is gone through, for a run that goes on."""
+        """Skips this rank's first samples once, on resuming."""
         self.skipped = num_samples
 
     def __iter__(self) -> Iterator[SampleKey]:
@@ -96,21 +95,17 @@ class SeededSampler(DefaultSampler):
 class RepeatedAugmentationSampler(SeededSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
-    The shuffled images, each one `num_repeats` times, are dealt to the ranks like cards: one step of all ranks together
-    shows the same images whatever their number. An epoch is as long as without copies: it shows len // 256 * 256 images
-    (all, where there are fewer than 256), so that of three copies each it shows a third of the dataset, another one
-    every time. Up to ranks - 1 images fall away, so that all ranks show equally many.
+    The shuffled images, each one `num_repeats` times, are dealt to the ranks in turn: one step of all ranks together
+    shows the same images for any number of ranks. An epoch is as long as without copies: it shows len // 256 * 256
+    images (all, where there are fewer than 256), so with three copies each a third of the dataset, another third every
+    time. Up to ranks - 1 images are dropped, so that all ranks show equally many.
 
-    Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two appearances are augmented alike, and none
-    depends on the rank that it goes to.
+    Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two copies are augmented alike.
 
     Args:
         dataset: the dataset.
         num_repeats: copies of an image.
         seed: of the order and of the augmentations; None: one that the ranks agree on.
-
-    Raises:
-        ValueError: `num_repeats` is below 1, or there are more ranks than images.
 
     Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
     """
@@ -120,12 +115,12 @@ class RepeatedAugmentationSampler(SeededSampler):
         if num_repeats < 1:
             raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
+        # 256: DeiT's
         self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size
         if not self.num_samples:
             raise UserError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
 
     def keys(self, first: int = 0) -> Iterator[SampleKey]:
-        """This rank's samples of the epoch from the `first` on."""
         order = self.order()
         for place in range(self.rank + first * self.world_size, self.num_samples * self.world_size, self.world_size):
             image, copy = divmod(place, self.num_repeats)

@@ -1,4 +1,4 @@
-"""Datasets of images with a label for each pixel, in two folders of the same shape, and the loading of labels."""
+"""Datasets of images with a label for each pixel, in two folders of the same names, and the loading of labels."""
 
 import colorsys
 import os
@@ -14,8 +14,8 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 from beit_mm.terminal import UserError
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
-LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's: one number a pixel
-GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this part of the colour circle fall into its largest gaps
+LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's modes of one number a pixel
+GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this fraction of the colour circle fall into its largest gaps
 
 
 @DATASETS.register_module()
@@ -27,11 +27,11 @@ class SegmentationFolder(UnlabeledImages):
     Args:
         data_root: folder of the two folders.
         classes: names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
-            line, or a table with a column `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset,
-            'mmseg.ADE20KDataset', whose names and colours these are.
+            line, or a table with a column `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset with names and
+            colours, such as 'mmseg.ADE20KDataset'.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
-            None, the images have no annotations (those of a test server).
+            None, the images have no annotations, as those for a test server.
         ann_file, on_error, kwargs: as UnlabeledImages.
 
     Raises:
@@ -57,14 +57,13 @@ class SegmentationFolder(UnlabeledImages):
                 f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
                 "or a registered dataset, for example classes='mmseg.ADE20KDataset'"
             )
-        if isinstance(data_prefix, dict):  # seg_map_path=None is how a command line takes it away
+        if isinstance(data_prefix, dict):  # a command line removes it by seg_map_path=None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
         metainfo = dict(classes=names, palette=palette, reduce_zero_label=reduce_zero_label)
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        """Samples with `img_path`, `seg_map_path`, `reduce_zero_label` and `num_classes`."""
         reduced, num_classes = self._metainfo['reduce_zero_label'], len(self._metainfo['classes'])
         samples = [
             dict(sample, reduce_zero_label=reduced, num_classes=num_classes) for sample in super().load_data_list()
@@ -76,14 +75,11 @@ class SegmentationFolder(UnlabeledImages):
             raise FileNotFoundError(
                 f'no folder {annotations!r}; expected a folder of annotations, one for each image in {images!r}'
             )
-        existing = set(list_images(annotations))
-        missing = []
         for sample in samples:
             name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + '.png'
             sample['seg_map_path'] = os.path.join(annotations, name)
-            if name not in existing:
-                missing.append(sample)
-        if missing:
+        existing = {os.path.join(annotations, name) for name in list_images(annotations)}
+        if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
             raise FileNotFoundError(
                 f'no annotation {missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}; {len(missing)} of '
                 f'{len(samples)} images have none'
@@ -102,8 +98,7 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
         raise UserError(
-            f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with '
-            'classes of that name'
+            f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with classes'
         )
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
@@ -122,9 +117,8 @@ def distinct_colours(number: int) -> list[list[int]]:
 class LoadAnnotation(BaseTransform):
     """Reads `seg_map_path` into `gt_seg_map`: uint8 (H, W), labels from 0, 255 where a pixel is ignored.
 
-    Stands after LoadImage; a sample without `seg_map_path` passes as it is. Where `reduce_zero_label` of the sample is
-    true, 0 in the file becomes 255 and every other label one lower. An annotation belongs to the image as it is shown:
-    upright, where its EXIF orientation turns it.
+    Stands after LoadImage; a sample without `seg_map_path` is not changed. If its `reduce_zero_label` is true, 0 in the
+    file becomes 255 and every other label one lower. An annotation is upright, as its image after EXIF orientation.
 
     Raises:
         UnreadableImageError: the file is missing or damaged.
@@ -133,7 +127,6 @@ class LoadAnnotation(BaseTransform):
     """
 
     def transform(self, results: dict) -> dict:
-        """Adds `gt_seg_map`."""
         path = results.get('seg_map_path')
         if path is None:
             return results
@@ -151,13 +144,11 @@ class LoadAnnotation(BaseTransform):
 
 
 def read_labels(path: str) -> np.ndarray:
-    """The numbers (H, W) in a lossless image file, gray or with a palette; integers, as they are in the file."""
-    with unreadable(path, Exception), open_image(path) as image:  # as for images: whatever is raised, the file is it
+    """The integers (H, W) in a lossless image file, gray or with a palette."""
+    with unreadable(path, Exception), open_image(path) as image:  # see reading.read_image
         image.load()
     if image.mode not in LABEL_MODES:
-        raise UserError(
-            f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray PNG or one with a palette'
-        )
+        raise UserError(f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray or palette PNG')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 

@@ -53,7 +53,7 @@ class TwoViews(BaseTransform, ABC):
         """The box of an image, and whether the views are flipped."""
 
     def choose_scale(self, results: dict, height: int, width: int) -> int:
-        """Draws before the image is decoded, for LoadImage: so the box does not depend on the scale."""
+        """For LoadImage: draws before the image is decoded, so that the box does not depend on the scale."""
         box, flip = self.draw(height, width)
         results['drawn'] = box, flip, height
         return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
@@ -80,16 +80,13 @@ class TwoViews(BaseTransform, ABC):
 
 @TRANSFORMS.register_module()
 class TwoViewRandomResizedCrop(TwoViews):
-    """One random box and one coin for a horizontal flip; both views show the same.
+    """One random box and one random horizontal flip for both views.
 
     Args:
         size, second_size: as TwoViews.
-        scale: smallest and largest area of the box as a part of the image's.
+        scale: smallest and largest area of the box as a fraction of the image's.
         ratio: smallest and largest width / height of the box.
         flip_prob: probability of the flip.
-
-    Raises:
-        ValueError: a number is out of its range.
 
     Source: microsoft/unilm `beit/transforms.py`, `beit/datasets.py`; the law of torchvision's RandomResizedCrop.
     """
@@ -104,7 +101,7 @@ class TwoViewRandomResizedCrop(TwoViews):
     ) -> None:
         super().__init__(size, second_size)
         if np.ndim(scale) != 1 or not 0 < scale[0] <= scale[1] <= 1:
-            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, parts of the image (not `size`)')
+            raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, areas in the image (not `size`)')
         if not 0 < ratio[0] <= ratio[1]:
             raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:
@@ -120,10 +117,9 @@ class TwoViewRandomResizedCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class RandomResizedCrop(TwoViewRandomResizedCrop):
-    """The same box and flip for one network: the view takes the place of `img`. For classification.
+    """The same crop for classification: one view, which takes the place of `img`.
 
-    A quarter of the time that mmpretrain's RandomResizedCrop with Pillow and RandomFlip take, for the same pixels but
-    for differences of one level.
+    A quarter of the time of mmpretrain's RandomResizedCrop with Pillow and RandomFlip; pixels differ by one level.
 
     Args: `size` in pixels, `scale`, `ratio`, `flip_prob` as TwoViewRandomResizedCrop.
     """
@@ -149,17 +145,14 @@ class TwoViewCenterCrop(TwoViews):
 
 @TRANSFORMS.register_module()
 class ResizeToPatches(BaseTransform):
-    """Resizes `img` (H, W, C) whole: its short side to about `short_side`, both sides to whole patches; bicubic.
+    """Resizes `img` (H, W, C) without cropping: its short side to about `short_side`, both to full patches; bicubic.
 
-    No part is cut off and no patch is padded; the aspect ratio changes by at most half a patch a side. The long side
-    becomes at most 4 times `short_side`, as by mmseg's Resize(scale=(2048, 512)): a longer image is seen smaller.
+    The aspect ratio changes by at most half a patch a side. The long side becomes at most 4 times `short_side`, as by
+    mmseg's Resize(scale=(2048, 512)): a longer image becomes smaller.
 
     Args:
         short_side: in pixels.
         patch_size: side of a patch in pixels.
-
-    Raises:
-        ValueError: a number below 1.
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
@@ -177,7 +170,7 @@ class ResizeToPatches(BaseTransform):
 
 
 def whole_grid(sides: Sequence[int], short_side: float, long_side: float, patch_size: int) -> tuple[int, int]:
-    """Patches, (rows, columns), of an image (height, width) resized whole to about these sides in pixels, at most."""
+    """Patches (rows, columns) of an image (height, width) that is resized to at most about these sides in pixels."""
     scale = min(short_side / min(sides), long_side / max(sides)) / patch_size
     rows, columns = (max(1, round(side * scale)) for side in sides)
     return rows, columns
@@ -224,9 +217,6 @@ class TwoViewColorJitter(BaseTransform):
         device: 'cpu' applies them here; 'model' only draws them and adds `jitter`, float32 (7,), which the data
             preprocessor applies on the model's device (jitter_images).
 
-    Raises:
-        ValueError: a number is outside 0 to 1, or the device is unknown.
-
     Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
 
@@ -258,7 +248,7 @@ class TwoViewColorJitter(BaseTransform):
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
     """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast.
 
-    About 64 evenly spaced rows are enough: 0.3 levels off on average.
+    Of about 64 evenly spaced rows: 0.3 levels off on average.
     """
     rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])
     rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
@@ -266,7 +256,7 @@ def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
-    """Jitters one image as Pillow's ImageEnhance does, in less time; a few pixels differ by 1 to 3 levels.
+    """Jitters one image as Pillow's ImageEnhance does, but faster; a few pixels differ by 1 to 3 levels.
 
     Args:
         image: uint8 (H, W, 3), RGB.
@@ -311,7 +301,7 @@ def jitter_images(images: Tensor, params: Tensor) -> Tensor:
 
 @TRANSFORMS.register_module()
 class RandAugment(RandAugmentBGR):
-    """mmpretrain's RandAugment for the RGB images of LoadImage: it weighs the channels as those of a BGR image.
+    """mmpretrain's RandAugment, which expects BGR images, for the RGB images of LoadImage.
 
     Args: as mmpretrain's. `pad_val` in `hparams` is a gray value, or three of R, G, B.
     """
@@ -336,14 +326,11 @@ class RandomErasing(BaseTransform):
     """Draws the box of an image that is to be erased and adds it as `erase_box`: (top, left, height, width) in pixels.
 
     ClassificationDataPreprocessor fills it with noise after normalisation. Stands after every transform that moves
-    pixels, with `erase_box` among PackInputs' `meta_keys`. An image that stays whole gets no `erase_box`.
+    pixels, with `erase_box` among PackInputs' `meta_keys`. Other images get no `erase_box`.
 
     Args:
         prob: probability of a box.
-        area: smallest and largest area of a box as a part of the image's.
-
-    Raises:
-        ValueError: a number outside its range.
+        area: smallest and largest area of a box as a fraction of the image's.
 
     Source: timm `data/random_erasing.py`, mode `pixel`, one box; the released fine-tuning's.
     """
@@ -381,7 +368,7 @@ class PackViews(BaseTransform):
         images: (H, W, C); tokenizer_images: (h, w, C), both as TwoViews says; mask: bool (rows, columns), True =
         masked; positions: int64 (K,), see `masked_positions`; jitter: float32 (7,), see TwoViewColorJitter;
         second_images, local_images: see MultiCrop; each only if a transform before made it.
-        unreadable: str, path of a file in whose place this one stands because that cannot be read, else ''.
+        unreadable: str, path of the unreadable image that this one replaces, else ''.
     """
 
     def transform(self, results: dict) -> dict:

@@ -18,8 +18,9 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
-from beit_mm.datasets.reading import MemberPath, readable
+from beit_mm.datasets.reading import MemberPath
 from beit_mm.engine.workers import LOST_CONNECTION, check_dead_worker, watch_workers
+from beit_mm.files import readable
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 

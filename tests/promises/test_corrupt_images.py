@@ -17,8 +17,8 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
-from beit_mm.datasets.reading import readable
 from beit_mm.engine.unreadable import SharedList, UnreadableImagesHook, find_unreadable
+from beit_mm.files import readable
 from beit_mm.registry import DATASETS
 
 LIST = 'work/unreadable_images.txt'

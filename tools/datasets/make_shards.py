@@ -112,7 +112,7 @@ def scan(path: Path) -> list:
         ValueError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
     """
     from beit_mm.datasets.listing import EXTENSIONS
-    from beit_mm.datasets.reading import readable
+    from beit_mm.files import readable
 
     images, numbers, size, place = [], {}, path.stat().st_size, 0
     try:
@@ -149,7 +149,7 @@ def key_of(name: str) -> str:
 
 def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
     """The number in a .cls file."""
-    from beit_mm.datasets.reading import readable
+    from beit_mm.files import readable
 
     text = archive.extractfile(member).read(MAX_CLASS + 1)
     if not (match := CLASS.fullmatch(text)):
