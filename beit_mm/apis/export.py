@@ -19,7 +19,7 @@ PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
 NUM_CHECKED = 3  # random images
 MAX_BATCH = 2**31 - 1  # torch 2.6 needs an upper bound
-MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB; the graph itself needs a few MB of it
+MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB, and the graph itself needs a few MB
 
 
 class WholeImage(nn.Module):
@@ -49,8 +49,8 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
         size: height and width of the images in pixels; need not be the size that the model is built for.
 
     Returns:
-        The largest difference between onnxruntime's and the model's logits over random images, as a share of
-        the largest logit.
+        The largest difference between onnxruntime's and the model's logits over random images, as a fraction of the
+        largest logit.
 
     Raises:
         ValueError: the ONNX packages are missing; not a classifier or SlidingSegmentor on a BEiTBackbone; a size that
@@ -110,7 +110,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
 
 
 def _cells_of_segmentor(model: nn.Module) -> int | None:
-    """What the sides of a SlidingSegmentor's windows are multiples of, in pixels; None of any other model."""
+    """What the sides of a SlidingSegmentor's windows are multiples of, in pixels; None for any other model."""
     if find_spec('mmseg') is None:
         return None
     from beit_mm.segmentation.segmentor import SlidingSegmentor

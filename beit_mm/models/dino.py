@@ -40,22 +40,20 @@ class DINOPretrainer(BEiTPretrainer):
     global crop is masked, and the tokenizer sees the same crop. The paper only says that both tasks are trained
     together; the weight, and who sees what, are our reading.
 
-    The student's backbone has the names of a BEiTPretrainer's, `backbone.*`, and is fine-tuned like one. The teacher's
-    is `teacher.backbone.*`: `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='teacher.backbone.')`.
+    The student's backbone, `backbone.*`, is fine-tuned like a BEiTPretrainer's; of the teacher's by
+    `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='teacher.backbone.')`.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token where there is a head.
         dino_head: config of a DINOHead.
-        head, target_generator: as BEiTPretrainer; None for DINO alone.
+        head, target_generator, init_cfg: as BEiTPretrainer; no head for DINO alone.
         data_preprocessor: config of a MultiCropDataPreprocessor.
         dino_weight: factor of DINO's loss.
         dino_on_masked: take the student's class token of the first global crop from the masked pass. False adds an
             unmasked pass, so that each task sees what it sees alone.
-        init_cfg: mmengine's.
 
     Raises:
-        ValueError: as BEiTPretrainer; another backbone, or a dino_head of another width; a tokenizer or
-            `dino_on_masked` without a head; when called, a crop is missing, or no DINOHook has set the schedules.
+        ValueError: configs that do not fit each other; when called, a crop is missing, or DINOHook is.
 
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
@@ -101,9 +99,7 @@ class DINOPretrainer(BEiTPretrainer):
     def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
         """Moves the teacher to momentum * teacher + (1 - momentum) * student.
 
-        Args:
-            momentum: from 0, a copy of the student, to 1.
-            taken: bool (), on the model's device: where it is False, the teacher stays as it is.
+        `taken`, bool () on the model's device, says whether the student has moved; the teacher stays where it is False.
         """
         names, weights = zip(*self.teacher.named_parameters(), strict=True)
         students = [self.get_parameter(name) for name in names]
@@ -113,19 +109,15 @@ class DINOPretrainer(BEiTPretrainer):
             torch._foreach_lerp_(weights, students, [(1 - momentum) * taken] * len(weights))
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Losses of one batch.
-
-        Returns:
-            loss_dino: with its weight. With a head, loss_mim and mim_acc. teacher_entropy, teacher_mean_entropy: see
-            `entropies`.
-        """
+        """loss_dino, with its weight, and what `entropies` returns; with a head, loss_mim and mim_acc too."""
         if inputs['second_images'] is None:
             raise UserError('the images have no second global crop; add MultiCrop to the pipeline')
         if self.teacher_temperature is None:
             raise UserError("DINO's schedules are not set; add dict(type='beit_mm.DINOHook') to custom_hooks")
         first, second = inputs['images'], inputs['second_images']  # B, 3, H, W
         unmasked = [first, second]
-        tokens, losses = [], {}
+        tokens: list[Tensor] = []  # class tokens of the student
+        losses = {}
         if self.head is not None:
             positions = self._predicted_positions(inputs)  # B, K
             hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
@@ -143,7 +135,6 @@ class DINOPretrainer(BEiTPretrainer):
         return {**losses, 'loss_dino': self.dino_weight * loss, **entropies(targets)}
 
     def predict(self, inputs: dict) -> list[dict]:
-        """As BEiTPretrainer; ValueError for DINO alone, which predicts nothing that could be right or wrong."""
         if self.head is None:
             raise UserError('DINO alone predicts nothing to be evaluated; set val_dataloader, val_cfg, ... to None')
         return super().predict(inputs)
@@ -206,6 +197,7 @@ class DINOHead(BaseModule):
         embed_dims: width of the class tokens.
         num_prototypes: outputs.
         hidden_dims, bottleneck_dims: widths of the MLP's two hidden layers and of its output.
+        init_cfg: mmengine's.
 
     Source: facebookresearch/dino `vision_transformer.py`, DINOHead.
     """
@@ -243,18 +235,13 @@ class DINOHead(BaseModule):
 
 @MODELS.register_module()
 class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
-    """TwoViewDataPreprocessor for the crops of MultiCrop too. Args as there."""
+    """TwoViewDataPreprocessor for the crops of MultiCrop too; the same Args."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch.
+        """As TwoViewDataPreprocessor, with two more inputs, uint8, None where they are absent.
 
-        Args:
-            data: `inputs` as TwoViewDataPreprocessor takes them, and where the pipeline makes them second_images uint8
-                (B, H, W, 3) and local_images uint8 (B, L, h, w, 3).
-
-        Returns:
-            What TwoViewDataPreprocessor returns, and normalised second_images (B, 3, H, W) and local_images
-            (L*B, 3, h, w), the first local crops of all images first; absent ones are None.
+        Normalises second_images (B, H, W, 3) to (B, 3, H, W) and local_images (B, L, h, w, 3) to (L*B, 3, h, w), the
+        first local crops of all images first.
         """
         inputs = dict(data['inputs'])
         crops = self.cast_data({name: inputs.pop(name) for name in CROPS if name in inputs})

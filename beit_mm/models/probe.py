@@ -69,12 +69,7 @@ class LinearProbe(BaseModel):
             nn.init.zeros_(head.bias)
 
     def forward(self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry, for images (B, C, H, W), normalised.
-
-        Returns:
-            mode 'loss': dict(loss=sum over the layers). 'predict': the data samples, see `predict`. 'tensor': logits of
-            each layer, (B, num_classes).
-        """
+        """mmengine's entry, for normalised images (B, C, H, W): loss, see `predict`, or logits (B, num_classes)."""
         features = self.features(inputs)
         with torch.autocast(inputs.device.type, enabled=False):  # in float32, as the released code
             logits = [head(feature.float()) for head, feature in zip(self.heads.values(), features, strict=True)]
@@ -117,13 +112,10 @@ class LinearProbe(BaseModel):
 
 @MODELS.register_module()
 class ClassificationDataPreprocessor(ClsDataPreprocessor):
-    """mmpretrain's ClsDataPreprocessor with random erasing between normalisation and mixup or cutmix.
+    """mmpretrain's ClsDataPreprocessor, the same Args, with random erasing between normalisation and mixup or cutmix.
 
     In training the box that `beit_mm.RandomErasing` drew (`erase_box` of a sample: top, left, height, width) is filled
-    with noise of mean 0 and standard deviation 1, one number for each pixel and channel, from the generator of the
-    images' device.
-
-    Args: as ClsDataPreprocessor.
+    with normal noise of deviation 1 for each pixel and channel, from the generator of the images' device.
 
     Source: timm `data/loader.py`, which erases on the device too.
     """

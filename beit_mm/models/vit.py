@@ -7,6 +7,7 @@ index, P >= N columns of a bias (see bias_from_table).
 import logging
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -337,8 +338,8 @@ class BEiTBackbone(BaseModule):
     def _init_transformer(self) -> None:
         """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
 
-        The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual
-        stream does not grow with depth. Biases start at 0, norms at (1, 0), bias tables at 0.
+        The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual stream
+        does not grow with depth. Biases start at 0, norms at (1, 0), bias tables at 0.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
@@ -352,6 +353,14 @@ class BEiTBackbone(BaseModule):
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 
+    def _frozen_parameters(self) -> list[nn.Parameter]:
+        if self.frozen_stages < 0:
+            return []
+        parts = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
+        if self.frozen_stages and self.rel_pos_bias is not None:  # with a bias alone trained, torch 2.11 fails on GPUs
+            parts += self.rel_pos_bias.parameters()
+        return [p for p in [*parts, *self.blocks[: self.frozen_stages].parameters()] if p is not None]
+
     def forward(
         self, images: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, ...]:
@@ -360,9 +369,9 @@ class BEiTBackbone(BaseModule):
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patch indices, -1 = padding. The last block then computes these tokens only, and
-                the result is their hidden states (B, K, C); padded places hold the class token's. Needs out_type
-                'raw' and the last block as the only output.
+            positions: int64 (B, K) patches, -1 = padding. The last block then computes these only, and the result is
+                their hidden states (B, K, C), the class token's at padding. Needs out_type 'raw' and the last block as
+                the only output.
 
         Returns:
             One tensor for each of `out_indices`, shaped as `out_type` says.
@@ -380,6 +389,23 @@ class BEiTBackbone(BaseModule):
             done = index + 1
         return tuple(outputs[index] for index in self.out_indices)
 
+    def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
+        """H_0 of the paper: the embedded patches, masked ones replaced, after the class token, all with positions.
+
+        Returns:
+            Tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share or None.
+        """
+        x, grid = self.patch_embed(images)  # B, h*w, C
+        compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
+        if mask is not None:
+            mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain's masks are of integers
+            x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
+        # x.shape[0], not len(x), which would fix the batch of an exported graph.
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
+        if self.pos_embed is not None:
+            x = x + resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
+        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, compute_dtype)
+
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
     ) -> Tensor:
@@ -395,6 +421,28 @@ class BEiTBackbone(BaseModule):
             else:
                 x = block(x, grid, shared_bias, wanted)
         return x
+
+    def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
+        """A block's output (B, N, C) in the form that `out_type` asks for."""
+        if last and self.norm is not None:
+            x = self.norm(x)
+        if self.out_type == 'raw':
+            return x
+        if self.out_type == 'cls_token':
+            return x[:, 0]
+        if self.out_type == 'avg_featmap':
+            x = x[:, 1:].mean(dim=1)
+            return self.fc_norm(x) if last else x
+        return x[:, 1:].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
+
+    def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
+        if mask is not None and self.mask_token is None:
+            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
+        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
+            raise UserError(
+                "positions need out_type='raw' and the last block as the only output, got "
+                f'out_type={self.out_type!r}, out_indices={self.out_indices}'
+            )
 
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
@@ -450,7 +498,7 @@ class BEiTBackbone(BaseModule):
         return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
-        """Sets the training mode; frozen blocks stay in evaluation mode (no stochastic depth)."""
+        """Sets the training mode; frozen blocks stay in evaluation mode, without stochastic depth."""
         if mode and not self.groups_checked:  # a training begins
             self.groups_checked = True
             check_groups_at_next_step(self)
@@ -459,65 +507,12 @@ class BEiTBackbone(BaseModule):
             block.eval()
         return self
 
-    def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """The input of the first block (paper section 2.2) and what goes to every block.
-
-        Returns:
-            Tokens (B, N, C) with positions, the patch grid (h, w) and the shared bias (1, heads, N, P) or None.
-        """
-        x, grid = self.patch_embed(images)  # B, h*w, C
-        compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
-        if mask is not None:
-            mask = mask.flatten(1).unsqueeze(-1).bool()  # mmpretrain's masks are of integers
-            x = torch.where(mask, self.mask_token.to(x.dtype), x)  # B, h*w, C
-        # x.shape[0], not len(x), which would fix the batch of an exported graph.
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)  # B, N, C
-        if self.pos_embed is not None:
-            x = x + resize_position_embedding(self.pos_embed, self.grid, grid, self.interpolate_mode)
-        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, compute_dtype)
-
-    def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
-        """A block's output (B, N, C) in the form that `out_type` asks for."""
-        if last and self.norm is not None:
-            x = self.norm(x)
-        if self.out_type == 'raw':
-            return x
-        if self.out_type == 'cls_token':
-            return x[:, 0]
-        if self.out_type == 'avg_featmap':
-            x = x[:, 1:].mean(dim=1)
-            return self.fc_norm(x) if last else x
-        return x[:, 1:].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
-
-    def _frozen_parameters(self) -> list[nn.Parameter]:
-        if self.frozen_stages < 0:
-            return []
-        parts = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
-        if self.frozen_stages and self.rel_pos_bias is not None:  # with a bias alone trained, torch 2.11 fails on GPUs
-            parts += self.rel_pos_bias.parameters()
-        return [p for p in [*parts, *self.blocks[: self.frozen_stages].parameters()] if p is not None]
-
-    def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
-        if mask is not None and self.mask_token is None:
-            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
-        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise UserError(
-                "positions need out_type='raw' and the last block as the only output, got "
-                f'out_type={self.out_type!r}, out_indices={self.out_indices}'
-            )
-
 
 def _fit_on_load(
-    backbone: BEiTBackbone,
-    state_dict: dict[str, Tensor],
-    prefix: str,
-    local_metadata: dict,
-    strict: bool,
-    missing_keys: list[str],
-    unexpected_keys: list[str],
-    error_msgs: list[str],
+    backbone: BEiTBackbone, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict, *rest: Any
 ) -> None:
     """Load hook: converts and resizes any BEiT's weights before torch copies them."""
+    _strict, _missing_keys, unexpected_keys, _error_msgs = rest
     source = local_metadata.get(SOURCE_KEY)
     weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
     if not weights:

@@ -56,33 +56,25 @@ class Tokenizer(nn.Module, ABC):
         return tokens.masked_fill(positions < 0, PADDING)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images float32 (B, C, h * stride, w * stride) in [0, 1] of tokens int64 (B, h, w).
-
-        Raises:
-            ValueError: the tokenizer has no decoder.
-        """
+        """Images float32 (B, C, h * stride, w * stride) in [0, 1] of tokens int64 (B, h, w), given a decoder."""
         raise UserError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """What mmpretrain's BEiT and CAE take from a target generator, in the place of their DALL-E.
+        """What mmpretrain's BEiT and CAE, which take the argmax, expect of DALL-E.
 
         Args:
-            images: float (B, 3, H, W), RGB as their recipes prepare it: squeezed into [0.1, 0.9], see `map_pixels`.
+            images: float (B, 3, H, W), RGB after `map_pixels`.
 
         Returns:
-            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token; they take the argmax.
+            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token.
         """
         tokens = self.encode(unmap_pixels(images)).unsqueeze(1)  # B, 1, h, w
         shape = (len(tokens), self.vocab_size, *tokens.shape[2:])
         return torch.zeros(shape, dtype=torch.uint8, device=tokens.device).scatter_(1, tokens, 1)
 
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tokens of an image of `height` x `width` pixels.
-
-        Raises:
-            ValueError: a side is no multiple of the stride.
-        """
+        """Rows and columns of tokens of an image in pixels; ValueError where a side is no multiple of the stride."""
         if height % self.stride or width % self.stride:
             raise UserError(
                 f'{type(self).__name__} takes images of a multiple of {self.stride} '
@@ -102,7 +94,6 @@ class CodebookTokenizer(Tokenizer):
 
     @property
     def can_decode(self) -> bool:
-        """Whether there is a decoder."""
         return self.decoder is not None
 
     @abstractmethod
@@ -185,12 +176,11 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
     -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)).
 
     Args:
-        mapped: pixels after `map_pixels`, in (0, 1).
-        mu: location, on the logit scale, same shape.
-        log_b: ln of the scale b, same shape.
+        mapped: pixels x after `map_pixels`, in (0, 1).
+        mu, log_b: location on the logit scale, and ln of the scale b, of the same shape.
 
     Returns:
-        Nats per value, same shape. It is a density: negative values are normal.
+        Nats per value. It is a density: negative values are normal.
 
     Source: DALL-E paper (arXiv 2102.12092), appendix A.3.
     """

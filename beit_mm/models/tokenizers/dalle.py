@@ -40,8 +40,6 @@ STRIDE = 8  # pixels per token: three poolings between the four groups
 class DALLETokenizer(CodebookTokenizer):
     """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
 
-    `provenance` says type, precision, path and sha256, for the run's checkpoints.
-
     Args:
         checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
         decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: there is no `decode`.
@@ -170,10 +168,7 @@ def _groups(
 
 
 class DALLEEncoder(nn.Module):
-    """Images to token logits; the first group is `hidden` wide, the last eight times as much.
-
-    Source: openai/DALL-E `dall_e/encoder.py`.
-    """
+    """Images to token logits, `hidden` to 8 `hidden` wide. Source: openai/DALL-E `dall_e/encoder.py`."""
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, in_channels: int = 3) -> None:
         super().__init__()
@@ -200,18 +195,16 @@ class DALLEEncoder(nn.Module):
         return self.output(self.features(x))
 
     def cast_inner(self, dtype: torch.dtype) -> None:
-        """Convert all convolutions to `dtype` but the output's, whose logits stay in its own."""
+        """Converts all convolutions to `dtype` but the output's, whose logits stay float32."""
         if self.blocks.input.w.dtype != dtype:
             self.blocks[:-1].to(dtype)
 
 
 class DALLEDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to the parameters of the pixels' distribution.
+    """(Relaxed) one-hot tokens to the pixels' distribution. Source: openai/DALL-E `dall_e/decoder.py`.
 
     The codebook is the input convolution: its columns are the tokens' embeddings, `embed_dims` wide. The
     `out_channels` are the logit-Laplace's location of each colour, then its ln scale of each.
-
-    Source: openai/DALL-E `dall_e/decoder.py`.
     """
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
@@ -237,6 +230,6 @@ class DALLEDecoder(nn.Module):
         return self.blocks[1:](x.permute(0, 3, 1, 2))
 
     def cast_inner(self, dtype: torch.dtype) -> None:
-        """Convert all convolutions to `dtype` but the input's."""
+        """Converts all convolutions to `dtype` but the input's."""
         if self.blocks.output.conv.w.dtype != dtype:
             self.blocks[1:].to(dtype)

@@ -64,10 +64,10 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
             and decoder.pkl do, for arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
-        init_cfg: as mmengine.
+        init_cfg: mmengine's.
 
     Raises:
-        ValueError: unknown `arch` or `loss`, `num_levels` that 'dalle' cannot have, or weights of another network.
+        ValueError: unknown `arch` or `loss`, other than 3 levels for 'dalle', or weights of another network.
         FileNotFoundError: no weights; says where it looked and where to get them.
 
     Source: DALL-E paper (arXiv 2102.12092) appendix A; lucidrains/DALLE-pytorch `dalle_pytorch.py`.
@@ -144,7 +144,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         raise UserError(f"DiscreteVAE has modes 'loss' and 'predict', got {mode!r}.")
 
     def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Title -> float (B, in_channels, H, W) in [0, 1]: the images and what is left of them in tokens."""
+        """Title -> float (B, in_channels, H, W) in [0, 1]: the images, and their tokens decoded."""
         images = inputs['images']
         return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
@@ -274,7 +274,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook of width `embed_dims`.
+    """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook of `width` numbers a token.
 
     With a number of `bottleneck_blocks` a 1x1 layer comes first. `out_channels` are the images' channels, or the
     logit-Laplace's location of each and then its ln scale of each.
@@ -284,24 +284,23 @@ class ConvDecoder(nn.Module):
         self,
         hidden: int,
         vocab_size: int,
-        embed_dims: int,
+        width: int,
         num_levels: int,
         bottleneck_blocks: int | None,
         out_channels: int,
     ) -> None:
         super().__init__()
-        self.codebook = nn.Embedding(vocab_size, embed_dims)
+        self.codebook = nn.Embedding(vocab_size, width)
         self.levels = nn.Sequential()
-        channels = embed_dims
         if bottleneck_blocks is not None:
-            self.levels.append(nn.Conv2d(embed_dims, hidden, 1))
+            self.levels.append(nn.Conv2d(width, hidden, 1))
             self.levels.extend(ConvResBlock(hidden) for _ in range(bottleneck_blocks))
-            channels = hidden
+            width = hidden
         for _ in range(num_levels):
-            self.levels.append(nn.Sequential(nn.ConvTranspose2d(channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
+            self.levels.append(nn.Sequential(nn.ConvTranspose2d(width, hidden, 4, stride=2, padding=1), nn.ReLU()))
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
-            channels = hidden
+            width = hidden
         self.output = nn.Conv2d(hidden, out_channels, 1)
 
     def forward(self, z: Tensor) -> Tensor:

@@ -56,17 +56,13 @@ class VQKDTokenizer(Tokenizer):
 
     Args:
         checkpoint: a path or a URL: a released file (any of the three), or mmpretrain's vqkd_encoder.pth.
-        precision: of the encoder. 'fp16': as the original, that is fp16 on a GPU and fp32 on a CPU; 'bf16'; 'fp32'. The
-            layers after it are fp32.
+        precision: of the encoder: 'fp16', which is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. The layers after
+            it are fp32.
         random_weights: no file, seeded random weights: for smoke runs only.
         sha256: expected hash of the file.
-        arch: of the encoder, a name or a dict as of BEiTBackbone.
-        img_size: side in pixels that the position embedding is made for; it is resampled for other images.
-        patch_size: pixels per token along a side.
+        arch, img_size, patch_size: of the encoder, as BEiTBackbone.
         code_dims: width of the codebook.
         vocab_size: number of visual tokens.
-
-    `provenance` says type, precision, path and sha256, for the run's checkpoints.
 
     Raises:
         ValueError: unknown precision, or weights of another network.
@@ -120,14 +116,7 @@ class VQKDTokenizer(Tokenizer):
         return scores.argmax(dim=-1).unflatten(1, grid)
 
     def forward(self, images: Tensor) -> Tensor:
-        """What mmpretrain's BEiT v2 takes from a target generator, in the place of its VQKD.
-
-        Args:
-            images: float (B, 3, H, W), RGB as its recipe prepares it, in [-1, 1].
-
-        Returns:
-            int64 (B, N) visual tokens.
-        """
+        """What mmpretrain's BEiT v2 expects of VQKD: of RGB images (B, 3, H, W) in [-1, 1] tokens int64 (B, h*w)."""
         return self.encode((images + 1) / 2).flatten(1)
 
 
