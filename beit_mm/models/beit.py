@@ -49,8 +49,7 @@ class BEiTPretrainer(BaseModel):
         init_cfg: mmengine's.
 
     Raises:
-        ValueError: the head's vocabulary is not the tokenizer's, `recover` is unknown, or a component has another
-            interface; when called, the mask or the second view is needed and missing.
+        ValueError: components that do not fit each other; when called, a mask or second view is needed and missing.
 
     Source: paper section 2.3; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
@@ -97,11 +96,42 @@ class BEiTPretrainer(BaseModel):
         return self.backbone(inputs['images'], inputs['mask'])[0]
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Loss of one batch (equation 1 of the paper), and `mim_acc` where tokens are predicted."""
+        """Loss of one batch, the negative mean of equation 1 of the paper; with tokens, `mim_acc` too."""
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
         hidden = self._hidden(inputs, positions)  # B, K, C
         return self.head.loss(hidden, targets, positions)
+
+    def _predicted_positions(self, inputs: dict) -> Tensor | None:
+        """int64 (B, K) patches to predict, -1 = padding; None for all."""
+        if self.recover == 'all':
+            return None
+        if inputs['positions'] is None:
+            raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
+        return inputs['positions']
+
+    def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Visual tokens (B, K), or pixels (B, K, P), at the positions; of all patches where they are None."""
+        if self.target_generator is None:
+            if not isinstance(self.head, PixelRegressionHead):
+                raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
+            pixels = patchify(inputs['images'], self.head.patch_size)  # B, h*w, P
+            return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
+        if inputs['tokenizer_images'] is None:
+            raise UserError(
+                'the images have no second view for the tokenizer; set second_size in the pipeline, or '
+                'data_preprocessor.tokenizer_scale'
+            )
+        if positions is None:
+            return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
+        return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
+
+    def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
+        """Hidden states (B, K, C) of the patches to predict; our backbone's last block computes no others."""
+        if isinstance(self.backbone, BEiTBackbone) and positions is not None:
+            return self.backbone(inputs['images'], inputs['mask'], positions)[0]
+        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C; the class token stands first
+        return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
@@ -152,42 +182,10 @@ class BEiTPretrainer(BaseModel):
         return columns
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':
-        """Sets the training mode of everything but the tokenizer."""
         super().train(mode)
         if self.target_generator is not None:
             self.target_generator.eval()
         return self
-
-    def _predicted_positions(self, inputs: dict) -> Tensor | None:
-        """int64 (B, K) patches to predict, -1 = padding; None for all."""
-        if self.recover == 'all':
-            return None
-        if inputs['positions'] is None:
-            raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
-        return inputs['positions']
-
-    def _hidden(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Hidden states (B, K, C) of the patches to predict."""
-        if isinstance(self.backbone, BEiTBackbone) and positions is not None:
-            return self.backbone(inputs['images'], inputs['mask'], positions)[0]
-        hidden = self.backbone(inputs['images'], inputs['mask'])[0][:, 1:]  # B, h*w, C
-        return hidden if positions is None else take_tokens(hidden, positions.clamp(min=0))
-
-    def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Tokens (B, K) or pixels (B, K, P) at the positions; of all patches where they are None."""
-        if self.target_generator is None:
-            if not isinstance(self.head, PixelRegressionHead):
-                raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
-            pixels = patchify(inputs['images'], self.head.patch_size)  # B, h*w, P
-            return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
-        if inputs['tokenizer_images'] is None:
-            raise UserError(
-                'the images have no second view for the tokenizer; set second_size in the pipeline, or '
-                'data_preprocessor.tokenizer_scale'
-            )
-        if positions is None:
-            return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
-        return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
 
 
 def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:

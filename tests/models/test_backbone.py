@@ -231,16 +231,15 @@ def test_wrong_calls_are_explained():
         BEiTBackbone(**SMALL, out_indices=0)(images, positions=torch.zeros(1, 1, dtype=torch.int64))
 
 
-def test_outputs_come_in_the_order_asked_for_and_layer_scale_zero_is_none():
-    model = BEiTBackbone(**SMALL, out_indices=(2, 0, 2), layer_scale_init=0).eval()
-    assert model.blocks[0].gamma_1 is None
+def test_outputs_come_in_the_order_asked_for():
+    model = BEiTBackbone(**SMALL, out_indices=(2, 0, 2)).eval()
     images = torch.randn(1, 3, 32, 32)
     last, first, again = model(images)
     assert torch.equal(last, again) and not torch.allclose(first, last)
     assert BEiTBackbone(**SMALL, out_indices=(0, 1)).norm is None
 
 
-@pytest.mark.parametrize('start', [0, 0.0, False, None])
+@pytest.mark.parametrize('start', [0, None])
 def test_layer_scale_of_zero_is_none(start):
     """As the released code switches it off; blocks that start at zero would never learn."""
     backbone = BEiTBackbone(dict(embed_dims=8, num_layers=2, num_heads=2), img_size=32, layer_scale_init=start)
