@@ -125,7 +125,7 @@ READ_TOO = {
     'compile',
     'find_unused_parameters',
 }
-# Keys of parts without a `type`, which nobody would complain of.
+# Keys of data loaders, which have no `type` to refuse others.
 LOADER = set(
     'batch_size num_workers dataset sampler batch_sampler collate_fn persistent_workers pin_memory prefetch_factor '
     'drop_last timeout multiprocessing_context worker_init_fn shuffle num_batch_per_epoch'.split()
@@ -135,7 +135,7 @@ LOADER = set(
 def check_key(cfg: Config, key: str) -> None:
     """Finds keys of `--cfg-options` that would be new entries of the config, which nothing reads.
 
-    Below a part with a `type`, keys are for its class to refuse, unless they nearly are one that is there.
+    Keys below a `type` are for its class to refuse, unless they nearly are one that is there.
 
     Raises:
         ValueError: the key is none; names the nearest.
@@ -145,7 +145,7 @@ def check_key(cfg: Config, key: str) -> None:
 
     from mmengine.runner import Runner
 
-    place: object = cfg
+    entry: object = cfg
     *parents, last = key.split('.')
     for depth, name in enumerate([*parents, last]):
         known: set[str] = set()
@@ -157,19 +157,19 @@ def check_key(cfg: Config, key: str) -> None:
                     'as train_dataloader.dataset.pipeline'
                 )
             known &= {*cfg, *signature(Runner).parameters, *READ_TOO}
-        elif isinstance(place, list | tuple):
-            if not name.isdecimal() or int(name) >= len(place):
-                raise UserError(f'--cfg-options: {key}: {parents[depth - 1]} has entries 0 to {len(place) - 1}')
-            place = place[int(name)]
+        elif isinstance(entry, list | tuple):
+            if not name.isdecimal() or int(name) >= len(entry):
+                raise UserError(f'--cfg-options: {key}: {parents[depth - 1]} has entries 0 to {len(entry) - 1}')
+            entry = entry[int(name)]
             continue
-        elif not isinstance(place, dict):
+        elif not isinstance(entry, dict):
             return
         elif parents[depth - 1].endswith('_dataloader'):
             known = LOADER
-        if name in place:
-            place = place[name]
+        if name in entry:
+            entry = entry[name]
             continue
-        near = get_close_matches(name, {*place, *known}, n=1, cutoff=0.85 if 'type' in place else 0.7)
+        near = get_close_matches(name, {*entry, *known}, n=1, cutoff=0.85 if 'type' in entry else 0.7)
         if name not in known and (near or known):
             advice = f'; did you mean {".".join([*parents[:depth], near[0]])}?' if near else ''
             where = f'{key}: {name}' if parents else key

@@ -32,7 +32,7 @@ from beit_mm.engine.steps import waits_for_images
 from beit_mm.engine.workers import end_workers, watch_workers
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict
-from beit_mm.files import atomic_file, folder_of_images, readable
+from beit_mm.files import atomic_file, readable
 from beit_mm.pictures.training import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 
@@ -141,7 +141,7 @@ class Run:
         lengths: minutes, steps or epochs; at most one that is not None.
 
     Raises:
-        FileNotFoundError: no folder of images, or no checkpoint `init`.
+        FileNotFoundError: no checkpoint `init`.
         UserError: `out` holds something else, or a run with other arguments.
     """
 
@@ -162,7 +162,7 @@ class Run:
         self.weights = self.folder / ('pretrained.pth' if verb == 'pretrain' else 'finetuned.pth')
         self.record: dict[str, Any] = dict(
             verb=verb,
-            images=str(folder_of_images(images)),
+            images=str(Path(images).expanduser().resolve()),
             init=init and absolute(str(init) if '://' in str(init) else str(checkpoint_of(init))),
             length=next((f'{number:g} {name}' for name, number in lengths.items() if number is not None), None),
             batch=batch,
