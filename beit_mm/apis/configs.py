@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import HUB_FILES, WHOLE, _nearest, released
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
@@ -87,13 +87,13 @@ def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any])
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
-def get_model(name: str, pretrained: bool | str | Path = False) -> nn.Module:
+def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Module:
     """A model of a released file: a pretrainer without its tokenizer, a classifier or a segmentor.
 
     Args:
         name: one of `list_models`.
-        pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; a path takes
-            those of a file; False leaves random ones.
+        pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; others
+            see `Checkpoint.open`; False leaves random ones.
 
     Returns:
         The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;

@@ -382,12 +382,11 @@ def without_training(value: Any) -> Any:
 
 def is_palette(colours: Any, number: int) -> bool:
     """Whether this is a list of so many colours, [red, green, blue] of 0-255."""
-    return (
-        isinstance(colours, (list, tuple))
-        and len(colours) == number
-        and all(isinstance(colour, (list, tuple)) and len(colour) == 3 for colour in colours)
-        and all(type(level) is int and 0 <= level <= 255 for colour in colours for level in colour)
-    )
+    try:
+        levels = np.array(colours)
+    except ValueError:  # rows of several lengths
+        return False
+    return levels.shape == (number, 3) and levels.dtype.kind == 'i' and levels.min() >= 0 and levels.max() <= 255
 
 
 def check_shapes(module: nn.Module, checkpoint: Checkpoint) -> None:

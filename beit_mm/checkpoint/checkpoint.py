@@ -150,13 +150,8 @@ class Checkpoint:
                     print_log(message, logger='current', level=logging.WARNING)
         if source['format'] is None:
             given = self.content.get('state_dict', self.content)
-            if not isinstance(given, dict):
-                kind = type(given).__name__
-                raise CheckpointError(f'{self.path} has a state_dict of type {kind}, expected names and tensors')
-            if others := [name for name in given if not isinstance(name, str)]:
-                raise CheckpointError(
-                    f'{self.path} is no checkpoint of a model: {ascii(others[0]):.60} is no name of a tensor'
-                )
+            if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+                raise CheckpointError(f'{self.path} is no checkpoint of a model: expected names and tensors')
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
         for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
@@ -262,8 +257,7 @@ def fit_weights(
         The weights under the backbone's names and in its shapes, and what became of each.
 
     Raises:
-        CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, or numbers that are NaN or
-            infinite; says what differs.
+        CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
     """
     source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     try:
@@ -308,12 +302,7 @@ def fit_weights(
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
-    """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do.
-
-    Args:
-        weights: names to tensors; those that are no floating-point numbers are passed over.
-        source: what the error calls the file.
-    """
+    """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do."""
     broken = []
     for name, tensor in weights.items():
         if not tensor.is_floating_point() or tensor.is_meta:

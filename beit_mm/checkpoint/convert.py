@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,28 @@ HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide a
     'decode_head.psp_modules.3.1.conv.weight',
     'decode_head.fpn_bottleneck.conv.weight',
 )
+
+CARD = """---
+library_name: transformers
+{tag}tags:
+- beit
+---
+# {name}
+
+A [BEiT](https://arxiv.org/abs/2106.08254), written by beit_mm.
+
+| | |
+| --- | --- |
+{table}
+
+```python
+from transformers import {kind}
+
+model = {kind}.from_pretrained('{name}')
+```
+
+Training images, their licence, and the figures that it reaches: to be filled in by its author.
+"""
 
 
 class Conversion(NamedTuple):
@@ -111,7 +134,7 @@ def _convert(checkpoint: Checkpoint, target: Path, to: str) -> Conversion:
         if (card := target / 'README.md').exists():
             notes.append(f'{card} was there already and is left as it is')
         else:
-            card.write_text(_model_card(target.name, task, config, meta))
+            card.write_text(_model_card(target.name, task, config, meta['preprocessing']))
     elif to == 'timm' or to == 'unilm' and task != 'segmentation':
         is_torch = to == 'unilm' and target.suffix != '.safetensors'
         write_checkpoint(target, dict(model=theirs.state_dict) if is_torch else theirs.state_dict)
@@ -198,58 +221,30 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         config['out_indices'] = blocks if max(numbers) > depth else numbers
         config['use_auxiliary_head'] = 'auxiliary_head.conv_seg.weight' in weights
         if config['use_auxiliary_head']:
-            convs = [
-                name for name in weights if name.startswith('auxiliary_head.convs.') and name.endswith('.conv.weight')
-            ]
+            convs = [name for name in weights if re.fullmatch(r'auxiliary_head\.convs\..*\.conv\.weight', name)]
             config['auxiliary_channels'] = weights['auxiliary_head.conv_seg.weight'].shape[1]
             config['auxiliary_num_convs'] = len(convs)
             config['auxiliary_concat_input'] = 'auxiliary_head.conv_cat.conv.weight' in weights
     return config
 
 
-def _model_card(name: str, task: str, config: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+def _model_card(name: str, task: str, config: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> str:
     """A README.md for the Hugging Face Hub: what the files say, and places for what only their author knows."""
-    kind, tags = HF_CLASSES[task], [f'pipeline_tag: {TAGS[task]}'] if task in TAGS else []
-    shape = ', '.join(str(config[key]) for key in ('num_hidden_layers', 'hidden_size', 'num_attention_heads'))
-    known = meta['preprocessing']
+    kind, tag = HF_CLASSES[task], f'pipeline_tag: {TAGS[task]}\n' if task in TAGS else ''
     rows = {
         'task': task,
-        'blocks, width, heads': shape,
+        'blocks, width, heads': '{num_hidden_layers}, {hidden_size}, {num_attention_heads}'.format_map(config),
         'image': f'{config["image_size"]} pixels, {config["num_channels"]} channels',
         'patch': f'{config["patch_size"]} pixels',
-        'mean (pixels 0-255)': known.get('mean', 'not known'),
-        'std (pixels 0-255)': known.get('std', 'not known'),
+        'mean (pixels 0-255)': preprocessing.get('mean', 'not known'),
+        'std (pixels 0-255)': preprocessing.get('std', 'not known'),
     }
     if 'vocab_size' in config:
-        rows['visual tokens'] = f'{config["vocab_size"]}'
+        rows['visual tokens'] = config['vocab_size']
     if 'id2label' in config:
-        rows['classes'] = f'{len(config["id2label"])}'
-    return '\n'.join(
-        [
-            '---',
-            'library_name: transformers',
-            *tags,
-            'tags:',
-            '- beit',
-            '---',
-            f'# {name}',
-            '',
-            'A [BEiT](https://arxiv.org/abs/2106.08254), written by beit_mm.',
-            '',
-            '| | |',
-            '| --- | --- |',
-            *(f'| {key} | {value} |' for key, value in rows.items()),
-            '',
-            '```python',
-            f'from transformers import {kind}',
-            '',
-            f"model = {kind}.from_pretrained('{name}')",
-            '```',
-            '',
-            'Training images, their licence, and the figures that it reaches: to be filled in by its author.',
-            '',
-        ]
-    )
+        rows['classes'] = len(config['id2label'])
+    table = '\n'.join(f'| {key} | {value} |' for key, value in rows.items())
+    return CARD.format(name=name, kind=kind, tag=tag, table=table)
 
 
 def _write_hub_folder(

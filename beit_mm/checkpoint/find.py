@@ -38,13 +38,11 @@ ABANDONED = 3600  # seconds since something was written to a partial download
 def locate_weights(source: str, advice: str) -> Path:
     """Finds a weight file, downloading it once for each node when `source` is a URL.
 
-    A path is taken as it is; of a folder of transformers' or timm's the weights in it; for hf://owner/name see
-    `fetch_hub_folder`. A URL's file is looked for by
-    name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache, and is downloaded into that
-    cache by the first process of each node; every process of the job must make this call.
+    A URL's file is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache,
+    and is downloaded into that cache by the first process of each node; every process of the job must make this call.
 
     Args:
-        source: path, http(s) URL, or hf://owner/name.
+        source: path, folder (see `weights_in`), http(s) URL, or hf://owner/name (see `fetch_hub_folder`).
         advice: second line of the error: where to get the file and which config key names it.
 
     Raises:
@@ -82,16 +80,8 @@ def locate_weights(source: str, advice: str) -> Path:
 def fetch_hub_folder(source: str, advice: str) -> Path:
     """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
 
-    Without a revision it is looked for in $BEIT_MM_WEIGHTS/owner/name, else fetched into huggingface_hub's cache, where
-    later calls find it without a network.
-
-    Args:
-        source: hf://owner/name, or hf://owner/name@revision.
-        advice: as of `locate_weights`.
-
-    Raises:
-        FileNotFoundError: no such repository, no weights in one file in it, or no network.
-        ValueError: huggingface_hub is missing.
+    That of hf://owner/name is looked for in $BEIT_MM_WEIGHTS/owner/name first. It and hf://owner/name@revision are
+    fetched into huggingface_hub's cache, where later calls find them without a network. Raises FileNotFoundError.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -103,31 +93,23 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
     except ImportError:
         raise UserError(f'{source} is fetched by huggingface_hub: pip install huggingface_hub') from None
     try:
-        for weights in HUB_FILES:
-            try:
-                path = Path(hf_hub_download(name, weights, revision=revision or None))
-                break
-            except EntryNotFoundError as error:
-                reason = error
-        else:
-            raise reason
+        try:
+            path = hf_hub_download(name, HUB_FILES[0], revision=revision or None)
+        except EntryNotFoundError:
+            path = hf_hub_download(name, HUB_FILES[1], revision=revision or None)
         for about in HUB_CONFIGS:
             with suppress(EntryNotFoundError):
                 hf_hub_download(name, about, revision=revision or None)
     except (OSError, ValueError, EntryNotFoundError) as error:
         text = ' '.join(str(error).split())
         raise FileNotFoundError(f'{source} cannot be fetched: {text:.200}\n{advice}') from None
-    return path.parent
+    return Path(path).parent
 
 
 def download(url: str, path: Path) -> None:
-    """Fetches a checkpoint, which gets its name when it could be read to its end.
+    """Fetches a checkpoint, which gets its name when it could be read to its end and has the hash in its name, if any.
 
-    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file. Where the name has a
-    hash it must be the file's.
-
-    Raises:
-        OSError, RuntimeError, ValueError, http.client.HTTPException: it did not come, or something else did.
+    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
@@ -156,11 +138,7 @@ def name_of_url(url: str) -> str:
 
 
 def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is.
-
-    Raises:
-        FileNotFoundError: a folder without them.
-    """
+    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is."""
     if not path.is_dir():
         return path
     for name in (*HUB_FILES, *RUN_FILES):

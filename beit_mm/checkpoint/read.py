@@ -277,12 +277,8 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
 def check_zip(path: Path, sums: bool = True) -> None:
     """Refuses a zip file with other entries than torch.save's: Python could import code that lies beside the tensors.
 
-    Args:
-        path: the file.
-        sums: whether the check sums are compared too, at which torch's reader does not look.
-
-    Raises:
-        CheckpointError, zipfile.BadZipFile: says what.
+    With `sums` the check sums are compared too, at which torch's reader does not look. Raises CheckpointError or
+    zipfile.BadZipFile.
     """
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -297,9 +293,6 @@ def check_content(content: Any) -> None:
 
     Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
     torch's `_metadata` of state dicts stays.
-
-    Raises:
-        CheckpointError: says what.
     """
     seen, waiting = set(), [content]
     while waiting:

@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from timm.models.beit import Beit
 from torch import nn
 
-from beit_mm.checkpoint.checkpoint import of_all_tasks
+from beit_mm.checkpoint import checkpoint as opener
+from beit_mm.checkpoint.checkpoint import Checkpoint, of_all_tasks
+from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.read import CheckpointError, write_checkpoint
 from beit_mm.models import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -27,6 +29,26 @@ BACKBONE = dict(
     rel_pos_bias='per_layer',
     layer_scale_init=0.1,
 )
+
+
+def test_an_opened_checkpoint_stands_for_its_file(tmp_path, monkeypatch):
+    weights = timm_model().state_dict()
+    args = dict(imagenet_default_mean_and_std=False, input_size=32)
+    torch.save(
+        dict(model={f'module.{name}': tensor for name, tensor in weights.items()}, args=args), tmp_path / 'w.pth'
+    )
+    opened = Checkpoint.open(tmp_path / 'w.pth')
+    monkeypatch.setattr(opener, 'read_checkpoint', None)  # from here on nothing is read
+    assert Checkpoint.open(opened) is opened and str(opened) == str(tmp_path / 'w.pth')
+    assert (opened.format, opened.task, opened.classes) == ('unilm', 'classification', None)
+    assert opened.weights.keys() == weights.keys() and 'backbone.cls_token' in opened.converted.state_dict
+    assert (
+        opened.preprocessing == opened.meta['preprocessing'] == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[32, 32])
+    )
+    assert opened.backbone_arguments()['arch']['num_heads'] == 4
+    assert torch.equal(BEiTBackbone.from_checkpoint(opened).cls_token, weights['cls_token'])
+    assert convert_checkpoint(opened, tmp_path / 'ours.pth').task == 'classification'
+    assert [*opened.weights] == [*weights]  # none of these took anything out
 
 
 def randomise(model: nn.Module) -> nn.Module:

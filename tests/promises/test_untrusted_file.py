@@ -415,7 +415,6 @@ def test_a_name_is_no_number_of_blocks(tmp_path):
 @pytest.mark.parametrize(
     ('meta', 'said'),
     [
-        (dict(preprocessing=dict(size=[16_000, 16_000])), 'its images have .* pixels, expected at most 64 patches'),
         (dict(architecture=dict(num_heads=-2)), 'has -2 attention heads'),
         (dict(architecture=dict(num_heads=3)), 'has 3 attention heads'),
         (dict(architecture=dict(num_heads=[2])), 'TypeError'),
@@ -434,13 +433,6 @@ def test_a_size_is_that_of_the_positions(tmp_path):
         2,
         2,
     )
-
-
-def test_a_model_takes_no_memory_that_its_file_has_not(tmp_path):
-    """Some names alone would make a model of any width."""
-    wide = {'backbone.patch_embed.proj.weight': torch.ones(2048, 1, 1, 1)}
-    with pytest.raises(CheckpointError, match=r'no BEiT of width 2048: attn.qkv.weight is \(24, 8\)'):
-        FeatureExtractor(plain_file(tmp_path / 'w.pth', dict(architecture=dict(num_heads=2)), **wide), 'cpu')
 
 
 @pytest.mark.parametrize('levels', [dict(mean=[1, 2]), dict(std=[1, 0, 1]), dict(std=[-1.0]), dict(std=[1] * 4)])
