@@ -70,7 +70,7 @@ def train(args: argparse.Namespace, short: bool) -> None:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
     if short:
         from beit_mm.engine.interruption import resuming_command
-        from beit_mm.engine.progress import SECONDS, ProgressHook, with_quiet_terminal
+        from beit_mm.engine.steps import SECONDS, ProgressHook, with_quiet_terminal
         from beit_mm.terminal import without_output
 
         progress = ProgressHook(Path(args.config).stem, SECONDS if sys.stdout.isatty() else 60.0)
@@ -81,7 +81,7 @@ def train(args: argparse.Namespace, short: bool) -> None:
             try:
                 runner.train()
             except SystemExit:  # a signal: its checkpoint is written
-                progress.say(f'Stopped after step {runner.iter:,}. Go on with: {resuming_command()}')
+                progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
                 raise
         return
     RUNNERS.build(cfg).train()

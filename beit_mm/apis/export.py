@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.engine.checks import preprocessing_of_model
+from beit_mm.models.beit import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias, patch_grid
 from beit_mm.positions import resize_bias_table, resize_position_embedding
 from beit_mm.terminal import UserError

@@ -27,7 +27,6 @@ from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.engine.checks import preprocessing_of_model
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.features.reader import (
     Device,
@@ -39,6 +38,7 @@ from beit_mm.features.reader import (
     usual_preparation,
 )
 from beit_mm.models import LinearProbe
+from beit_mm.models.beit import preprocessing_of_model
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import MODELS, TRANSFORMS
 from beit_mm.terminal import UserError

@@ -27,9 +27,8 @@ from beit_mm.apis.tokenizers import TOKENIZER, own_tokenizer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.progress import ProgressHook, TerminalRunner
-from beit_mm.engine.steps import waits_for_images
-from beit_mm.engine.workers import end_workers, watch_workers
+from beit_mm.engine.interruption import end_workers, shield_workers
+from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict
 from beit_mm.files import atomic_file, readable
@@ -472,7 +471,7 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         cfg.work_dir = f'{folder}/measured'
         runner = make_runner(cfg, clock_hook)
-        watch_workers([runner.train_dataloader])
+        shield_workers(runner.train_dataloader)
         try:
             runner.train()
         finally:

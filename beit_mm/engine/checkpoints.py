@@ -1,257 +1,277 @@
-"""A run's checkpoints: never half there, with all that a run needs to go on as if it had never stopped.
+"""A run's checkpoints: each is complete on the disk, and enough to resume the run to the last bit.
 
-What is drawn in a step follows from its number (engine.steps.StepSeedHook), and what a sample looks like from its key
-(datasets.samplers), so no state of a random generator is stored anywhere.
+What a step draws follows from its number (engine.steps.StepSeedHook), what a sample looks like from its key
+(datasets.samplers). So no state of a random generator is stored.
 """
 
 import copy
 import logging
+import math
 import os
 import re
 import secrets
 import time
 import zipfile
-import zlib
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import mmengine
 import numpy as np
 import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_world_size, is_main_process, master_only
-from mmengine.hooks import CheckpointHook as EngineCheckpointHook
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
 from torch import Tensor
 
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
-from beit_mm.checkpoint.read import CheckpointError, blaming, check_zip, read_checkpoint, save_torch
+from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.checks import backbone_of, preprocessing_of_model, tokenizer_provenance, unwrap
-from beit_mm.engine.steps import fetch_logs
+from beit_mm.engine.steps import fetch_logs, unwrap
 from beit_mm.files import atomic_file, inert, remove_leftovers
+from beit_mm.models.beit import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN = re.compile(r'\w{1,40}')  # `new_run`
-RUN_FILE = 'run_id'  # in the checkpoints' folder: the run that writes there
+RUN = re.compile(r'\w{1,40}')  # see `new_run`
+RUN_FILE = 'run_id'  # in the checkpoints' folder: names the last run that wrote there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
-IGNORED = {'backend_args', 'file_client_args', 'filename_tmpl', 'save_optimizer', 'save_param_scheduler'}
-RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # set where a launcher has started the run again
-
-
-class EarlierRunError(CheckpointError):
-    """A folder's checkpoints are of an earlier run; no reason for a run that is restarted not to begin."""
+RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
+HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
 
 
 @HOOKS.register_module()
-class CheckpointHook(EngineCheckpointHook):
-    """mmengine's CheckpointHook that always leaves a good checkpoint on the disk, and finds it again.
+class CheckpointHook(Hook):
+    """Saves checkpoints, and chooses the one that a run resumes from.
 
-    A file gets its name when all of it is there, and the one that it takes the place of goes after that. A full or
-    read-only disk ends no run: the log says so, and the last good file stays. Where gradients are accumulated a
-    checkpoint waits for the step that uses them. A run that is to be resumed (or that torchrun or Slurm has started
-    again) goes on from the newest file of the folder's last run (named in `run_id`) that can be read; what a killed
-    process left half written is removed.
+    The files are named as mmengine's hook names them: `epoch_N.pth` or `iter_N.pth`, `best_METRIC_epoch_N.pth` (weights
+    only), and `last_checkpoint`, a text file with the path of the newest one. Each is written under a temporary name,
+    then renamed; the old file is deleted last. If the disk is full, the log warns and the old files stay. While
+    gradients are being accumulated, a checkpoint waits for the step that uses them.
+
+    With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
+    readable checkpoint of the folder's last run.
 
     Args:
-        kwargs: mmengine's: interval, by_epoch, max_keep_ckpts, save_best, out_dir, ...
+        interval: epochs or iterations between two checkpoints; -1 saves none but the last.
+        by_epoch: whether the interval counts epochs.
+        out_dir: local folder, in which each run has a folder named as its work directory; by default the work directory
+            itself.
+        max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
+        save_last: whether the end of the training is saved too.
+        save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation.
+        rule: 'greater' or 'less', what is better; by default the metric's name says it.
+        save_begin: epochs or iterations before the first interval begins.
 
     Raises:
-        CheckpointError: there are checkpoints to resume from, but none of the last run that can be read.
-        ValueError: the effective batch is not the checkpoint's; an option of mmengine's that has no use here.
+        CheckpointError: there are checkpoints to resume from, but none of the last run can be read.
+        UserError: the effective batch is not the checkpoint's; an unknown rule; a metric that is not measured.
     """
 
-    keep_ckpt_ids: deque[int]  # numbers of the checkpoints that are kept; mmengine sets it
+    priority = 'VERY_LOW'  # saves what the other hooks have done
 
-    def __init__(self, *args, **kwargs):
-        if ignored := sorted(IGNORED & kwargs.keys()):
-            raise UserError(
-                f'CheckpointHook has no {", ".join(ignored)}: it writes local files that a run resumes from'
-            )
-        super().__init__(*args, **kwargs)
-        if '://' in str(self.out_dir or ''):
-            raise UserError(f'out_dir is {self.out_dir!r}; expected a local folder')
-        self.run = ''  # of which start from the beginning the checkpoints are
-        self.outdated: list[str] = []  # names of files to be removed once another one is written
-        self.postponed: int | None = None  # number of a checkpoint that waits for the end of an accumulation
+    def __init__(
+        self,
+        interval: int = -1,
+        by_epoch: bool = True,
+        out_dir: str | Path | None = None,
+        max_keep_ckpts: int = -1,
+        save_last: bool = True,
+        save_best: str | Sequence[str] | None = None,
+        rule: str | None = None,
+        save_begin: int = 0,
+    ):
+        if '://' in str(out_dir):
+            raise UserError(f'out_dir is {out_dir!r}; expected a local folder')
+        self.interval, self.save_begin, self.save_last = interval, save_begin, save_last
+        self.unit = 'epoch' if by_epoch else 'iter'
+        self.out_dir = out_dir
+        self.max_keep_ckpts = max_keep_ckpts
+        self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
+        if rule not in ('greater', 'less', None):
+            raise UserError(f"rule is {rule!r}; expected 'greater' or 'less'")
+        self.rule = rule
+        self.run = ''  # id that the run's checkpoints share
+        self.due: int | None = None  # number of the checkpoint to be saved
+        self.kept: list[int] = []  # numbers of this run's checkpoints on the disk
+        self.best: dict[str, str] = {}  # names of its best ones, by the key that mmengine has for them
 
-    # --- going on ---------------------------------------------------------------------------------
+    # --- resuming ---------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Cleans up, and chooses the checkpoint to go on from."""
         if not isinstance(runner._train_loop, BaseLoop):  # a test, perhaps beside the training
             return
         folder = self.folder(runner)
         if is_main_process():
             remove_leftovers(folder)
-        # torchrun counts on each node for itself: where no process has died it says 0.
+        # torchrun counts on each node by itself: where no process has died the count is 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        if not (runner._resume and runner._load_from is None or restarted):
-            return
-        found = [newest_checkpoint(folder)] if is_main_process() else [None]
-        broadcast_object_list(found)
-        if isinstance(found[0], CheckpointError) and not (restarted and isinstance(found[0], EarlierRunError)):
-            raise found[0]
-        if isinstance(found[0], str):
-            runner._resume, runner._load_from = True, found[0]
-        else:
-            runner._resume = False  # a run of its own, with an id of its own
-            print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
+        if restarted or (runner._resume and runner._load_from is None):
+            path = in_main_process(lambda: newest_checkpoint(folder, restarted))
+            if path is not None:
+                runner._resume, runner._load_from = True, path
+            elif runner._load_from is None:
+                runner._resume = False
+                print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Makes the position fit this run's batches, and notes which files the checkpoint has taken the place of."""
         meta = meta_of(checkpoint)
         if not runner._resume or 'epoch' not in meta:
             return
         check_position(meta, runner._load_from)
-        if 'batch' not in meta:
+        if 'batch' not in meta:  # mmengine wrote the file
             return
         run = meta.get('run')
-        self.run = run if isinstance(run, str) and RUN.fullmatch(run) else new_run(runner)
+        self.run = run if isinstance(run, str) and RUN.fullmatch(run) else ''
         fit_position(checkpoint, batch_of(runner))
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
             sampler.seed = meta['seed']
         if Path(runner._load_from).resolve().parent == self.folder(runner).resolve():
-            outdated = meta.get('outdated')
-            names = [name for name in outdated if self._is_ours(name)] if isinstance(outdated, list) else []
-            self.outdated = [name for name in names if name != Path(runner._load_from).name]
+            with blaming(runner._load_from):
+                self.adopt_files(checkpoint['message_hub']['runtime_info'])
+
+    def adopt_files(self, info: dict[str, Any]) -> None:
+        """Takes over which files are the run's own, to be deleted later: by their names, and in this folder only."""
+        numbers = info.get('keep_ckpt_ids')
+        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+            self.kept = numbers
+        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
-        """mmengine's preparation; what it removes later is removed once the next file stands."""
-        super().before_train(runner)
-        self.file_backend = _Later(self.outdated)
-        if not runner._resume:
-            self.run = new_run(runner)
+        self.run = self.run or new_run(runner)
         if is_main_process():
-            with suppress(OSError), atomic_file(Path(self.out_dir, RUN_FILE)) as file:
+            with suppress(OSError), atomic_file(self.folder(runner) / RUN_FILE) as file:
                 file.write(self.run.encode())
-
-    def folder(self, runner: Runner) -> Path:
-        """Where the checkpoints are; mmengine sets `out_dir` later, in before_train."""
-        if self.out_dir in (None, runner.work_dir):
-            return Path(runner.work_dir)
-        name = Path(runner.work_dir).name
-        return Path(self.out_dir) if Path(self.out_dir).name == name else Path(self.out_dir, name)
-
-    def _is_ours(self, name: Any) -> bool:
-        """Whether a file's name is one of those that this hook gives."""
-        return isinstance(name, str) and bool(re.fullmatch(r'(epoch|iter)_\d+\.pth|best_[^/\\]+\.pth', name))
 
     # --- saving -----------------------------------------------------------------------------------
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Saves where it is due, or was and had to wait."""
-        super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        if self.postponed is not None and at_boundary(runner):
-            step = self.postponed if self.by_epoch else runner.iter + 1
-            self._save_checkpoint_with_step(runner, step, meta=dict(epoch=runner.epoch, iter=runner.iter + 1))
+        if self.unit == 'iter' and (
+            self.every_n_train_iters(runner, self.interval, self.save_begin)
+            or (self.save_last and self.is_last_train_iter(runner))
+        ):
+            self.due = runner.iter + 1
+        self.save_due(runner, epoch=runner.epoch, iter=runner.iter + 1)
 
-    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
-        """Writes a numbered checkpoint and notes the one that goes for it; called by mmengine's methods."""
-        if not at_boundary(runner):
-            self.postponed = step
+    def after_train_epoch(self, runner: Runner) -> None:
+        if self.unit == 'epoch' and (
+            self.every_n_epochs(runner, self.interval, self.save_begin)
+            or (self.save_last and self.is_last_train_epoch(runner))
+        ):
+            self.due = runner.epoch + 1
+        self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        number = getattr(runner, self.unit)
+        improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
+        if any(improved) and self.kept:  # a resumed run has to know the best score
+            self.due = number
+            self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
+
+    def save_due(self, runner: Runner, **position: int) -> None:
+        """Saves the checkpoint that is due; between two optimizer steps only."""
+        if self.due is None or not at_boundary(runner):
             return
-        self.postponed = None
-        name = self.filename_tmpl.format(step)
-        if self.max_keep_ckpts > 0:
-            kept = [number for number in self.keep_ckpt_ids if number != step] + [step]
-            self.outdated += [self.filename_tmpl.format(number) for number in kept[: -self.max_keep_ckpts]]
-            self.keep_ckpt_ids = deque(kept[-self.max_keep_ckpts :], self.max_keep_ckpts)
-            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
-        self.last_ckpt = str(Path(self.out_dir, name))
-        runner.message_hub.update_info('last_ckpt', self.last_ckpt)
-        self.save(runner, name, **meta)
+        number, self.due = self.due, None
+        before = [other for other in self.kept if other != number]
+        self.kept = [*before, number]
+        runner.message_hub.update_info('keep_ckpt_ids', self.kept)  # so a resumed run deletes what a kill left
+        outdated = self.kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        replaced = [f'{self.unit}_{old}.pth' for old in outdated]
+        path = self.save(runner, f'{self.unit}_{number}.pth', replaces=[*replaced, INTERRUPTED], **position)
+        self.kept = before if path is None else self.kept[len(outdated) :]
 
-    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        super()._save_best_checkpoint(_Saver(runner, self), metrics)
+    def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
+        """Saves the weights if a metric is the best so far; returns whether they were saved."""
+        metric = next(iter(metrics), metric) if metric == 'auto' else metric
+        if metric not in metrics:
+            raise UserError(f'save_best is {metric!r}; the validation measures {", ".join(metrics) or "nothing"}')
+        higher = self.rule == 'greater'
+        if self.rule is None:
+            higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
+            if not higher and 'loss' not in metric.lower():
+                raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
+        of_metric = f'_{metric}' if len(self.save_best) > 1 else ''
+        best = runner.message_hub.get_info(f'best_score{of_metric}', -math.inf if higher else math.inf)
+        if not (metrics[metric] > best if higher else metrics[metric] < best):
+            return False
+        name = f'best_{metric}_{self.unit}_{number}.pth'.replace('/', '_')
+        old = {self.best.get(f'best_ckpt{of_metric}', name)} - {name}
+        position = dict(epoch=runner.epoch, iter=runner.iter)
+        if self.save(runner, name, resumable=False, replaces=old, **position) is None:
+            return False
+        self.best[f'best_ckpt{of_metric}'] = name
+        runner.message_hub.update_info(f'best_score{of_metric}', metrics[metric])
+        runner.message_hub.update_info(f'best_ckpt{of_metric}', str(self.folder(runner) / name))
+        return True
 
     @master_only
-    def save(self, runner: Runner, name: str, resumable: bool = True, **meta) -> Path | None:
-        """Writes a checkpoint now, from the main process; other processes may call this and do nothing.
+    def save(
+        self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence[str] | set[str] = (), **meta: Any
+    ) -> Path | None:
+        """Writes a checkpoint, then deletes those that it replaces. Only the main process does.
 
         Args:
             runner: the run.
             name: of the file in the checkpoints' folder; may begin with a new folder.
-            resumable: with the optimizer's and the schedules' state; resuming takes it into account.
+            resumable: with the optimizer's and the schedules' state.
+            replaces: names of files.
             meta: entries of the file's `meta`; `epoch` and `iter` are the position, by default the present one.
 
         Returns:
-            The file; None where it cannot be written.
+            The file; None where it cannot be written, and in the other processes.
         """
-        path, pointer, outdated = Path(self.out_dir, name), None, []
-        if path.parent == Path(self.out_dir):
-            pointer = Path(runner.work_dir, 'last_checkpoint') if resumable else None
-            # only by their like: a best one that could be written is no reason to remove the last to resume from
-            names = dict.fromkeys([*self.outdated, INTERRUPTED])
-            outdated = [old for old in names if old.startswith('best_') != resumable and old != name]
-        content = run_state(runner, resumable, dict(meta, outdated=outdated, run=self.run))
-        copies = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
-        return self._write(path, content, pointer, outdated, copies)
-
-    def _write(self, path: Path, content: dict, pointer: Path | None, outdated: list[str], copies: Any) -> Path | None:
+        path = self.folder(runner) / name
+        content = run_state(runner, resumable, dict(meta, run=self.run))
         try:
-            if copies is not None:
-                copies.synchronize()  # to the host, which may still be under way
             with atomic_file(path) as file:
                 save_torch(content, file)
-                check_written(file)
-            if pointer is not None:
-                with atomic_file(pointer) as file:
+                file.flush()
+                if not zipfile.is_zipfile(file.name):
+                    raise OSError('the file cannot be read back')
+            if resumable and path.parent == self.folder(runner):
+                with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
                     file.write(os.fsencode(path))
-            for name in outdated:
-                Path(self.out_dir, name).unlink(missing_ok=True)
-            self.outdated[:] = [name for name in self.outdated if name not in outdated]
+            for old in replaces:
+                path.with_name(old).unlink(missing_ok=True)
         except OSError as error:
-            message = f'{path} could not be written ({error}); the training goes on, older checkpoints stay.'
+            message = f'{path} could not be written ({error}); the training continues, older checkpoints stay.'
             print_log(message, logger='current', level=logging.WARNING)
             return None
+        print_log(f'{path} is saved.', logger='current')
         return path
 
-
-class _Later:
-    """Stands for the file backend where mmengine removes the file of which a new one takes the place, too early."""
-
-    def __init__(self, outdated: list[str]):
-        self.outdated = outdated
-
-    def isfile(self, path: str) -> bool:
-        return os.path.isfile(path)
-
-    def isdir(self, path: str) -> bool:
-        return os.path.isdir(path)
-
-    def join_path(self, *parts: str) -> str:
-        return os.path.join(*parts)
-
-    def remove(self, path: str) -> None:
-        self.outdated.append(os.path.basename(path))
-
-
-class _Saver:
-    """The runner, but for its `save_checkpoint`, which becomes CheckpointHook's."""
-
-    def __init__(self, runner: Runner, hook: CheckpointHook):
-        self._runner, self._hook = runner, hook
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def save_checkpoint(self, out_dir: str, filename: str, meta: dict, **kwargs: Any) -> None:
-        self._hook.save(self._runner, filename, resumable=False, **meta)
+    def folder(self, runner: Runner) -> Path:
+        """Where the run's checkpoints are."""
+        if self.out_dir in (None, runner.work_dir):
+            return Path(runner.work_dir)
+        return Path(self.out_dir, Path(runner.work_dir).name)
 
 
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
     """The run's CheckpointHook; None where it has another one."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+
+
+def in_main_process(function: Callable[[], Any]) -> Any:
+    """Calls a function in the main process; its result, or the UserError that it raises, reaches all processes."""
+    answer: list[Any] = [None, None]
+    if is_main_process():
+        try:
+            answer[0] = function()
+        except UserError as error:
+            answer[1] = error
+    broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
 
 
 def new_run(runner: Runner) -> str:
@@ -260,71 +280,64 @@ def new_run(runner: Runner) -> str:
 
 
 def at_boundary(runner: Runner) -> bool:
-    """Whether no gradients wait for more of an accumulation: a place where a run can stop and go on exactly."""
+    """True between optimizer steps, where a run can stop and resume exactly."""
     return bool(runner.optim_wrapper.should_update())
 
 
-def newest_checkpoint(folder: Path) -> str | CheckpointError | None:
-    """The resumable checkpoint of a folder's last run that is farthest on and can be read.
+def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
+    """The newest readable checkpoint of the folder's last run.
+
+    Args:
+        folder: the checkpoints'.
+        restarted: whether a launcher has restarted the run, which may have saved nothing yet.
 
     Returns:
-        Its path; None where there are no checkpoints; an error to raise where there are, but none can be read, or only
-        those of an earlier run.
+        Its path; None where the run has to start at its beginning.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none can be read, or all are of an earlier run.
     """
-    found, broken, others = [], [], []
     run_file = folder / RUN_FILE
-    run = run_file.read_text(errors='replace') if run_file.is_file() else None
+    last_run = run_file.read_text(errors='replace') if run_file.is_file() else None
+    own, earlier, unreadable = [], [], []
     for path in sorted(folder.glob('*.pth')):
         try:
             content = read_checkpoint(path, mapped=True)
-            if 'optimizer' in content:
-                meta = meta_of(content) if isinstance(content.get('state_dict'), dict) else {}
-                check_position(meta, str(path))
-                foreign = run is not None and meta.get('run', run) != run
-                (others if foreign else found).append((meta['iter'], path))
+            if 'optimizer' not in content:
+                continue
+            meta = meta_of(content) if isinstance(content.get('state_dict'), dict) else {}
+            check_position(meta, str(path))
+            (own if last_run in (None, meta.get('run', last_run)) else earlier).append((meta['iter'], path))
         except (CheckpointError, OSError) as error:
-            broken.append(f'{path.name} ({type(error).__name__})')
-    for _, path in sorted(found, reverse=True):
+            unreadable.append(f'{path.name} ({type(error).__name__})')
+    for _, path in sorted(own, reverse=True):
         try:
-            check_zip(path)
-        except (OSError, CheckpointError, zipfile.BadZipFile, zlib.error) as error:
-            broken.append(f'{path.name} ({error})')
+            read_checkpoint(path)  # now with its check sums
+        except (CheckpointError, OSError) as error:
+            unreadable.append(f'{path.name} ({type(error).__name__})')
             continue
-        if broken:
-            message = f'Passed over, since they cannot be read: {", ".join(broken)}.'
+        if unreadable:
+            message = f'Passed over, since they cannot be read: {", ".join(unreadable)}.'
             print_log(message, logger='current', level=logging.WARNING)
-        print_log(f'Going on from {path}, the newest checkpoint.', logger='current')
+        print_log(f'Resuming from {path}, the newest checkpoint.', logger='current')
         return str(path)
-    if broken:
-        return CheckpointError(
-            f'None of the checkpoints in {folder} can be read: {", ".join(broken)}; take them away to start anew'
+    if unreadable:
+        raise CheckpointError(
+            f'None of the checkpoints in {folder} can be read: {", ".join(unreadable)}; move them away to start anew'
         )
-    if others:
-        message = (
-            f'{folder} has checkpoints of an earlier run only, such as {max(others)[1].name}; go on from one of them '
+    if earlier and not restarted:
+        raise CheckpointError(
+            f'{folder} has checkpoints of an earlier run only, such as {max(earlier)[1].name}; resume from one of them '
             'with --resume FILE, or start without --resume'
         )
-        return EarlierRunError(message)
     return None
-
-
-def check_written(file: BinaryIO) -> None:
-    """Raises OSError unless a file that torch.save wrote is there to its end."""
-    file.flush()
-    try:
-        with zipfile.ZipFile(file.name) as archive:
-            written = sum(entry.file_size for entry in archive.infolist())
-    except zipfile.BadZipFile as error:
-        raise OSError(f'the file cannot be read back: {error}') from error
-    if not 0 < written <= os.path.getsize(file.name):
-        raise OSError('the file cannot be read back: parts of it are missing')
 
 
 # --- what is in a file ----------------------------------------------------------------------------
 
 
 def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
-    """What mmengine's Runner writes into a checkpoint, with all tensors on the CPU or on their way there."""
+    """What mmengine's Runner writes into a checkpoint, with all tensors on the CPU."""
     meta = dict(epoch=runner.epoch, iter=runner.iter) | meta
     meta |= dict(
         cfg=inert(runner.message_hub.runtime_info.get('cfg', '')),  # text that mmengine's inferencers ask for
@@ -340,45 +353,37 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
         content['optimizer'] = runner.optim_wrapper.state_dict()
         content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
     runner.call_hook('before_save_checkpoint', checkpoint=content)
-    return map_tensors(content, on_host)
+    return on_cpu(content)
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Nested containers with each tensor replaced; dicts stay what they are, with the `_metadata` of a module's."""
+def on_cpu(value: Any) -> Any:
+    """Nested containers with their tensors in the CPU's memory; a state dict keeps its `_metadata`."""
     if isinstance(value, Tensor):
-        return function(value.detach())
+        return value.detach().cpu()
     if isinstance(value, dict):
-        mapped: Any = copy.copy(value)  # of its own type, with its attributes
-        for key, item in value.items():
-            mapped[key] = map_tensors(item, function)
-        return mapped
+        moved = copy.copy(value)
+        for key, item in value.items():  # `update` of MultiStepLR's Counter would add to it
+            moved[key] = on_cpu(item)
+        return moved
     if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-        return type(value)(map_tensors(item, function) for item in value)
+        return type(value)(on_cpu(item) for item in value)
     return value
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """The tensor in the CPU's memory; of a GPU's it is on its way there, in the order of the GPU's work."""
-    if not tensor.is_cuda:
-        return tensor
-    try:
-        return torch.empty_like(tensor, device='cpu', pin_memory=True).copy_(tensor, non_blocking=True)
-    except RuntimeError:  # no more memory can be pinned
-        return tensor.cpu()
 
 
 @HOOKS.register_module()
 class CheckpointMetaHook(Hook):
-    """Writes the config, the logged history, the preprocessing and the origin of the visual tokens as plain values.
+    """Writes config, log history, preprocessing and tokenizer into each checkpoint, as plain values.
 
     mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
-    to be executed to be read.
+    to be executed to be read. Works with mmengine's CheckpointHook too.
+
+    Raises:
+        UserError: a run is to resume from a file that holds weights only.
     """
 
-    priority = 'VERY_LOW'  # last to touch the file, so that nothing is added after it
+    priority = 'VERY_LOW'  # last to change the content
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Replaces the history's objects, and adds what only the run knows of its weights."""
         fetch_logs(runner)
         model, meta, hub = unwrap(runner), checkpoint['meta'], runner.message_hub.state_dict()
         meta['beit_mm_format'] = FORMAT_VERSION
@@ -401,11 +406,6 @@ class CheckpointMetaHook(Hook):
         checkpoint['message_hub'] = dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Restores the history, and says so when the tokens are not those of the earlier run.
-
-        Raises:
-            ValueError: a run is to go on from a file that holds weights only.
-        """
         meta = meta_of(checkpoint)
         if runner._resume and 'epoch' not in meta:
             raise UserError(
@@ -418,7 +418,7 @@ class CheckpointMetaHook(Hook):
                 message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
                 print_log(message, logger='current', level=logging.WARNING)
             if runner._resume and 'message_hub' in checkpoint:
-                checkpoint['message_hub'] = resumed_hub(runner, checkpoint['message_hub'])
+                checkpoint['message_hub'] = resumed_hub(checkpoint['message_hub'])
 
 
 def plain_values(value: Any) -> Any:
@@ -433,11 +433,10 @@ def plain_values(value: Any) -> Any:
     return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
 
 
-def resumed_hub(runner: Runner, hub: dict) -> dict:
-    """What a run takes over of a file's `message_hub`: the history of its log, numbers, and which files are its own.
+def resumed_hub(hub: dict) -> dict:
+    """What a run takes over of a file's `message_hub`: the history of its log, and numbers.
 
-    No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it. No file
-    that is no checkpoint of this run: CheckpointHook would delete it.
+    No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it.
     """
     scalars = {}
     for key, history in hub['log_scalars'].items():
@@ -445,21 +444,8 @@ def resumed_hub(runner: Runner, hub: dict) -> dict:
             history = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(), history['max_length'])
         if str(key).isprintable():  # the log shows it
             scalars[key] = history
-    folders = [runner.work_dir, *(hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook))]
-    folders = [Path(folder).resolve() for folder in folders if folder]
-    info = {}
-    for key, value in hub['runtime_info'].items():
-        if key.startswith('best_ckpt'):
-            path = Path(str(value)).resolve()
-            ours = path.name.startswith('best_') and path.is_file()
-            if ours and set(folders) & {path.parent, path.parent.parent}:
-                info[key] = value
-        elif key == 'keep_ckpt_ids':
-            here = not runner._load_from or Path(runner._load_from).resolve().parent in folders
-            if here and isinstance(value, list) and all(type(step) is int for step in value):
-                info[key] = value
-        elif isinstance(value, (int, float, Tensor)) and key.isprintable():
-            info[key] = value
+    numbers = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, (int, float, Tensor))}
+    info = {key: value for key, value in numbers.items() if key.isprintable()}
     resumed = {key: bool(flag) for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
     return dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
 
@@ -475,14 +461,14 @@ def batch_of(runner: Runner) -> dict[str, int]:
 
 
 def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Counts position and schedules of a checkpoint in batches of this run, so that the order of images stays.
+    """Counts the position and the schedules of a checkpoint in this run's batches: the order of the images stays.
 
     Args:
         checkpoint: what is loaded; changed in place.
         batch: this run's (see `batch_of`).
 
     Raises:
-        ValueError: another effective batch.
+        UserError: another effective batch.
     """
     meta = checkpoint['meta']
     before = meta['batch']
@@ -490,25 +476,23 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
     if old != new:
         raise UserError(
             f'the checkpoint was trained with {old} images a step, this run has {new}: set train_dataloader.batch_size '
-            'or optim_wrapper.accumulative_counts to have as many, or begin a new run from its weights with load_from'
+            'or optim_wrapper.accumulative_counts to have as many, or start a new run from its weights with load_from'
         )
     if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
         return
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
     counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
     message = (
-        f'Iteration {meta["iter"]} of {before["images"]} images each goes on as {counted} of {batch["images"]}; what '
-        'the config counts in iterations (max_iters, intervals, schedules) counts those of this run.'
+        f'Iteration {meta["iter"]} of {before["images"]} images each is resumed as {counted} of {batch["images"]}; '
+        'what the config counts in iterations (max_iters, intervals, schedules) counts those of this run.'
     )
     print_log(message, logger='current', level=logging.WARNING)
-    for state in schedules_of(checkpoint):
+    for state in checkpoint.get('param_schedulers') or []:
         if not state['by_epoch']:
-            progress = {
-                key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')
-            }
+            steps = {key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')}
             kept = {key: state[key] for key in ('base_values', '_last_value', 'by_epoch', 'param_name') if key in state}
             state.clear()
-            state.update(kept | progress)  # its lengths are this run's
+            state.update(kept | steps)  # its lengths are this run's
     meta['iter'] = counted
 
 
@@ -519,9 +503,4 @@ def check_position(meta: dict, path: str) -> None:
         batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
         numbers += [batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise CheckpointError(f'{path} has no position to go on from: iter, epoch and batch of its meta are {numbers}')
-
-
-def schedules_of(checkpoint: dict) -> list[dict]:
-    """States of the schedules in a checkpoint."""
-    return checkpoint.get('param_schedulers') or []
+        raise CheckpointError(f'{path} has no position to resume from: iter, epoch and batch of its meta are {numbers}')

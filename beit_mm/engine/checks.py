@@ -1,4 +1,4 @@
-"""Checks at the start of a run that model, data and weights fit each other, and the hook that makes them."""
+"""Checks at the start of a run that model, data, weights and optimizer fit each other, and the hook that makes them."""
 
 import logging
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ import torch
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -21,57 +20,56 @@ from beit_mm.checkpoint.names import class_names, first_names, meta_of
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
-from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
+from beit_mm.engine.steps import unwrap
+from beit_mm.models.beit import (
+    BEiTPretrainer,
+    PixelRegressionHead,
+    TwoViewDataPreprocessor,
+    backbone_of,
+    preprocessing_of_model,
+    tokenizer_provenance,
+)
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
-MAX_IGNORED = 0.5  # part of ignored pixels above which a warning is due
-
-
-def unwrap(runner: Runner) -> nn.Module:
-    """The model of a run, without DistributedDataParallel and the like around it."""
-    return runner.model.module if is_model_wrapper(runner.model) else runner.model
-
-
-def backbone_of(model: nn.Module) -> BEiTBackbone | None:
-    """The BEiTBackbone in a model; None where it has none."""
-    return next((module for module in model.modules() if isinstance(module, BEiTBackbone)), None)
+MAX_IGNORED = 0.5  # share of ignored pixels above which the log warns
+CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
 
 
 @HOOKS.register_module()
 class FitCheckHook(Hook):
-    """Checks at the start that model, data and weights fit, and prints the effective batch beside the recipe's own.
+    """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
-    The recipe's own batch is `auto_scale_lr.base_batch_size` of the config.
+    The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
 
     Raises:
-        ValueError: fewer images than a batch; a mask or second view that does not fit the backbone; images, means and
+        UserError: fewer images than a batch; a mask or second view that does not fit the backbone; images, means and
             model of different numbers of channels; classes of the model, the datasets and, in a test, the checkpoint
-            disagree; a label in the first batch that the model has no class for; swapped colours; automatic scaling of
-            the learning rate where batches are accumulated.
+            disagree; a label in the first batch that the model has no class for; swapped colours; an optimizer made by
+            rules for other names than the backbone's; automatic scaling of the learning rate where batches are
+            accumulated.
+        CheckpointError: weights, or the state of the optimizer that the run resumes with, hold NaN or infinity.
     """
 
     def __init__(self):
         self.loaded: dict = {}  # meta of the checkpoint that the weights come from
-        self.labels_checked = False
+        self.first_batch = True
 
     def before_train(self, runner: Runner) -> None:
-        """Runs once, after everything is built and loaded."""
         self.loaded = {}  # what is tested afterwards are this run's weights
-        self.labels_checked = False
+        self.first_batch = True
         state_effective_batch(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
-        check_size(runner.train_dataloader)
+        check_number_of_images(runner.train_dataloader)
         if runner.val_loop is not None:
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
-        check_num_classes(model, dataset)
-        check_channels(model)
-        check_normalisation(model)
-        check_colours(model, dataset)
+        check_model(model, dataset)
+        if (backbone := backbone_of(model)) is not None:
+            check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
             check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
         if (provenance := tokenizer_provenance(model)) is not None:
@@ -79,10 +77,9 @@ class FitCheckHook(Hook):
             print_log(f'Visual tokens: {provenance}', logger='current', level=level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        """Checks channels and labels of the first batch, before the model sees them."""
-        if self.labels_checked:
+        if not self.first_batch:
             return
-        self.labels_checked = True
+        self.first_batch = False
         if channels := channels_of(data_batch.get('inputs')):
             check_channels(unwrap(runner), channels)
         samples = data_batch.get('data_samples')
@@ -91,42 +88,32 @@ class FitCheckHook(Hook):
             check_labels(samples, head.num_classes, head.ignore_index)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Notes what the checkpoint says of itself.
-
-        Raises:
-            CheckpointError: weights, or a state of the optimizer that the run goes on with, hold NaN or infinity. Those
-                of the backbone are looked at when it loads them.
-        """
         self.loaded = meta_of(checkpoint)
         weights = checkpoint.get('state_dict') or {}
+        # the backbone checks its own when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
         if runner.cfg.get('resume'):
             check_finite(optimizer_tensors(checkpoint.get('optimizer')), "The checkpoint's optimizer")
 
     def before_test(self, runner: Runner) -> None:
-        """Runs once, after everything is built and loaded."""
         dataset = runner.test_dataloader.dataset
-        trained = class_names(self.loaded)
-        check_same_classes(classes_of(dataset), path_of(dataset), trained, 'the checkpoint')
-        check_num_classes(unwrap(runner), dataset)
-        check_channels(unwrap(runner))
-        check_normalisation(unwrap(runner))
-        check_colours(unwrap(runner), dataset)
+        check_same_classes(classes_of(dataset), path_of(dataset), class_names(self.loaded), 'the checkpoint')
+        check_model(unwrap(runner), dataset)
 
 
 def optimizer_tensors(state: Any) -> dict[str, Tensor]:
-    """The tensors of an optimizer's state dict, or of several in a dict, by their places."""
-    if not isinstance(state, dict):
-        return {}
-    found = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
-    for key, inner in state.items():
-        found |= {f'{key}.{name}': value for name, value in optimizer_tensors(inner).items()}
-    return found
+    """The tensors of an optimizer's state dict, by their path in it."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, Tensor):
+            tensors[str(key)] = value
+        tensors |= {f'{key}.{name}': inner for name, inner in optimizer_tensors(value).items()}
+    return tensors
 
 
 def state_effective_batch(runner: Runner) -> None:
-    """Logs processes x images x accumulation beside the recipe's batch; warns where they differ."""
+    """Logs processes x images x accumulation and the recipe's batch; warns if they differ."""
     batch = runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -150,8 +137,11 @@ def state_effective_batch(runner: Runner) -> None:
     print_log(statement, logger='current', level=logging.INFO if fits else logging.WARNING)
 
 
-def check_size(loader: DataLoader) -> None:
-    """Raises ValueError when a loader has no batch to give."""
+# --- data -----------------------------------------------------------------------------------------
+
+
+def check_number_of_images(loader: DataLoader) -> None:
+    """Raises UserError when a loader has no full batch."""
     if not len(loader):
         raise UserError(
             f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
@@ -159,8 +149,149 @@ def check_size(loader: DataLoader) -> None:
         )
 
 
+def path_of(dataset: Dataset) -> str:
+    """Where a dataset's images lie, as far as it says."""
+    prefix = getattr(dataset, 'data_prefix', {})
+    return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
+
+
+def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
+    """Names of a dataset's classes; None where it has no labels."""
+    classes = getattr(dataset, 'metainfo', {}).get('classes')
+    return None if classes is None else tuple(classes)
+
+
+def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
+    """Raises UserError when two lists of classes number them differently; lists without a common name pass."""
+    if not one or not other or one == other or not set(one) & set(other):
+        return
+    pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
+    label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
+    message = (
+        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
+        f'{second} in the second'
+    )
+    for owner, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
+        if missing:
+            message += f'; {owner} lacks {first_names(sorted(missing))}'
+    raise UserError(f'{message}; give the datasets one list: classes=...')
+
+
+def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
+    """Raises UserError when labels do not fit; warns when most pixels are ignored."""
+    reduced = samples[0].get('reduce_zero_label', False)
+    ignored = pixels = 0
+    for sample in samples:
+        labels = sample.gt_sem_seg.data
+        counted = labels != ignore_index
+        ignored += int((~counted).sum())
+        pixels += labels.numel()
+        if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
+            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
+            if sample.get('reduce_zero_label', False):
+                advice = 'reduce_zero_label=True has already made labels one lower'
+            raise UserError(
+                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
+                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
+            )
+    cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
+    if ignored == pixels:
+        raise UserError(
+            f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
+            'them; are these annotations of another kind?'
+        )
+    if ignored > MAX_IGNORED * pixels:
+        message = f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?'
+        print_log(message, logger='current', level=logging.WARNING)
+
+
+# --- model and data -------------------------------------------------------------------------------
+
+
+def check_model(model: nn.Module, dataset: Dataset) -> None:
+    """Raises UserError when a model and the data that it is trained or tested on do not fit."""
+    check_num_classes(model, dataset)
+    check_channels(model)
+    check_normalisation(model)
+    check_colours(model, dataset)
+
+
+def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
+    """Raises UserError when a head is built for another number of classes than the dataset has; names all settings."""
+    classes = classes_of(dataset)
+    if classes is None:
+        return
+    built = {  # a wrapper for test-time augmentation is no part of the config's model
+        f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
+    }
+    if not built:
+        return
+    heads = {name: number for name, number in built.items() if name} or built  # a segmentor repeats its head's number
+    settings = ' '.join(f'model.{name}.num_classes={len(classes)}'.replace('..', '.') for name in heads)
+    raise UserError(
+        f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
+        f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
+    )
+
+
+def channels_of(inputs: Any) -> int | None:
+    """Channels of the images of a batch as its data loader gives it; None where it holds none."""
+    if isinstance(inputs, dict):
+        images = inputs.get('images')  # B, H, W, C
+        return images.shape[-1] if isinstance(images, Tensor) else None
+    return inputs[0].shape[0] if inputs is not None else None  # B, C, H, W, or a list of C, H, W
+
+
+def check_channels(model: nn.Module, channels: int | None = None) -> None:
+    """Raises UserError when images, their means and the parts of a model have different numbers of channels."""
+    numbers = {} if channels is None else {'the images': channels}
+    if len(mean := preprocessing_of_model(model).get('mean', ())) > 1:  # one stands for all channels
+        numbers['data_preprocessor.mean'] = len(mean)
+    if (backbone := backbone_of(model)) is not None:
+        numbers['backbone.in_channels'] = backbone.patch_embed.proj.in_channels
+    if isinstance(model, BEiTPretrainer) and isinstance(model.head, PixelRegressionHead):
+        numbers['head.in_channels'] = model.head.in_channels
+    tokenizer = model.target_generator if isinstance(model, BEiTPretrainer) else model
+    if isinstance(tokenizer, CodebookTokenizer):
+        numbers['the tokenizer'] = next(tokenizer.encoder.parameters()).shape[1]
+    if len(set(numbers.values())) > 1:
+        listed = ', '.join(f'{name} {number}' for name, number in numbers.items())
+        raise UserError(f'numbers of channels differ: {listed}; set mean, std and in_channels to the images')
+
+
+def check_normalisation(model: nn.Module) -> None:
+    """Warns when the weights were trained on images that were normalised otherwise: they would work, only worse."""
+    backbone = backbone_of(model)
+    if backbone is None or backbone.load_report is None:
+        return
+    report, now = backbone.load_report, preprocessing_of_model(model)
+    for name in {'mean', 'std'} & report.preprocessing.keys() & now.keys():
+        before, after = report.preprocessing[name], now[name]
+        if len(before) == len(after) and not np.allclose(before, after, atol=NORMALISATION_TOLERANCE):
+            message = (
+                f'The weights from {report.source} were trained on images with {name} {before}; this config '
+                f'normalises with {name} {after}. Set data_preprocessor.{name}, unless it is meant.'
+            )
+            print_log(message, logger='current', level=logging.WARNING)
+
+
+def check_colours(model: nn.Module, dataset: Dataset) -> None:
+    """Raises UserError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
+    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
+    preprocessor = getattr(model, 'data_preprocessor', None)
+    names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
+    swaps = any(getattr(preprocessor, name, False) for name in names)
+    if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
+        raise UserError(
+            'beit_mm.LoadImage gives RGB, and the data preprocessor would swap red and blue; set '
+            'data_preprocessor.to_rgb=False (in mmseg bgr_to_rgb=False)'
+        )
+
+
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
-    """Raises ValueError when a pipeline's mask or second view does not fit the backbone's patches."""
+    """Raises UserError when a pipeline's mask or second view does not fit the backbone's patches."""
     views = next((transform for transform in transforms if isinstance(transform, TwoViews)), None)
     if views is None:
         return
@@ -195,155 +326,37 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             )
 
 
-def channels_of(inputs: Any) -> int | None:
-    """Channels of the images of a batch as its data loader gives it; None where it holds none."""
-    if isinstance(inputs, dict):
-        images = inputs.get('images')  # B, H, W, C
-        return images.shape[-1] if isinstance(images, Tensor) else None
-    return inputs[0].shape[0] if inputs is not None else None  # B, C, H, W, or a list of C, H, W
+# --- model and optimizer --------------------------------------------------------------------------
 
 
-def check_channels(model: nn.Module, channels: int | None = None) -> None:
-    """Raises ValueError when images, their means and the parts of a model have different numbers of channels."""
-    found = {} if channels is None else {'the images': channels}
-    if len(mean := preprocessing_of_model(model).get('mean', ())) > 1:  # one stands for all channels
-        found['data_preprocessor.mean'] = len(mean)
-    if (backbone := backbone_of(model)) is not None:
-        found['backbone.in_channels'] = backbone.patch_embed.proj.in_channels
-    if isinstance(model, BEiTPretrainer) and isinstance(model.head, PixelRegressionHead):
-        found['head.in_channels'] = model.head.in_channels
-    tokenizer = model.target_generator if isinstance(model, BEiTPretrainer) else model
-    if isinstance(tokenizer, CodebookTokenizer):
-        found['the tokenizer'] = next(tokenizer.encoder.parameters()).shape[1]
-    if len(set(found.values())) > 1:
-        numbers = ', '.join(f'{name} {number}' for name, number in found.items())
-        raise UserError(f'numbers of channels differ: {numbers}; set mean, std and in_channels to the images')
+def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
+    """Raises UserError when an optimizer's groups mistake the layers or the norms of a BEiTBackbone.
 
+    Constructors of other libraries find layers and norms by their names: mmseg's counts the blocks of a "BEiT" by
+    `layers.0`, mmpretrain's recipes spare norms called `.ln`. With `blocks.0` and `norm1` neither applies.
 
-def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
-    """Names of a dataset's classes; None where it has no labels."""
-    classes = getattr(dataset, 'metainfo', {}).get('classes')
-    return None if classes is None else tuple(classes)
+    Args:
+        backbone: parameters that are in no group do not count.
+        groups: the optimizer's.
+    """
+    group_of = {id(parameter): group for group in groups for parameter in group['params']}
 
+    def scales(module: nn.Module) -> set[float]:
+        return {group_of[id(p)].get('lr_scale', 1) for p in module.parameters() if id(p) in group_of}
 
-def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
-    """Raises ValueError when a head is built for another number of classes than the dataset has; names all settings."""
-    classes = classes_of(dataset)
-    if classes is None:
-        return
-    built = {  # a wrapper for test-time augmentation is no part of the config's model
-        f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, 'num_classes', None), int) and module.num_classes != len(classes)
-    }
-    if not built:
-        return
-    heads = {name: number for name, number in built.items() if name} or built  # a segmentor repeats its head's number
-    settings = ' '.join(f'model.{name}.num_classes={len(classes)}'.replace('..', '.') for name in heads)
-    raise UserError(
-        f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
-        f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
-    )
-
-
-def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str, ...] | None, other_name: str) -> None:
-    """Raises ValueError when two lists of classes number them differently; lists without a common name pass."""
-    if not one or not other or one == other or not set(one) & set(other):
-        return
-    pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
-    label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-    message = (
-        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
-        f'{second} in the second'
-    )
-    for place, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
-        if missing:
-            message += f'; {place} lacks {first_names(sorted(missing))}'
-    raise UserError(f'{message}; give the datasets one list: classes=...')
-
-
-def path_of(dataset: Dataset) -> str:
-    """Where a dataset's images lie, as far as it says."""
-    prefix = getattr(dataset, 'data_prefix', {})
-    return prefix.get('img_path') or getattr(dataset, 'data_root', '') or type(dataset).__name__
-
-
-def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
-    """Raises ValueError when labels do not fit; warns when most pixels are ignored."""
-    reduced = samples[0].get('reduce_zero_label', False)
-    ignored = pixels = 0
-    for sample in samples:
-        labels = sample.gt_sem_seg.data
-        counted = labels != ignore_index
-        ignored += int((~counted).sum())
-        pixels += labels.numel()
-        if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
-            if sample.get('reduce_zero_label', False):
-                advice = 'reduce_zero_label=True has already made labels one lower'
+    trained = [scale for scale in map(scales, backbone.blocks) if scale]
+    if len(trained) > 1 and trained[0] == trained[-1] and scales(backbone.patch_embed) - trained[0]:
+        raise UserError(
+            'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another: the '
+            f'layer decay of its constructor does not know our names; {CONSTRUCTOR}dict(layer_decay_rate=...)'
+        )
+    for name, norm in backbone.named_modules():
+        if not isinstance(norm, nn.LayerNorm) or not {id(norm.weight), id(norm.bias)} <= group_of.keys():
+            continue
+        of_weight, of_bias = (group_of[id(p)].get('weight_decay', 0) for p in (norm.weight, norm.bias))
+        if of_weight and not of_bias:
             raise UserError(
-                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
-                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
+                f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone and not to its bias: '
+                "the paramwise_cfg has other names for norms; add 'norm': dict(decay_mult=0.0) to its custom_keys, or "
+                f'{CONSTRUCTOR}dict(layer_decay_rate=...)'
             )
-    cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
-    if ignored == pixels:
-        raise UserError(
-            f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
-            'them; are these annotations of another kind?'
-        )
-    if ignored > MAX_IGNORED * pixels:
-        message = f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?'
-        print_log(message, logger='current', level=logging.WARNING)
-
-
-def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
-    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
-    preprocessing = {}
-    for name in ('mean', 'std'):
-        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
-            # six digits are what a float32 keeps of 123.675
-            preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
-    if (backbone := backbone_of(model)) is not None:
-        preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]
-    return preprocessing
-
-
-def check_normalisation(model: nn.Module) -> None:
-    """Warns when the weights were trained on images that were normalised otherwise: they would work, only worse."""
-    backbone = backbone_of(model)
-    if backbone is None or backbone.load_report is None:
-        return
-    report, now = backbone.load_report, preprocessing_of_model(model)
-    for name in ('mean', 'std'):
-        before = report.preprocessing.get(name)
-        if (
-            before
-            and name in now
-            and len(before) == len(now[name])
-            and not np.allclose(before, now[name], atol=NORMALISATION_TOLERANCE)
-        ):
-            message = (
-                f'The weights from {report.source} were trained on images with {name} {before}; this config '
-                f'normalises with {name} {now[name]}. Set data_preprocessor.{name}, unless it is meant.'
-            )
-            print_log(message, logger='current', level=logging.WARNING)
-
-
-def check_colours(model: nn.Module, dataset: Dataset) -> None:
-    """Raises ValueError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
-    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
-    preprocessor = getattr(model, 'data_preprocessor', None)
-    names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
-    swaps = any(getattr(preprocessor, name, False) for name in names)
-    if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
-        raise UserError(
-            'beit_mm.LoadImage gives RGB, and the data preprocessor would swap red and blue; set '
-            'data_preprocessor.to_rgb=False (in mmseg bgr_to_rgb=False)'
-        )
-
-
-def tokenizer_provenance(model: nn.Module) -> dict | None:
-    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
-    if isinstance(model, BEiTPretrainer) and model.target_generator is not None:
-        return model.target_generator.provenance
-    return None

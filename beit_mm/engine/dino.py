@@ -7,8 +7,8 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from beit_mm.engine.checks import unwrap
 from beit_mm.engine.optim import AutocastOptimWrapper
+from beit_mm.engine.steps import unwrap
 from beit_mm.models.dino import DINOPretrainer
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError

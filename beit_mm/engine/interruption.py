@@ -1,4 +1,4 @@
-"""What ends a run before its time: signals, a data loader worker that dies, another run in the same folder."""
+"""What ends a run before its time so that it can be resumed: signals, and another run in the same folder."""
 
 import contextlib
 import fcntl
@@ -10,27 +10,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-from mmengine.dist import all_gather_object, broadcast_object_list, get_rank, get_world_size, is_main_process
+from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, Runner
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of
-from beit_mm.engine.workers import LOST_CONNECTION, WorkerInit, check_dead_worker, watch_workers
+from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
-SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms
-LONG_STEP = 0.1  # seconds; of longer ones each has its exchange
+SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms: a thousandth of the time
+LONG_STEP = 0.1  # seconds; the exchange of each such step costs nothing that can be measured
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
 
@@ -38,30 +39,25 @@ SECONDS_TO_CONNECT = 60.0  # for all processes together
 class InterruptionHook(Hook):
     """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
 
-    SIGTERM, SIGUSR1, SIGINT and SIGHUP (a terminal that is closed, unless `nohup` ignores it) let the run finish its
-    step (where gradients are accumulated, all batches of it; of a validation all, and one more step), write
-    `interrupted.pth` and end all processes with one exit code: 130 after SIGINT, else 75 (EX_TEMPFAIL, requeue me). A
-    second SIGINT stops at once. `--resume` takes the file as any other; it goes when a newer one to resume from is
-    written. Under torchrun all of this has 30 seconds, and torchrun itself exits with 1. Needs our CheckpointHook;
-    without it the signals do what they did.
+    SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal, unless `nohup` ignores it) let the run finish its step, with
+    all batches that it accumulates, or its validation and one more step. Then the run writes `interrupted.pth` and ends
+    all processes with one exit code: 130 after SIGINT, else 75 (EX_TEMPFAIL: requeue me). A second SIGINT stops at
+    once. `--resume` takes the file as any other; the next numbered checkpoint replaces it. torchrun grants 30 seconds,
+    and itself exits with 1. A signal in the last steps has no effect: the training ends with its last checkpoint and
+    code 0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
-    Several processes agree on the step to stop at, in an exchange every 0.4 s, or before each step where steps take
-    longer than 0.1 s; its outcome is known one step later. So they stop within about half a second, or after one step
-    more than the one that the signal came in. Of a signal in the last steps of the training nothing is seen: it comes
-    to its end, with its last checkpoint and code 0.
+    Several processes agree on the step to stop at, in an exchange every 0.4 s, or before each step that is longer than
+    0.1 s. They know its outcome one step later, so they stop within half a second, or after one step more.
 
-    The main process holds a lock on `run.lock` in the work directory, and in the checkpoints' folder where that is
-    another, which the kernel takes back when the process ends, however it ends. mmengine's Runner writes its config
-    before it asks any hook: a run that is refused puts the other one's back. Where the file system has no locks, a
-    warning says so. Tests and validations alone, which write no checkpoints, take no lock and are refused by none.
-
-    Signals are attended to in EpochLoop and IterLoop, where a worker that dies is named with its image too.
+    The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another. The
+    kernel releases the lock however the process ends. mmengine's Runner writes its config before it calls a hook, so a
+    refused run restores the other's. A file system without locks gets a warning. Tests and validations take no lock.
 
     Raises:
-        ValueError: another process has a run in the work directory.
+        UserError: another process has a run in the work directory.
     """
 
-    priority = 'HIGHEST'  # takes the lock before CheckpointHook cleans up, stops before a step has changed anything
+    priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
 
     def __init__(self):
         self.locks: list[IO[str]] = []
@@ -73,33 +69,30 @@ class InterruptionHook(Hook):
         self.every = 1  # steps between two exchanges
         self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began; 0: not yet
         self.handlers: dict[signal.Signals, Any] = {}
-        self.workers: list[WorkerInit] = []
 
     # --- one run in a folder ----------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Takes the lock, in a run that trains: its loop is built by now."""
-        if not isinstance(runner._train_loop, BaseLoop):
-            return
-        refusals = [self.take_locks(runner) if is_main_process() else None]
-        broadcast_object_list(refusals)
-        if refusals[0] is not None:
-            raise UserError(refusals[0])
+        if isinstance(runner._train_loop, BaseLoop):  # it is built where the run trains
+            in_main_process(lambda: self.take_locks(runner))
 
-    def take_locks(self, runner: Runner) -> str | None:
-        """Locks the work directory, and the checkpoints' folder where that is another; returns why not."""
+    def take_locks(self, runner: Runner) -> None:
+        """Locks the work directory, and the checkpoints' folder where that is another."""
         folder, checkpoint = Path(runner.work_dir), checkpoint_hook_of(runner)
         name = os.path.basename(runner.cfg.filename or '')
-        refusal = self.take_lock(folder, f'{name}\n{runner.cfg.pretty_text}' if name.endswith('.py') else '')
-        others = {checkpoint.folder(runner).resolve()} - {folder.resolve()} if checkpoint is not None else set()
-        return next(filter(None, map(self.take_lock, others)), None) if refusal is None else refusal
+        self.take_lock(folder, f'{name}\n{runner.cfg.pretty_text}' if name.endswith('.py') else '')
+        if checkpoint is not None and checkpoint.folder(runner).resolve() != folder.resolve():
+            self.take_lock(checkpoint.folder(runner))
 
-    def take_lock(self, folder: Path, config: str = '') -> str | None:
-        """Locks a folder; returns why not if another process has it, whose config file is put back.
+    def take_lock(self, folder: Path, config: str = '') -> None:
+        """Locks a folder; if another process has it, restores that one's config file.
 
         Args:
             folder: is made.
             config: name and text of the run's config file.
+
+        Raises:
+            UserError: another process has the folder.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,29 +107,31 @@ class InterruptionHook(Hook):
             lock.flush()
         except BlockingIOError:
             holder, name, text = [*lock.read().split('\n', 2), '', ''][:3]
-            if name and name == config.partition('\n')[0]:  # which this run has written over
+            if name and name == config.partition('\n')[0]:  # which this run has overwritten
                 with contextlib.suppress(OSError), atomic_file(folder / name) as file:
                     file.write(text.encode())
-            return f'{folder} has a run already: {holder}; stop that one, or choose another folder with --work-dir'
+            raise UserError(
+                f'{folder} has a run already: {holder}; stop that one, or choose another folder with --work-dir'
+            ) from None
         except OSError as error:
-            message = f'{folder} cannot be locked ({error}): see to it that no other run writes there.'
+            message = f'{folder} cannot be locked ({error}): make sure that no other run writes there.'
             print_log(message, logger='current', level=logging.WARNING)
-        return None
 
     def after_run(self, runner: Runner) -> None:
-        """Gives the locks back."""
         for lock in self.locks:
             lock.close()
 
-    def before_train_epoch(self, runner: Runner) -> None:
-        """Follows the workers, before they start; other hooks may replace a loader in before_train."""
-        loaders = [runner.train_dataloader] + ([runner.val_dataloader] if runner.val_loop is not None else [])
-        self.workers = watch_workers(loaders)
-
     # --- signals ----------------------------------------------------------------------------------
 
+    def before_train_epoch(
+        self, runner: Runner
+    ) -> None:  # later than before_train, in which hooks may replace a loader
+        shield_workers(runner.train_dataloader)
+        if runner.val_loop is not None:
+            shield_workers(runner.val_dataloader)
+
     def start(self, runner: Runner) -> None:
-        """Attends to signals."""
+        """Handles signals from now on."""
         self.code = self.agreed = self.steps = 0
         self.every, self.pending, self.since = 1, None, 0.0
         self.group = connect() if get_world_size() > 1 else None
@@ -146,13 +141,13 @@ class InterruptionHook(Hook):
                     self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
 
     def close(self) -> None:
-        """Puts the handlers back."""
+        """Restores the handlers."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers = {}
 
     def receive(self, number: int, frame: Any) -> None:
-        """The handler."""
+        """Handles a signal."""
         if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
             if time.monotonic() - self.asked_at < 1:  # the terminal's and a launcher's
                 return
@@ -165,13 +160,15 @@ class InterruptionHook(Hook):
             os.write(2, b'\nStopping after this step; Ctrl-C again stops at once.\n')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Stops the run here, between two steps, if any process was told to."""
         self.agreed = self.agreed or self.exchange()
         if self.agreed and at_boundary(runner):
             self.stop(runner)
 
     def exchange(self) -> int:
-        """What any process was told before the last step began, so that none waits for another; 0: nothing yet."""
+        """The exit code that any process was told before the last step began; 0 if none was.
+
+        No process waits for another: the answer is that of an exchange which began a step earlier.
+        """
         if self.group is None:
             return self.code
         if not self.since:  # before the first step, whose time is not known yet
@@ -195,23 +192,22 @@ class InterruptionHook(Hook):
 
     def stop(self, runner: Runner) -> None:
         """Saves and exits."""
-        checkpoint = checkpoint_hook_of(runner)
-        path = checkpoint.save(runner, INTERRUPTED)
+        path = checkpoint_hook_of(runner).save(runner, INTERRUPTED)
         runner.visualizer.close()
         if self.group is not None:
             dist.barrier(group=self.group)  # the first process to exit has the others killed
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
-        saved = f'{path} is saved' if path is not None and path.is_file() else 'nothing could be saved'
-        message = f'Stopped before iteration {runner.iter + 1}, {saved}. Go on with: {resuming_command()}'
+        saved = 'nothing could be saved' if path is None else f'{path} is saved'
+        message = f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}'
         print_log(message, logger='current')
         sys.exit(self.agreed)
 
 
 def connect() -> Any:
-    """A gloo group of all processes for exchanges of the hosts; None in all where any one cannot have it."""
+    """A gloo group for CPU messages; None on all ranks if one cannot join."""
     error = None
     try:
-        # First one that gives up soon: who has no way to the others would leave them waiting.
+        # First one that gives up soon: a rank without a way to the others would leave them waiting.
         trial = dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT))
         dist.barrier(group=trial)
     except RuntimeError as caught:
@@ -228,8 +224,8 @@ def connect() -> Any:
 
 
 @contextlib.contextmanager
-def attended(runner: Runner) -> Iterator[None]:
-    """The time of a training loop, in which the run's InterruptionHook is at work."""
+def signals_handled(runner: Runner) -> Iterator[None]:
+    """The time of a training loop, in which the run's InterruptionHook handles signals."""
     hook = next((hook for hook in runner.hooks if isinstance(hook, InterruptionHook)), None)
     if hook is None:
         yield
@@ -237,18 +233,64 @@ def attended(runner: Runner) -> Iterator[None]:
     hook.start(runner)
     try:
         yield
-    except (RuntimeError, *LOST_CONNECTION) as error:
-        check_dead_worker(error, hook.workers)
-        raise
     finally:
         hook.close()
 
 
 def resuming_command() -> str:
-    """What a user types to go on; a scheduler that starts the same again need not."""
+    """What a user types to resume; a scheduler that starts the same again need not."""
     command = os.environ.get('BEIT_MM_COMMAND', '')  # set by dist_train.sh and slurm_train.sh
     if not command and get_world_size() == 1 and Path(sys.argv[0]).name == 'train.py':
         command = shlex.join(sys.orig_argv)
     if not command:
         return 'the same command and --resume'
     return command if '--resume' in command else f'{command} --resume'
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+class WorkerInit:
+    """A loader's `worker_init_fn`: calls the one that it had, then leaves the run's signals to the main process.
+
+    A scheduler, a terminal and torchrun send their signals to the workers too, but it is the main process that stops
+    them. So they take SIGTERM from the main process alone, and no SIGINT, SIGUSR1 and SIGHUP.
+    """
+
+    def __init__(self, first: Callable[[int], None] | None):
+        self.first = first
+        self.main_process = os.getpid()
+
+    def __call__(self, worker: int) -> None:
+        if self.first is not None:
+            self.first(worker)
+        if os.isatty(2):  # libjpeg writes there of each flawed image; errors go to the main process
+            with open(os.devnull, 'wb') as nothing:
+                os.dup2(nothing.fileno(), 2)
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=self._obey, daemon=True).start()
+
+    def _obey(self) -> None:
+        """Ends the worker at the main process's SIGTERM; only sigwaitinfo tells who sent it."""
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:
+            pass
+        os._exit(0)
+
+
+def shield_workers(loader: DataLoader) -> None:
+    """Has a loader's future workers ignore the run's signals."""
+    if loader.num_workers and not isinstance(loader.worker_init_fn, WorkerInit):
+        loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+
+
+def end_workers(loader: DataLoader) -> None:
+    """Ends a loader's workers, as its own end would, which waits five seconds for each of them."""
+    iterator = loader._iterator
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        for worker in iterator._workers:
+            worker.terminate()  # see WorkerInit._obey: they exit in order
+        iterator._shutdown_workers()
+    loader._iterator = None

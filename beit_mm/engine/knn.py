@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.engine.checks import backbone_of, unwrap
+from beit_mm.engine.steps import unwrap
 from beit_mm.features.probing import (
     Standardise,
     image_features,
@@ -23,6 +23,7 @@ from beit_mm.features.probing import (
     pixel_confusion,
     sample_patches,
 )
+from beit_mm.models.beit import backbone_of
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError

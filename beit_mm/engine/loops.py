@@ -1,6 +1,6 @@
-"""mmengine's two training loops, beginning at whatever batch the run has come to.
+"""mmengine's two training loops, which begin at the batch that the run has come to.
 
-mmengine's go on at the start of an epoch, or read and throw away what was seen. Here the sampler is told where to
+mmengine's resume at the start of an epoch, or read and throw away what was seen. Here the sampler is told where to
 begin, which costs the same at any iteration.
 """
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.checks import check_size
-from beit_mm.engine.interruption import attended
+from beit_mm.engine.checks import check_number_of_images
+from beit_mm.engine.interruption import signals_handled
 from beit_mm.engine.steps import threads_warn
 from beit_mm.registry import LOOPS
 
@@ -28,26 +28,24 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
     seeks = isinstance(loader, DataLoader) and isinstance(loader.sampler, SeededSampler)
     if seeks:
         loader.sampler.skip(first * loader.batch_size)
-    for place, batch in enumerate(loader, start=first if seeks else 0):
-        if place >= first:
+    for number, batch in enumerate(loader, start=first if seeks else 0):
+        if number >= first:
             yield batch
 
 
 @LOOPS.register_module()
 class EpochLoop(EpochBasedTrainLoop):
-    """mmengine's EpochBasedTrainLoop, which can also go on in the middle of an epoch."""
+    """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        check_size(self.dataloader)  # before schedules are built, which count in epochs
+        check_number_of_images(self.dataloader)  # before schedules are built, which count in epochs
 
     def run(self) -> nn.Module:
-        """Trains to the last epoch."""
-        with attended(self.runner), threads_warn(self.runner):
+        with signals_handled(self.runner), threads_warn(self.runner):
             return super().run()
 
     def run_epoch(self) -> None:
-        """The rest of one epoch: all of it, but for a run that goes on."""
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
         first = self._iter - self._epoch * len(self.dataloader)
@@ -59,7 +57,7 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which goes on at any iteration without reading what was seen."""
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration without reading what was seen."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -67,9 +65,8 @@ class IterLoop(IterBasedTrainLoop):
         self.dataloader_iterator = self.dataloader._iterator = None
 
     def run(self) -> nn.Module:
-        """Trains to the last iteration."""
-        check_size(self.dataloader)
-        with attended(self.runner), threads_warn(self.runner):
+        check_number_of_images(self.dataloader)
+        with signals_handled(self.runner), threads_warn(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()

@@ -23,39 +23,36 @@ from beit_mm.terminal import UserError
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
-MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale of 2**16 is down to 2**-9 by then
+MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
 NO_WEIGHT_DECAY = ('cls_token', 'pos_embed')  # of their parameters with more than one dimension
-STEPS_BETWEEN_LOOKS = 50  # at the counters on the device, which the host has to wait for
+STEPS_BETWEEN_LOOKS = 50  # at most; a look waits for the device, which costs about a step's launch
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, and
 # the center of DINOPretrainer.
 CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center')
 
 
 class SkippedSteps(NamedTuple):
-    """The counters of AutocastOptimWrapper, in the order in which they lie on the device."""
+    """The counters of AutocastOptimWrapper, in their order on the device."""
 
     in_a_row: int = 0  # up to now
     not_finite: int = 0  # all of the run, without overflows
     overflows: int = 0  # all of the run; of float16 only
     first: int = -1  # iteration at which the last row of skipped steps began
-    scale: float = 1.0  # loss scale then
 
 
 @OPTIM_WRAPPERS.register_module()
 class AutocastOptimWrapper(OptimWrapper):
-    """Runs the forward pass under autocast; scales the loss when, and only when, the type is float16.
+    """Runs the forward pass under autocast; scales the loss if the type is float16.
 
-    A step without a finite gradient is not taken: weights, moments and batch norm's statistics stay as they were before
+    A step without a finite gradient is skipped: weights, moments and batch norm's statistics stay as they were before
     the step's first batch. The norm of the gradient decides, which is the same on all ranks. With a fused optimizer the
-    decision, and the counters, stay on the device; `look` fetches and logs them, and BadStepHook calls it and stops the
-    run after 25 skipped steps in a row. With accumulation all batches of a step are skipped together, and steps are
-    counted, not batches.
+    decision and the counters stay on the device; BadStepHook looks at them, and stops the run after 25 skipped steps in
+    a row. With accumulation all batches of a step are skipped together and count as one.
 
-    With float16 a skipped step counts as an overflow, which halves the loss scale, where the losses of all ranks were
-    finite and the scale was above 1: then the scale may have pushed the gradient out of range. A loss that is not
-    finite has nothing to do with the scale, which stays, and counts as `not_finite`, as does every skipped step of the
-    other types. A gradient that is NaN behind a finite loss cannot be told from an overflow, until the scale is at 1.
+    With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
+    finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
+    counts as `not_finite` and leaves the scale.
 
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
@@ -75,7 +72,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.dtype = getattr(torch, used)
         self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=used == 'float16')
         self.accumulative_counts = kwargs.get('accumulative_counts', 1)
-        self.seen = SkippedSteps()  # at the last look
+        self.seen = SkippedSteps()  # the counters at the last look
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
         self.norms: list[Tensor] = []  # of the gradient, since the last look
         self.bad_loss: Tensor | bool = False  # of this rank, since the last step
@@ -87,7 +84,6 @@ class AutocastOptimWrapper(OptimWrapper):
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Autocast around the forward pass, and no gradient exchange while accumulating."""
         if self.should_update():  # counted before the batch: it is the first of a step
             self._remember_buffers(model)
         enabled = self.dtype is not torch.float32
@@ -95,7 +91,6 @@ class AutocastOptimWrapper(OptimWrapper):
             yield
 
     def backward(self, loss: Tensor, **kwargs) -> None:
-        """Backward pass of the scaled loss."""
         if self.loss_scaler.is_enabled():
             self.bad_loss = ~loss.detach().isfinite() | self.bad_loss
         super().backward(self.loss_scaler.scale(loss), **kwargs)
@@ -114,11 +109,8 @@ class AutocastOptimWrapper(OptimWrapper):
         self._step_unless(bad, **kwargs)
         for buffer, before in zip(self.buffers, self.buffers_before, strict=True):
             torch.where(bad, before, buffer, out=buffer)
-        if self.loss_scaler.is_enabled():
-            overflow, scale = self._update_scale(bad)
-        else:
-            overflow, scale = torch.zeros_like(bad), norm.new_ones(())
-        in_a_row, not_finite, overflows, first, first_scale = self.counters.to(norm.device, torch.float32).unbind()
+        overflow = self._update_scale(bad) if self.loss_scaler.is_enabled() else torch.zeros_like(bad)
+        in_a_row, not_finite, overflows, first = self.counters.to(norm.device, torch.float32).unbind()
         begins = bad & (in_a_row == 0)
         iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
         self.counters = torch.stack(
@@ -127,12 +119,11 @@ class AutocastOptimWrapper(OptimWrapper):
                 not_finite + (bad & ~overflow),
                 overflows + overflow,
                 first * ~begins + iteration * begins,
-                torch.where(begins, scale, first_scale),
             ]
         )
         if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
-                f'the gradient was not finite in {self.seen.in_a_row} steps in a row; go on from the last checkpoint '
+                f'the gradient was not finite in {self.seen.in_a_row} steps in a row; resume from the last checkpoint '
                 'with a smaller learning rate, or with optim_wrapper.dtype=float32'
             )
 
@@ -149,10 +140,9 @@ class AutocastOptimWrapper(OptimWrapper):
         """
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
-        *counts, scale = numbers[: len(self.counters)]
         for norm in numbers[len(self.counters) :]:
             self.message_hub.update_scalar('train/grad_norm', norm)
-        before, now = self.seen, SkippedSteps._make([*map(int, counts), scale])
+        before, now = self.seen, SkippedSteps._make(map(int, numbers[: len(self.counters)]))
         self.seen = now
         self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
         if skipped := now.not_finite - before.not_finite:
@@ -172,12 +162,6 @@ class AutocastOptimWrapper(OptimWrapper):
                 print_log(message, logger='current')
         return now
 
-    def forget_row(self) -> None:
-        """Goes back to the loss scale before the last row of skipped steps; the row counts as ended."""
-        if self.loss_scaler.is_enabled():
-            self.loss_scaler.update(self.counters[-1].clone())
-        self.counters[0] = 0
-
     def state_dict(self) -> dict:
         """The optimizer's state, the loss scale of float16, and what was skipped so far."""
         norms = torch.stack([norm.to(self.counters) for norm in self.norms]) if self.norms else torch.empty(0)
@@ -191,7 +175,9 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            self.counters, self.seen = skipped['counters'].clone(), SkippedSteps._make(skipped['seen'])
+            number = len(self.seen)  # older files have a loss scale behind the counters
+            self.counters = skipped['counters'][:number].clone()
+            self.seen = SkippedSteps._make(skipped['seen'][:number])
             self.norms = list(skipped['norms'])
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
@@ -220,8 +206,8 @@ class AutocastOptimWrapper(OptimWrapper):
         elif not bad:  # waits for the device
             optimizer.step(**kwargs)
 
-    def _update_scale(self, bad: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the step overflowed float16, which lowers the loss scale, and the scale that it had."""
+    def _update_scale(self, bad: Tensor) -> Tensor:
+        """Updates the loss scale; returns whether the step overflowed float16, which lowers it."""
         one = torch.ones((), device=bad.device)
         scale = self.loss_scaler.scale(one)
         bad_loss = torch.as_tensor(self.bad_loss, device=bad.device).float()
@@ -230,11 +216,11 @@ class AutocastOptimWrapper(OptimWrapper):
         overflow = bad & (bad_loss == 0) & (scale > 1)
         self.loss_scaler.update()
         self.loss_scaler.update(torch.where(bad & ~overflow, scale, self.loss_scaler.scale(one)))
-        return overflow, scale
+        return overflow
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Makes an optimizer's state fit to be loaded: fused kernels take addresses and trust the shapes behind them.
+    """Prepares an optimizer's state for loading: fused kernels take addresses and trust the shapes behind them.
 
     Args:
         state_dict: of an optimizer in a checkpoint; changed in place. Which kernel runs is the run's own setting.

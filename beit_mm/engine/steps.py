@@ -1,36 +1,44 @@
-"""What happens around the steps of a run: seeds, logs, throughput, compilation."""
+"""What happens around the steps of a run: seeds, logs, throughput, compilation, progress in a terminal."""
 
 import logging
 import os
 import random
+import resource
+import shutil
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank, get_world_size
+from mmengine.dist import get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger, print_log
+from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from beit_mm.datasets.samplers import mixed_seed
-from beit_mm.engine.checks import unwrap
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, printable_record
+from beit_mm.terminal import UserError, hush, printable, printable_record
 
-STEPS_TO_JUDGE = 20  # before it is said that reading limits a training
+WINDOW = 50  # steps over which the throughput is averaged, as mmengine's log processor averages in our configs
+STEPS_TO_JUDGE = 20  # before the log says that reading limits a training: the first ones fill caches
 HISTORY = 10_000  # steps of which the logged numbers are kept
+SECONDS = 10.0  # between two lines of progress
+FIRST_SECONDS = 2.0  # until the first one
+WIDTH = 120  # columns of a line of progress where there is no terminal
 DETERMINISTIC = (
     'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
     'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
@@ -38,31 +46,37 @@ DETERMINISTIC = (
 )
 
 
+def unwrap(runner: Runner) -> nn.Module:
+    """The model of a run, without DistributedDataParallel and the like around it."""
+    return runner.model.module if is_model_wrapper(runner.model) else runner.model
+
+
 @HOOKS.register_module()
 class StepSeedHook(Hook):
     """Seeds all random generators before each training step, from the run's seed, the rank and the step's number.
 
-    What a step draws (mixup, drop path, erasing) then follows from these alone: a run that goes on draws what it would
-    have drawn, whatever was loaded, validated or drawn meanwhile, and a single step can be run again. Weights are drawn
+    What a step draws (mixup, drop path, erasing) then follows from these alone: a resumed run draws what it would have
+    drawn, whatever was loaded, validated or drawn meanwhile, and a single step can be run again. Weights are drawn
     before and samples by their own keys (see datasets.samplers), so both are the same for any number of processes.
     """
 
     priority = 'VERY_HIGH'
 
     def before_run(self, runner: Runner) -> None:
-        """Completes mmengine's `randomness.deterministic`, before the first multiplication of matrices on a GPU."""
-        if runner.deterministic:
+        if runner.deterministic:  # before the first multiplication of matrices on a GPU
             os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it cuBLAS is refused
             print_log(DETERMINISTIC, logger='current')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        """Seeds the generators that a step may draw from."""
         seed = mixed_seed(runner.seed, get_rank(), runner.iter)
         random.seed(seed)
         np.random.seed(seed >> 32)
         torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes 1 ms where there is no GPU
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(seed >> 1)
+
+
+# --- logs -----------------------------------------------------------------------------------------
 
 
 @HOOKS.register_module()
@@ -77,26 +91,18 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
         self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
 
     def before_train(self, runner: Runner) -> None:
-        """Takes over the logger's interval."""
         super().before_train(runner)
         self.waiting = []
-        self.intervals = look_intervals(runner)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
-        """Keeps the numbers, and fetches them where a line of the log is due."""
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
         self.waiting.append(held)
-        if (
-            any(self.every_n_inner_iters(batch_idx, interval) for interval in self.intervals)
-            or self.end_of_epoch(runner.train_dataloader, batch_idx)
-            or runner.iter + 1 == runner.max_iters
-        ):
+        if look_due(runner, batch_idx):
             self.fetch(runner)
 
     def after_train(self, runner: Runner) -> None:
-        """Fetches the last numbers."""
         self.fetch(runner)
         super().after_train(runner)
 
@@ -111,9 +117,18 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
                 runner.message_hub.update_scalar(f'train/{key}', next(numbers) if isinstance(value, Tensor) else value)
 
 
-def look_intervals(runner: Runner) -> list[int]:
-    """Steps between two lines of the log, and the 50 after which numbers on the device are fetched at the latest."""
-    return [STEPS_BETWEEN_LOOKS, *(hook.interval for hook in runner.hooks if isinstance(hook, EngineLoggerHook))]
+def look_due(runner: Runner, batch_idx: int) -> bool:
+    """Whether what lies on the device, or on other ranks, is fetched after this batch.
+
+    It is where a line of the log is due, every 50 batches, and at the end of an epoch and of the run: on all ranks.
+    """
+    loggers = [hook for hook in runner.hooks if isinstance(hook, EngineLoggerHook)]
+    return (
+        any(logger.every_n_inner_iters(batch_idx, logger.interval) for logger in loggers)
+        or (batch_idx + 1) % STEPS_BETWEEN_LOOKS == 0
+        or batch_idx + 1 == len(runner.train_dataloader)
+        or runner.iter + 1 == runner.max_iters
+    )
 
 
 def fetch_logs(runner: Runner) -> None:
@@ -125,7 +140,7 @@ def fetch_logs(runner: Runner) -> None:
 
 @contextmanager
 def written_if_possible(runner: Runner) -> Iterator[None]:
-    """Where logs or pictures are written: a full disk, or a folder that is gone, is a warning and not the run's end."""
+    """Turns the error of a full disk, or of a folder that is gone, into a warning: for logs and pictures."""
     try:
         yield
     except OSError as error:
@@ -135,7 +150,7 @@ def written_if_possible(runner: Runner) -> Iterator[None]:
 def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
     """Says that logs and pictures are lost; mmengine logs a warning of the same words once in a run."""
     reason = getattr(error, 'strerror', None) or error
-    message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training goes on.'
+    message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.'
     print_log(message, logger='current', level=logging.WARNING)
 
 
@@ -159,65 +174,60 @@ def threads_warn(runner: Runner) -> Iterator[None]:
 
 @HOOKS.register_module()
 class LoggerHook(EngineLoggerHook):
-    """mmengine's, for which a file that cannot be written, log, scalars or TensorBoard's, is one warning.
+    """mmengine's, for which a file that cannot be written (log, scalars, TensorBoard's) is one warning.
 
-    What a name holds that a terminal would obey is logged in letters.
+    Characters of a name that a terminal would obey are escaped.
     """
 
     def before_run(self, runner: Runner) -> None:
-        """Sees to the text log, which the logging module writes."""
         super().before_run(runner)
-        for handler in runner.logger.handlers:
+        for handler in runner.logger.handlers:  # they write the text log
             handler.addFilter(printable_record)
             if isinstance(handler, logging.FileHandler):
                 handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
 
     def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        """Logs a step."""
         with written_if_possible(runner):
             super().after_train_iter(runner, *args, **kwargs)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Logs a validation."""
         with written_if_possible(runner):
             super().after_val_epoch(runner, metrics)
 
     def after_run(self, runner: Runner) -> None:
-        """Closes the files."""
         with written_if_possible(runner):
             super().after_run(runner)
+
+
+# --- throughput -----------------------------------------------------------------------------------
 
 
 @HOOKS.register_module()
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
 
-    Where more than half of that time is the wait, it says so once.
+    If more than half of that time is the wait, it says so once.
 
-    It also keeps mmengine's histories of logged numbers to 10,000 entries. They are copied whole at every step: at a
-    million of them that takes 14 ms, and 64 MB in each checkpoint.
+    It also keeps mmengine's histories of logged numbers to 10,000 entries. They are copied at every step: a million
+    entries take 14 ms, and 64 MB in each checkpoint.
     """
 
     def __init__(self):
-        self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.waits: deque[tuple[float, float]] = deque(maxlen=50)  # seconds of waiting for images, of all the step
+        self.steps: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # images, seconds
+        self.waits: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # seconds of waiting for images, of the step
         self.last = self.begun = 0.0
         self.warned = False
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Starts the clock."""
         self.last = time.perf_counter()
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        """Starts the clock again; iteration-based runs validate in the middle of an epoch."""
-        self.last = time.perf_counter()
+        self.last = time.perf_counter()  # iteration-based runs validate in the middle of an epoch
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Ends the wait for data."""
         self.begun = time.perf_counter()
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        """Counts the images of this step."""
         now = time.perf_counter()
         inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
         images = inputs['images'] if isinstance(inputs, dict) else inputs
@@ -244,16 +254,18 @@ def waits_for_images(share: float) -> str:
     )
 
 
+# --- compilation ----------------------------------------------------------------------------------
+
+
 @HOOKS.register_module()
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    mmengine's `compile` takes all of a step, logs included: it falls into many graphs. Validation, which has other
-    sizes, runs as ever. Where compilation fails, the run goes on without it and the log says why. So it does where
-    shapes change with every batch, as with masks of variant 'paper' or of mmpretrain, after eight compilations. With
-    several processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own:
-    with drop path a compiled run is another one than that which is not compiled, but it can be repeated and resumed
-    like it.
+    mmengine's `compile` takes all of a step, logs included, which falls into many graphs. Validation, which has other
+    sizes, stays eager. If compiling fails, the run falls back to eager and the log says why; so it does after eight
+    compilations, where shapes change with every batch, as with masks of variant 'paper' or of mmpretrain. With several
+    processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own: with drop
+    path a compiled run differs from an eager one, but it can be repeated and resumed like it.
 
     Args:
         method: of the model. Without it 'loss' of a BEiTPretrainer, else 'extract_feat', which classifiers and
@@ -261,7 +273,7 @@ class CompileHook(Hook):
         options: of torch.compile: backend, mode, options.
 
     Raises:
-        ValueError: the model has no such method.
+        UserError: the model has no such method.
     """
 
     def __init__(self, method: str | None = None, **options: Any):
@@ -269,36 +281,157 @@ class CompileHook(Hook):
         self.options = options
 
     def before_train(self, runner: Runner) -> None:
-        """Puts the compiled method in the plain one's place."""
         model = unwrap(runner)
         self.method = self.method or ('loss' if isinstance(model, BEiTPretrainer) else 'extract_feat')
-        plain = getattr(model, self.method, None)
-        if not callable(plain):
+        eager = getattr(model, self.method, None)
+        if not callable(eager):
             raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
-        setattr(model, self.method, compiled_in_training(model, plain, self.options))
+        setattr(model, self.method, compiled_in_training(model, eager, self.options))
         print_log(f'{self.method} will be compiled; the first step takes minutes.', logger='current')
 
     def after_train(self, runner: Runner) -> None:
-        """Puts the plain method back."""
         vars(unwrap(runner)).pop(self.method, None)
 
 
-def compiled_in_training(model: nn.Module, plain: Callable, options: dict) -> Callable:
-    """A method of a model that is compiled while the model is being trained, until that fails."""
-    compiled = torch.compile(plain, **dict(fullgraph=True, dynamic=False) | options)
+def compiled_in_training(model: nn.Module, eager: Callable, options: dict) -> Callable:
+    """A method that runs compiled in training and falls back to eager if compiling fails."""
+    compiled = torch.compile(eager, **dict(fullgraph=True, dynamic=False) | options)
     usable = True
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal usable
         if not (usable and model.training):
-            return plain(*args, **kwargs)
+            return eager(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             usable = False
             reason = ' '.join(str(error).split())[:300]
-            message = f'{plain.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})'
+            message = f'{eager.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})'
             print_log(message, logger='current', level=logging.WARNING)
-        return plain(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
+        return eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
 
     return call
+
+
+# --- progress in a terminal -----------------------------------------------------------------------
+
+
+def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
+    """A Runner class that leaves the terminal to its ProgressHook, but for warnings; its log files have everything."""
+
+    class QuietRunner(runner):  # type: ignore[valid-type, misc]
+        def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+            logger = super().build_logger(log_level, log_file, **kwargs)
+            for handler in hush(logger):
+                if isinstance(handler, logging.StreamHandler):
+                    handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
+            return logger
+
+    return QuietRunner
+
+
+class TerminalRunner(with_quiet_terminal(Runner)):  # type: ignore[misc]
+    """A Runner for a run in a folder of its own: quiet, with its log in `<work_dir>.log`."""
+
+    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+        return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
+
+
+class ProgressHook(Hook):
+    """Prints step, loss, accuracy, learning rate, speed, memory and remaining time, as wide as the terminal; after a
+    validation its numbers.
+
+    Args:
+        title: what is being trained.
+        seconds: between two lines.
+
+    It writes to the standard output of the time when it is built.
+    """
+
+    priority = 'VERY_LOW'
+
+    def __init__(self, title: str, seconds: float = SECONDS):
+        self.title = title
+        self.seconds = seconds
+        self.begin = self.due = 0.0
+        self.stream = sys.stdout
+        self.first = 0
+
+    def before_train(self, runner: Runner) -> None:
+        self.begin, self.first = time.monotonic(), runner.iter
+        self.due = self.begin + min(self.seconds, FIRST_SECONDS)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
+    ) -> None:
+        now = time.monotonic()
+        done = runner.iter + 1
+        if now < self.due and done < runner.max_iters:
+            return
+        self.due = now + self.seconds
+        fetch_logs(runner)
+        left = (now - self.begin) / (done - self.first) * (runner.max_iters - done)
+        self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        line = f'{self.title} {runner.iter:,}, held-out images:'
+        for name, value in (metrics or {}).items():
+            if isinstance(value, Real):
+                entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
+                line += entry if len(line + entry) <= columns() else ''
+        self.say(line)
+
+    def say(self, line: str) -> None:
+        """Prints a line, from the main process."""
+        if is_main_process():
+            print(printable(line), file=self.stream, flush=True)
+
+
+def columns() -> int:
+    """The terminal's width."""
+    return shutil.get_terminal_size((WIDTH, 0)).columns
+
+
+def recent_numbers(runner: Runner) -> dict[str, float]:
+    """The latest numbers of a run, and the memory that it takes, in GiB."""
+    scalars = runner.message_hub.log_scalars
+    names = ('loss', 'mim_acc', 'lr', 'images_per_second', 'data_time')
+    numbers = {name: scalars[f'train/{name}'].current() for name in names if f'train/{name}' in scalars}
+    if torch.cuda.is_available():
+        memory = torch.cuda.max_memory_allocated()
+    else:  # the peak, which macOS counts in bytes
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+    return dict(numbers, memory=memory / 2**30)
+
+
+def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
+    """One line; what comes last in `numbers` is left out if the terminal has no room for it.
+
+    Args:
+        title: what is being trained.
+        step, steps: done, and in all.
+        numbers: `loss`, `mim_acc`, `lr`, `images_per_second`, `data_time` in seconds, `memory` in GiB, or some of them.
+        seconds_left: of the training.
+    """
+    formats = dict(
+        loss='loss {:.3f}',
+        mim_acc='mim_acc {:.3f}',
+        lr='lr {:.1e}',
+        images_per_second='{:,.0f} images/s',
+        data_time='data {:.3f} s',
+        memory='{:.3g} GiB',
+    )
+    shown = [form.format(numbers[name]) for name, form in formats.items() if name in numbers]
+    while True:
+        line = '  '.join([f'{title} {step:,}/{steps:,}', *shown, f'{clock(seconds_left)} left']).replace('e-0', 'e-')
+        if len(line) <= columns() or not shown:
+            return line[: columns()]
+        shown.pop()
+
+
+def clock(seconds: float) -> str:
+    """62 as 1:02, 3723 as 1:02:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

@@ -416,3 +416,27 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def denormalize(self, images: Tensor) -> Tensor:
         """First-view images back to [0, 1], for drawing."""
         return ((images * self.std + self.mean) / 255).clamp(0, 1)
+
+
+def backbone_of(model: nn.Module) -> BEiTBackbone | None:
+    """The BEiTBackbone in a model; None where it has none."""
+    return next((module for module in model.modules() if isinstance(module, BEiTBackbone)), None)
+
+
+def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
+    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
+    preprocessing = {}
+    for name in ('mean', 'std'):
+        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
+            # six digits are what a float32 keeps of 123.675
+            preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
+    if (backbone := backbone_of(model)) is not None:
+        preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]
+    return preprocessing
+
+
+def tokenizer_provenance(model: nn.Module) -> dict | None:
+    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
+    if isinstance(model, BEiTPretrainer) and model.target_generator is not None:
+        return model.target_generator.provenance
+    return None

@@ -20,7 +20,6 @@ from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import SOURCE_KEY, Checkpoint, CheckpointInput, LoadReport, fit_weights, of_all_tasks
 from beit_mm.checkpoint.read import CheckpointError, blaming
-from beit_mm.models.parameter_groups import check_groups_at_next_step
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
@@ -306,7 +305,6 @@ class BEiTBackbone(BaseModule):
         self.with_cp = with_cp
         self.interpolate_mode = interpolate_mode
         self.load_report: LoadReport | None = None
-        self.groups_checked = False
 
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dims))
@@ -499,9 +497,6 @@ class BEiTBackbone(BaseModule):
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
         """Sets the training mode; frozen blocks stay in evaluation mode, without stochastic depth."""
-        if mode and not self.groups_checked:  # a training begins
-            self.groups_checked = True
-            check_groups_at_next_step(self)
         super().train(mode)
         for block in self.blocks[: max(self.frozen_stages, 0)]:
             block.eval()

@@ -15,8 +15,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import make_grid
 
-from beit_mm.engine.checks import unwrap
-from beit_mm.engine.steps import written_if_possible
+from beit_mm.engine.steps import unwrap, written_if_possible
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.registry import HOOKS

@@ -28,7 +28,7 @@ from beit_mm.apis.tokenizers import tokenizer_of
 from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.engine.progress import clock, progress_line
+from beit_mm.engine.steps import clock, progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.registry import MODELS
 

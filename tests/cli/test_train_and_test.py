@@ -19,7 +19,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, RUNNERS
 from torch.optim import SGD
 
-from beit_mm.engine.progress import ProgressHook
+from beit_mm.engine.steps import ProgressHook
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
 # The demo's model on twelve images of 48 x 64 pixels: three steps.

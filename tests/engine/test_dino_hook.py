@@ -10,8 +10,8 @@ from conftest import narrow_dino_pretraining
 from helpers import make_runner
 from mmengine.hooks import Hook
 
-from beit_mm.engine.checks import unwrap
 from beit_mm.engine.dino import DINOHook
+from beit_mm.engine.steps import unwrap
 
 STEPS, EPOCH = 9, 3
 

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import train
+from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
@@ -56,7 +58,18 @@ def test_the_hook_looks_once_a_run():
     runner = SimpleNamespace(model=SimpleNamespace(decode_head=head))
     wrong = dict(data_samples=[sample([7])])
     for _ in range(2):  # a second training of the same runner is another run
-        hook.labels_checked = False
+        hook.first_batch = True
         with pytest.raises(ValueError, match='gives label 7'):
             hook.before_train_iter(runner, 0, wrong)
         hook.before_train_iter(runner, 1, wrong)
+
+
+def test_the_hook_checks_the_groups_of_the_optimizer(tmp_path):
+    config = classifier_config(make_images(tmp_path / 'images'), tmp_path / 'work')
+    config.optim_wrapper.update(
+        constructor='LearningRateDecayOptimWrapperConstructor',
+        paramwise_cfg=dict(layer_decay_rate=0.65, custom_keys={'.bias': dict(decay_mult=0.0)}),
+    )
+    config.optim_wrapper.optimizer.weight_decay = 0.05
+    with pytest.raises(ValueError, match='weight of blocks.0.norm1 .* not to its bias'):
+        train(config)

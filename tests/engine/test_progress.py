@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from beit_mm.engine.progress import ProgressHook
+from beit_mm.engine.steps import ProgressHook
 
 
 def test_a_validation_prints_the_numbers_that_mmseg_gives(capsys):

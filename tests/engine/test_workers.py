@@ -5,7 +5,7 @@ import multiprocessing
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.image_folder import UnlabeledImages
-from beit_mm.engine.workers import end_workers, watch_workers
+from beit_mm.engine.interruption import end_workers, shield_workers
 
 
 def test_workers_are_gone_and_can_be_started_again(images):
@@ -13,7 +13,7 @@ def test_workers_are_gone_and_can_be_started_again(images):
     dataset = UnlabeledImages(str(images), pipeline=pipeline)
     options = dict(batch_size=None, num_workers=1, persistent_workers=True)
     loader = DataLoader(dataset, multiprocessing_context='fork', **options)
-    watch_workers([loader])
+    shield_workers(loader)
     for _ in range(2):
         assert len(list(loader)) == len(dataset)
         (worker,) = loader._iterator._workers

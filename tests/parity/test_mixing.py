@@ -1,7 +1,6 @@
 """Our parts in mmpretrain's and mmseg's algorithms, optimizer constructors and inferencers, and theirs in ours."""
 
 import copy
-import gc
 import hashlib
 import itertools
 from contextlib import nullcontext
@@ -24,12 +23,12 @@ from mmpretrain import FeatureExtractor, ImageClassificationInferencer
 from mmpretrain.structures import DataSample
 from PIL import Image
 from torch import nn
-from torch.optim import optimizer as torch_optimizer
 
 from beit_mm import ClassificationInferencer
 from beit_mm.datasets import UnlabeledImages
-from beit_mm.engine.checks import check_colours
+from beit_mm.engine.checks import check_colours, check_groups
 from beit_mm.models.tokenizers.base import map_pixels
+from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 
 DIMS, VOCAB = 32, 16
@@ -76,7 +75,6 @@ THEIR_PREPROCESSOR = dict(  # of mmpretrain's recipe
 def _in_mmpretrain():
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
-    torch_optimizer._global_optimizer_pre_hooks.clear()  # of models that were never trained
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -363,6 +361,8 @@ def one_step(model: nn.Module, **config) -> dict[str, tuple[float, float]]:
     """Learning rate and weight decay of each parameter, after a step of training."""
     model.train()
     wrapper = build_optim_wrapper(model, dict(optimizer=ADAMW, **copy.deepcopy(config)))
+    if isinstance(model.backbone, BEiTBackbone):
+        check_groups(model.backbone, wrapper.param_groups)  # as FitCheckHook does
     sum(output.sum() for output in model.backbone(torch.rand(2, 3, 32, 32))).backward()
     wrapper.step()
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -382,25 +382,9 @@ def test_mmpretrains_constructor_with_our_backbone():
     with pytest.raises(ValueError, match='weight of blocks.0.norm1 .* not to its bias: .*add .norm.: dict') as error:
         one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys)
     assert '\n' not in str(error.value)
-    assert not torch_optimizer._global_optimizer_pre_hooks  # nothing stays behind
     keys = dict(keys, custom_keys=dict(RECIPE_KEYS, norm=dict(decay_mult=0.0)))
     found = rates(one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys))
     assert found == one_step(classifier(OUR_CLASSIFIER), **OUR_DECAY)
-    assert not torch_optimizer._global_optimizer_pre_hooks  # nothing stays behind
-
-
-def test_optimizers_of_other_models_do_not_use_the_check_up():
-    keys = dict(layer_decay_rate=0.65, custom_keys=RECIPE_KEYS)
-    model = classifier(OUR_CLASSIFIER).train()
-    foreign = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    foreign.step()
-    assert torch_optimizer._global_optimizer_pre_hooks
-    with pytest.raises(ValueError, match='weight of blocks.0.norm1'):
-        one_step(model, **MMPRETRAIN_DECAY, paramwise_cfg=keys)
-    classifier(OUR_CLASSIFIER).train()  # gone before it was trained
-    gc.collect()
-    foreign.step()
-    assert not torch_optimizer._global_optimizer_pre_hooks
 
 
 @pytest.mark.parametrize('paramwise', [None, dict(norm_decay_mult=0.0), dict(norm_decay_mult=0.0, bias_decay_mult=0.0)])

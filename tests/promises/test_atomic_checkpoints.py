@@ -32,9 +32,8 @@ def readable(folder: Path) -> list[str]:
 
 
 def names(config: Config) -> list[str]:
-    left_out = {'run.lock', 'held_out_images_read.txt'}
     files = [file for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix != '.py']
-    return sorted(file.name for file in files if file.name not in left_out)
+    return sorted(file.name for file in files if file.name != 'run.lock')
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,7 @@ def test_there_is_a_good_file_before_and_after_every_change_of_the_folder(config
 @pytest.mark.parametrize('place', ['in the middle of a file', 'before it gets its name', 'before the old one goes'])
 def test_a_kill_while_writing_leaves_what_was_there(place, config, monkeypatch):
     """And the next start removes what the killed process left."""
-    folder, replace, unlink, save = Path(config.work_dir), os.replace, os.unlink, torch.save
+    folder, replace, unlink, remove, save = Path(config.work_dir), os.replace, os.unlink, Path.unlink, torch.save
     writes = 0
 
     def killed(name, function):
@@ -101,7 +100,7 @@ def test_a_kill_while_writing_leaves_what_was_there(place, config, monkeypatch):
         patch.setattr(os, 'replace', killed('before it gets its name', replace))
         patch.setattr(os, 'unlink', killed('before the old one goes', unlink))
         if place != 'before the old one goes':  # a killed process does not clean up
-            patch.setattr(Path, 'unlink', lambda self, missing_ok=False: None if '.part' in self.name else unlink(self))
+            patch.setattr(Path, 'unlink', lambda self, **options: '.part' in self.name or remove(self, **options))
         with pytest.raises(Killed):
             train(config)
     left = {'iter_2.pth', 'iter_3.pth'} if place == 'before the old one goes' else {'iter_2.pth'}
@@ -178,7 +177,7 @@ def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
     assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
 
 
-def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_goes_on(config, monkeypatch):
+def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_resumes(config, monkeypatch):
     assert train(config, resume=True).iter == 6
     for variable in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'):
         for count, expected in (('0', None), ('1', f'{config.work_dir}/iter_6.pth')):
@@ -188,7 +187,7 @@ def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_goes_on(con
 
 
 def chosen(config: Config) -> str | None:
-    """What a run would go on from, as far as its hooks choose before it starts."""
+    """What a run would resume from, as far as its hooks choose before it starts."""
     runner = make_runner(copy.deepcopy(config))
     runner._train_loop = runner.build_train_loop(runner._train_loop)
     runner.call_hook('before_run')
@@ -196,7 +195,7 @@ def chosen(config: Config) -> str | None:
     return runner._load_from
 
 
-def test_nothing_goes_on_from_a_run_before_the_last(config, monkeypatch):
+def test_no_run_resumes_from_one_before_the_last(config, monkeypatch):
     """A new run in the folder of an old one, which came farther; killed before and after its first checkpoint."""
     train(config)
     folder = Path(config.work_dir)
@@ -238,19 +237,16 @@ def test_a_test_looks_for_no_checkpoint(config, images, monkeypatch):
 
 def test_a_full_disk_ends_no_run(config, monkeypatch, capfd):
     """Steps 3 and 4 cannot be written; the last good file stays until there is a newer one."""
-    folder, write, found = Path(config.work_dir), checkpoints.CheckpointHook._write, {}
+    folder, save, found = Path(config.work_dir), checkpoints.CheckpointHook.save, {}
 
-    def on_a_full_disk(self, path, *args):
-        number = int(path.stem.removeprefix('iter_'))
-        if number in (3, 4):
-            with file_size_limit(20_000):
-                result = write(self, path, *args)
-        else:
-            result = write(self, path, *args)
+    def on_a_full_disk(self, runner, name, **options):
+        number = runner.iter + 1
+        with file_size_limit(20_000 if number in (3, 4) else 2**30):
+            path = save(self, runner, name, **options)
         found[number] = readable(folder)
-        return result
+        return path
 
-    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', on_a_full_disk)
+    monkeypatch.setattr(checkpoints.CheckpointHook, 'save', on_a_full_disk)
     assert train(config).iter == 6
     assert found == {n: [f'iter_{2 if n in (3, 4) else n}.pth'] for n in range(1, 7)}
     assert 'iter_4.pth could not be written' in ' '.join(capfd.readouterr())
@@ -259,24 +255,18 @@ def test_a_full_disk_ends_no_run(config, monkeypatch, capfd):
 
 def test_a_disk_that_stays_full_takes_no_file_away(config, monkeypatch):
     """Neither the best checkpoint, nor one for a bad step, nor the end of the run is a reason to."""
-    folder, write = Path(config.work_dir), checkpoints.CheckpointHook._write
+    folder, save = Path(config.work_dir), checkpoints.CheckpointHook.save
 
-    def on_a_full_disk(self, path, *args):
-        with file_size_limit(20_000 if path.stem in ('iter_3', 'iter_4', 'iter_5', 'iter_6') else 2**30):
-            result = write(self, path, *args)
-        if path.stem == 'iter_4':
+    def on_a_full_disk(self, runner, name, **options):
+        with file_size_limit(20_000 if name in ('iter_3.pth', 'iter_4.pth', 'iter_5.pth', 'iter_6.pth') else 2**30):
+            path = save(self, runner, name, **options)
+        if name == 'iter_4.pth':
             (folder / 'interrupted.pth').write_bytes((folder / 'iter_2.pth').read_bytes())
-            self.save(self.runner, 'bad_step_4/checkpoint.pth')
-            self.save(self.runner, 'best_loss_iter_4.pth', resumable=False)
-        return result
+            save(self, runner, 'bad_step_4/checkpoint.pth')
+            assert self.save_if_best(runner, 'loss', dict(loss=1.0), 4)
+        return path
 
-    monkeypatch.setattr(checkpoints.CheckpointHook, '_write', on_a_full_disk)
-    monkeypatch.setattr(
-        checkpoints.CheckpointHook,
-        'before_train_epoch',
-        lambda self, runner: setattr(self, 'runner', runner),
-        raising=False,
-    )
+    monkeypatch.setattr(checkpoints.CheckpointHook, 'save', on_a_full_disk)
     assert train(config).iter == 6
     assert readable(folder) == ['interrupted.pth', 'iter_2.pth']
 

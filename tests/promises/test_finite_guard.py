@@ -71,7 +71,7 @@ def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer
     train(model, wrapper, GOOD, BAD, GOOD)
     train(peer, peer_wrapper, GOOD, GOOD)
     assert same(state(model, wrapper), state(peer, peer_wrapper))
-    assert wrapper.look()[:4] == (0, 3, 0, steps_before + 3)
+    assert wrapper.look() == (0, 3, 0, steps_before + 3)
 
 
 def test_a_good_step_is_the_optimizers_own():
@@ -115,7 +115,7 @@ def test_accumulation_skips_the_whole_step():
     for batches in ([BAD, GOOD, GOOD], [GOOD, BAD, GOOD], [GOOD, GOOD, BAD]):
         train(model, wrapper, *batches)
         assert same(before, state(model, wrapper))
-    assert wrapper.look()[:4] == (3, 3, 0, 3)  # steps, and the first batch of the first of them
+    assert wrapper.look() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
     train(model, wrapper, *[GOOD] * 3)
     assert not same(before, state(model, wrapper)) and wrapper.look()[:3] == (0, 3, 0)
 
@@ -134,8 +134,6 @@ def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
     model[2].weight.register_hook(lambda gradient: gradient / 0)  # behind a finite loss; no scale pushed it there
     train(model, wrapper, GOOD)
     assert wrapper.look()[:3] == (3, 2, 1)
-    wrapper.forget_row()
-    assert wrapper.loss_scaler.get_scale() == 2**16 and wrapper.look()[:3] == (0, 2, 1)
 
 
 def test_counters_are_resumed_and_logged(caplog):
@@ -160,7 +158,7 @@ def on_two_ranks(rank: int, store: str, results: mp.Queue) -> None:
     train(parallel, wrapper, GOOD + rank)
     before = state(model, wrapper)
     train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)
-    results.put((rank, same(before, state(model, wrapper)), wrapper.look()[:4], wrapper.loss_scaler.get_scale()))
+    results.put((rank, same(before, state(model, wrapper)), wrapper.look(), wrapper.loss_scaler.get_scale()))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -180,7 +178,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
 
 # --- the stop, and what it leaves -----------------------------------------------------------------
 
-POISONED = range(5, 9)  # batches; the run is stopped after the last of them
+POISONED = range(5, 9)  # batches; the run is stopped after the step with the last of them
 
 
 @TRANSFORMS.register_module()
@@ -198,17 +196,17 @@ class Poison:
 
 
 def poisoned_run(folder: Path, work_dir: Path, paths: list[str], accumulated: int, **changes: object) -> Config:
-    """A fine-tuning of nine steps an epoch, whose schedule goes on while steps are skipped."""
+    """A fine-tuning of nine batches an epoch, whose schedule continues while steps are skipped."""
     config = classifier_config(folder, work_dir)
     config.model.backbone.drop_path_rate = 0.3
     loader = config.train_dataloader
     loader.dataset.pipeline = [*loader.dataset.pipeline[:-1], dict(type='beit_mm.Poison', paths=paths)]
     loader.dataset.pipeline.append(dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable')))
-    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=10)
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=12)
     config.randomness = dict(seed=3)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
     config.test_cfg = config.test_dataloader = config.test_evaluator = None
-    config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=10, by_epoch=False)]
+    config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False)]
     config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
     config.optim_wrapper.accumulative_counts = accumulated
     checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=first_of(accumulated), max_keep_ckpts=-1)
@@ -251,7 +249,7 @@ def stopped(request, tmp_path_factory) -> tuple[Config, list[str], str]:
     return config, paths, str(error.value)
 
 
-def test_the_stop_leaves_the_run_as_it_was_before_the_first_bad_step(stopped):
+def test_the_stop_leaves_the_weights_from_before_the_first_bad_step(stopped):
     config, paths, message = stopped
     accumulated = config.optim_wrapper.accumulative_counts
     first, skipped = first_of(accumulated), len(POISONED) // accumulated
@@ -260,12 +258,12 @@ def test_the_stop_leaves_the_run_as_it_was_before_the_first_bad_step(stopped):
         torch.load(file, weights_only=True)
         for file in (Path(config.work_dir, f'iter_{first}.pth'), folder / 'checkpoint.pth')
     )
-    assert (left['meta']['epoch'], left['meta']['iter']) == (0, first)
-    for part in ('state_dict', 'param_schedulers'):
-        assert_same(before[part], left[part])
-    for part in ('state', 'param_groups', 'loss_scaler'):
+    assert (left['meta']['epoch'], left['meta']['iter']) == (1, 8 + accumulated)
+    assert_same(before['state_dict'], left['state_dict'])
+    for part in ('state', 'loss_scaler'):
         assert_same(before['optimizer'][part], left['optimizer'][part])
-    assert left['optimizer']['skipped_steps']['counters'].tolist()[:2] == [0, skipped]
+    in_all = len(range(first, 8 + accumulated, accumulated))  # a step was being accumulated when the log was written
+    assert left['optimizer']['skipped_steps']['counters'].tolist() == [in_all, in_all, 0, first]
     assert f'--resume {folder}/checkpoint.pth)' in message and f'not finite in {skipped} steps' in message
 
 
@@ -283,19 +281,21 @@ def test_the_stop_names_the_images_and_losses(stopped):
     first = first_of(accumulated)
     part = json.loads(Path(config.work_dir, f'bad_step_{first}', 'rank0.json').read_text())
     assert [part[key] for key in ('iteration', 'rank', 'world_size', 'seed')] == [first, 0, 1, 3]
-    assert [loss == 'nan' for loss in part['losses']] == [False] * (5 - first) + [True] * len(POISONED)
+    assert [loss == 'nan' for loss in part['losses']] == [False] * (5 - first) + [True] * len(POISONED) + [False] * (
+        accumulated - 1
+    )
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         expected = [path for iteration in range(first, first + accumulated) for path in images_of(config, iteration)]
     assert [sample['img_path'] for sample in part['samples']] == expected and paths[0] in expected
 
 
-def test_a_run_that_goes_on_with_mended_images_ends_as_if_they_had_never_been_bad(stopped, tmp_path):
+def test_a_run_that_was_stopped_resumes_as_if_it_had_not_been(stopped, tmp_path):
     config, paths, _ = stopped
     accumulated, ends = config.optim_wrapper.accumulative_counts, []
     checkpoint = str(next(Path(config.work_dir).glob('bad_step_*/checkpoint.pth')))
     for name, changes in (('whole', {}), ('resumed', dict(resume=True, load_from=checkpoint))):
         folder = Path(config.train_dataloader.dataset.data_root)
-        runner = make_runner(poisoned_run(folder, tmp_path / name, [], accumulated, **changes))
+        runner = make_runner(poisoned_run(folder, tmp_path / name, paths, accumulated, **changes))
         runner.train()
         ends.append(runner.model.state_dict())
     assert_same(*ends)

@@ -1,4 +1,4 @@
-"""A signal ends a run after its step with a checkpoint that goes on as if nothing had been, and with a code."""
+"""A signal ends a run after its step with a checkpoint that resumes as if nothing had been, and with a code."""
 
 import copy
 import multiprocessing
@@ -86,7 +86,7 @@ def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tm
     work = tmp_path / 'work'
     assert train(config, work, Send('after_train_iter', send(number))) == code
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']
-    assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Go on with: {resuming_command()}']
+    assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Resume with: {resuming_command()}']
     assert torch.load(work / 'interrupted.pth', weights_only=True)['meta']['iter'] == 2  # the middle of an epoch of 3
     assert train(config, work, resume=True) == 0
     ends = [torch.load(folder / 'epoch_2.pth', weights_only=True) for folder in (tmp_path / 'whole', work)]
@@ -172,7 +172,7 @@ def test_a_full_disk_is_said(config, tmp_path, monkeypatch, said):
     assert 'nothing could be saved' in said[0]
 
 
-def test_the_command_that_goes_on(monkeypatch):
+def test_the_command_that_resumes(monkeypatch):
     assert resuming_command() == 'the same command and --resume'
     monkeypatch.setattr(sys, 'argv', ['tools/train.py', 'a b.py'])
     monkeypatch.setattr(sys, 'orig_argv', ['python', 'tools/train.py', 'a b.py'])
@@ -233,7 +233,7 @@ def test_of_several_processes_a_training_too_short_for_an_exchange_comes_to_its_
     assert (tmp_path / 'work/epoch_1.pth').exists() and not (tmp_path / 'work/interrupted.pth').exists()
 
 
-def test_without_gloo_in_one_process_all_go_on(two, tmp_path, monkeypatch):
+def test_without_gloo_in_one_process_all_continue(two, tmp_path, monkeypatch):
     """One of them has no network interface for it."""
     two.train_cfg.max_epochs = 1
     monkeypatch.setattr('beit_mm.engine.interruption.SECONDS_TO_CONNECT', 2.0)

@@ -11,7 +11,8 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.engine.checks import check_normalisation, unwrap
+from beit_mm.engine.checks import check_normalisation
+from beit_mm.engine.steps import unwrap
 
 HOOKS = ('beit_mm.CheckpointMetaHook', 'beit_mm.FitCheckHook')
 

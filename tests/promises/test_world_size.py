@@ -12,8 +12,8 @@ from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 
 from beit_mm.datasets import RepeatedAugmentationSampler, SeededSampler
-from beit_mm.engine.checks import unwrap
 from beit_mm.engine.loops import batches
+from beit_mm.engine.steps import unwrap
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/kill_loop'), help='folder, made anew')
     args = parser.parse_args()
-    from beit_mm.checkpoint.read import read_checkpoint
+    from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
     from beit_mm.engine.checkpoints import newest_checkpoint
 
     random.seed(args.seed)
@@ -159,10 +159,13 @@ def main() -> None:
             print(f'The run was through after {sum(counts.values())} kills; more --steps leave room for more.')
             break
         counts[where] += 1
-        found = newest_checkpoint(disturbed) if disturbed.is_dir() else None
-        had_one = had_one or isinstance(found, str)
-        without += had_one and not isinstance(found, str)
-        at = read_checkpoint(found)['meta']['iter'] if isinstance(found, str) else 0
+        try:
+            newest = newest_checkpoint(disturbed) if disturbed.is_dir() else None
+        except CheckpointError:
+            newest = None
+        had_one = had_one or newest is not None
+        without += had_one and newest is None
+        at = read_checkpoint(newest)['meta']['iter'] if newest is not None else 0
         print(f'kill {sum(counts.values())} ({where}): step {at} of {args.steps} is on the disk', flush=True)
     finish(start(config), disturbed.with_suffix('.log'))
     config.work_dir = str(args.out.resolve() / 'undisturbed')
