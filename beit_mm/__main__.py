@@ -139,10 +139,12 @@ def show(verb: str, result: Any, out: str | None) -> None:
         show_unreadable(result)
         terminal.say(f'{sum("error" not in image for image in result)} images: labels and overlays in {out}')
     elif verb == 'classify':
-        from beit_mm.apis.inference import line_of
+        from beit_mm.apis.inference import summary_of
 
         for image in result[:MAX_LINES]:
-            terminal.say(line_of(image))
+            name, probability = summary_of(image)
+            name = name if 'error' in image else files.readable(name)  # errors are readable
+            terminal.say(f'{files.readable(image["path"])}  {name}  {probability}'.rstrip())
         if len(result) > MAX_LINES:
             terminal.say(f'... and {len(result) - MAX_LINES} more{"" if out else "; --out FILE writes all"}')
         if out:

@@ -24,7 +24,7 @@ from beit_mm.apis.tokenizers import tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import extensions_of, quoted
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError, readable
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError
 from beit_mm.features.evaluation import patch_classifier, segmentation_options
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.features.probing import knn_predict, patch_dataset, pixel_scores
@@ -128,12 +128,6 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     if 'error' in result:
         return f'unreadable: {result["error"]}', ''
     return result['name'], f'{result["scores"][0][1]:.3f}' if 'scores' in result else ''
-
-
-def line_of(result: dict[str, Any]) -> str:
-    """A result of `classify` on the terminal."""
-    name, probability = summary_of(result)
-    return f'{readable(result["path"])}  {name if "error" in result else readable(name)}  {probability}'.rstrip()
 
 
 # --- segmentation ---------------------------------------------------------------------------------
