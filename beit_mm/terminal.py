@@ -154,18 +154,17 @@ def message_for_user(error: BaseException) -> str | None:
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
         chain.append(following)
-    message = str(error) if isinstance(error, OSError) else None
-    for link in chain:
-        if isinstance(link, UserError):
-            message = str(link)
-        elif isinstance(link, KeyError) and (missing := UNKNOWN_TYPE.match(str(link))):
-            message = unknown_type(missing[1])
-        elif isinstance(link, TypeError) and (advice := unknown_argument(link)):
-            message = advice
-        else:
-            continue
-        break
-    return message and WORKER.sub('', message.rstrip())
+    said = next(filter(None, map(mistake, chain)), None) or (str(error) if isinstance(error, OSError) else None)
+    return said and WORKER.sub('', said.rstrip())
+
+
+def mistake(error: BaseException) -> str | None:
+    """What one error of a chain says of the user's mistake; None where it says nothing of it."""
+    if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
+        return unknown_type(missing[1])
+    if isinstance(error, TypeError):
+        return unknown_argument(error)
+    return str(error) if isinstance(error, UserError) else None
 
 
 def unknown_argument(error: TypeError) -> str | None:
