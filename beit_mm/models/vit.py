@@ -496,10 +496,9 @@ class BEiTBackbone(BaseModule):
         return (int(rest.partition('.')[0]) + 1 if part == 'blocks' else layer), self.num_layers + 2
 
     def train(self, mode: bool = True) -> 'BEiTBackbone':
-        """Sets the training mode; frozen blocks stay in evaluation mode, without stochastic depth."""
         super().train(mode)
         for block in self.blocks[: max(self.frozen_stages, 0)]:
-            block.eval()
+            block.eval()  # frozen: without stochastic depth
         return self
 
 
