@@ -16,6 +16,7 @@ LINT = [
     '-m ruff format --quiet --check .',
     '-m codespell_lib beit_mm configs docs tests tools',
     '-m mypy --no-error-summary beit_mm',
+    '-c import importlinter.cli as cli; raise SystemExit(cli.lint_imports(no_cache=True, no_logo=True))',
 ]
 PYTEST = '-m pytest -n auto --dist loadfile'
 # Answers like a Python of a new machine; `-m venv` makes an environment with itself inside.
@@ -78,7 +79,7 @@ def test_onedl(machine):
         '-r requirements/dev.txt',
         '--no-deps -r requirements/dev_no_deps.txt',
     ]
-    assert log.splitlines()[-5:] == [*LINT, f'{PYTEST} tests/models -m slow']
+    assert log.splitlines()[-6:] == [*LINT, f'{PYTEST} tests/models -m slow']
 
 
 def test_all_runs_what_is_slow_too(machine):

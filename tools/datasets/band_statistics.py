@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import run
 
@@ -42,6 +40,8 @@ def band_statistics(
         UnreadableImageError: a file cannot be read.
         ValueError: files of different bands, or a band that is the same everywhere.
     """
+    import numpy as np
+
     from beit_mm.datasets.bands import LoadBands, read_bands
     from beit_mm.datasets.reading import unreadable
 

@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _archives import BLOCK
 from _archives import Member as TarMember
@@ -76,6 +74,8 @@ class IndexWriter:
 
         The class of an image is the number in its .cls file; where no image has one, the first folder of its name.
         """
+        import numpy as np
+
         label, classes = np.array(self.number, np.int32), []
         if not (label >= 0).any():
             classes = sorted(self.number_of)
