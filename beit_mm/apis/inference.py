@@ -23,12 +23,10 @@ from beit_mm.apis.split import list_folder, write_lines
 from beit_mm.apis.tokenizers import tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.datasets.image_folder import extensions_of, quoted
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError
-from beit_mm.features.evaluation import patch_classifier, segmentation_options
-from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.features.probing import knn_predict, patch_dataset, pixel_scores
-from beit_mm.features.reader import ImageInput, ImageReader, iterate_images
+from beit_mm.datasets.image_folder import quoted
+from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
+from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures.attention import attention_of_image, draw_attention
@@ -75,7 +73,7 @@ def classify(
             results = classify_by_neighbours(checkpoint, images, labelled)
         elif task == 'classification':
             classifier = ClassificationInferencer(checkpoint)
-            sources = _sources(images, classifier)
+            sources = list(classifier.reader.sources(_listed(images)))
             batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
             found = (result for batch in batches for result in classifier(batch, on_error='skip'))
             results = list(with_bar(found, len(sources)))
@@ -99,10 +97,10 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
         )
     extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
-    features, labels, _ = extract.of_files(known)
+    features, labels, _ = extract.labelled(known)
     if not len(labels):
         raise UnreadableImageError(f'--labelled: none of the {len(known)} images in {str(labelled)!r} can be read')
-    queries, _, found = extract.of_files({path: 0 for path in _sources(images, extract)})
+    queries, _, found = extract.labelled({path: 0 for path in extract.reader.sources(images)})
     names = iter(knn_predict(queries, features, labels, len(classes)).tolist() if len(queries) else [])
     return [result if 'error' in result else dict(result, name=classes[next(names)]) for result in found]
 
@@ -174,7 +172,7 @@ def segment(
                 '"Segmentation"'
             )
         segmentor = SegmentationInferencer(checkpoint)
-        sources = _sources(images, segmentor)
+        sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor.classes, segmentor.palette, folder)
 
@@ -197,23 +195,22 @@ def segment_by_neighbours(
             'classes.txt with a name a line'
         )
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
-    options = segmentation_options(folder, 'train', reduce_zero_label=reduce_zero_label, **prefix)
-    dataset = patch_dataset(extract.backbone, short_side, **options)
+    dataset = patch_dataset(
+        extract, data_root=str(folder), classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix
+    )
     scores_of, _ = patch_classifier(extract, dataset)
-    sources = _sources(images, extract)
-    load = LoadImage()
+    sources = list(extract.reader.sources(images))
 
-    def segmented(path: str) -> dict[str, Any]:
-        try:
-            image = load(dict(img_path=path))['img']
-        except UnreadableImageError as error:
-            return dict(path=path, error=str(error))
-        (sample,) = extract(image, ['patches'])
+    def segmented(sample: dict[str, Any]) -> dict[str, Any]:
+        if 'error' in sample:
+            return sample
         scores = scores_of(torch.from_numpy(sample['patches']).to(extract.device))  # h, w, K
-        labels = pixel_scores(scores, image.shape[:2]).argmax(dim=0)
-        return dict(path=path, image=image, labels=labels.byte().cpu().numpy())
+        labels = pixel_scores(scores, sample['image'].shape[:2]).argmax(dim=0)
+        return dict(path=sample['path'], image=sample['image'], labels=labels.byte().cpu().numpy())
 
-    return with_bar((segmented(str(path)) for path in sources), len(sources)), dataset.metainfo
+    samples = extract(sources, ['patches'], batch_size=1, on_error='skip', return_images=True)
+
+    return with_bar(map(segmented, samples), len(sources)), dataset.metainfo
 
 
 def write_maps(
@@ -391,8 +388,3 @@ def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     )
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()
-
-
-def _sources(images: Sources, reader: ImageReader) -> list[ImageInput]:
-    """The images, of folders those that the reader reads."""
-    return list(iterate_images(images, extensions_of([reader._load])))

@@ -3,14 +3,13 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.dataset import Compose, default_collate, pseudo_collate
+from mmengine.dataset import default_collate, pseudo_collate
 from mmengine.device import get_device
 from mmengine.model import BaseTTAModel
 from mmengine.registry import DefaultScope
@@ -24,19 +23,9 @@ from beit_mm.checkpoint.find import released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.bands import LoadBands
-from beit_mm.datasets.image_folder import extensions_of, scale_decoding
-from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
-from beit_mm.features.reader import (
-    Device,
-    ImageInput,
-    ImageReader,
-    _path,
-    check_on_error,
-    iterate_images,
-    usual_preparation,
-)
+from beit_mm.features.extractor import Device, ImageInput, ImageReader, usual_preparation
 from beit_mm.models import LinearProbe
 from beit_mm.models.beit import preprocessing_of_model
 from beit_mm.precision import inference_autocast
@@ -46,7 +35,7 @@ from beit_mm.terminal import UserError
 ConfigInput: TypeAlias = str | Path | Config | None
 
 
-class _Inferencer(ImageReader, ABC):
+class _Inferencer(ABC):
     """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
 
     A checkpoint's own config is data: see `stored_config`. A given one is a program, and may name anything.
@@ -72,13 +61,10 @@ class _Inferencer(ImageReader, ABC):
                 self.model = MODELS.build(cfg.model)
                 module = self._module(self.model)
                 load, *prepare = cfg.pipeline
-                self._load = TRANSFORMS.build(load)
-                self._reads_rgb = isinstance(self._load, LoadImage)  # OpenMMLab's loaders give BGR
-                backend = 'cv2' if isinstance(self._load, LoadBands) else 'pillow'
+                load = TRANSFORMS.build(load)
+                backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
                 prepare = prepare or usual_preparation(preprocessing_of_model(module)['size'], backend)
-                steps = [TRANSFORMS.build(step) for step in prepare]
-                scale_decoding([self._load, *steps])
-                self._prepare = Compose(steps)
+                self.reader = ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
             except Exception as error:
                 if config is not None:
                     raise
@@ -205,39 +191,26 @@ class ClassificationInferencer(_Inferencer):
         """Classifies images.
 
         Args:
-            images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
-                image, or a list of these. Of a model of many bands: .tif or .npy files, and arrays (H, W, C) of the
-                values that such files hold.
+            images, on_error: a file, a folder, an array, a PIL image, or a list of these; see `ImageReader.results`.
             batch_size: images computed at a time.
             top: classes to return for each.
-            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
-                error=what is wrong) in its place.
 
         Returns:
             For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
             scores=[[label, probability], ...] of the `top` most likely, best first).
 
         Raises:
-            FileNotFoundError: no such file, or a folder without images.
-            UnreadableImageError: a file that is no image; names it.
-            TypeError, ValueError: something else than images, a number below 1, or another `on_error`.
+            FileNotFoundError, UnreadableImageError, ValueError: as ImageReader.results; a number below 1.
         """
-        check_on_error(on_error)
-        for name, number in (('batch_size', batch_size), ('top', top)):
-            if number < 1:
-                raise UserError(f'{name} is {number}; expected 1 or more')
-        sources, results = iterate_images(images, extensions_of([self._load])), []
-        while batch := list(islice(sources, batch_size)):
-            read = [self._read(image, on_error) for image in batch]
-            predictions = iter(())
-            if inputs := [sample for sample in read if 'error' not in sample]:
-                with torch.no_grad(), inference_autocast(self.device):
-                    predictions = iter(self.model.test_step(default_collate(inputs)))
-            for image, sample in zip(batch, read, strict=True):
-                if 'error' not in sample:
-                    sample = describe(next(predictions).pred_score, self.classes, _path(image), top)
-                results.append(sample)
-        return results
+        if top < 1:
+            raise UserError(f'top is {top}; expected 1 or more')
+
+        def predict(samples: list[dict]) -> list[dict]:
+            with torch.no_grad(), inference_autocast(self.device):
+                found = self.model.test_step(default_collate(samples))
+            return [describe(sample.pred_score, self.classes, None, top) for sample in found]
+
+        return list(self.reader.results(images, predict, batch_size, on_error))
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         model = dict(values['model'])
@@ -309,23 +282,14 @@ class SegmentationInferencer(_Inferencer):
         Raises:
             As ClassificationInferencer.
         """
-        check_on_error(on_error)
-        for image in iterate_images(images, extensions_of([self._load])):
-            read = self._read(image, on_error)
-            if 'error' in read:
-                yield read
-                continue
-            pixels = dict(image=read.pop('image')) if 'image' in read else {}
-            with torch.no_grad():
-                (sample,) = self.model.test_step(pseudo_collate([read]))
-            labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
-            yield dict(path=_path(image), labels=labels, **(pixels if return_images else {}))
 
-    def _prepared(self, sample: dict) -> dict:
-        if isinstance(self._load, LoadBands):
-            return super()._prepared(sample)
-        image = sample['img'] if self._reads_rgb else sample['img'][..., ::-1]
-        return dict(super()._prepared(sample), image=image)
+        def predict(samples: list[dict]) -> list[dict]:
+            with torch.no_grad():
+                (sample,) = self.model.test_step(pseudo_collate(samples))
+            labels = sample.pred_sem_seg.data[0].cpu().numpy().astype(np.min_scalar_type(self.num_classes - 1))
+            return [dict(labels=labels)]
+
+        return self.reader.results(images, predict, on_error=on_error, return_images=return_images)
 
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
         if self.multi_scale:

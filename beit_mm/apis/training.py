@@ -29,8 +29,8 @@ from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import end_workers, shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.features.evaluation import knn_predict
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.features.probing import knn_predict
 from beit_mm.files import atomic_file, readable
 from beit_mm.pictures.training import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
@@ -408,7 +408,7 @@ class Run:
         ]
         found = {}
         for name, network in (('knn_accuracy', extract), ('knn_accuracy_random', extract.with_random_weights())):
-            (bank, of_bank, _), (features, truth, _) = (network.of_files(part) for part in labels)
+            (bank, of_bank, _), (features, truth, _) = (network.labelled(part) for part in labels)
             predicted = knn_predict(features, bank, of_bank, len(images.classes))
             found[name] = 100 * (predicted == truth).float().mean().item()
         return dict(found, knn_images=len(truth))

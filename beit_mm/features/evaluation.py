@@ -1,52 +1,44 @@
-"""What the frozen features of a checkpoint are worth: k-NN and a linear layer, on labelled images and on their patches.
+"""What frozen features are worth: k-NN and a linear layer, on labelled images and on their patches.
 
-Nothing of the backbone is trained. Beside each figure stands, if asked for, that of the same backbone with random
-weights: what there is of it comes from pixels and positions alone.
+Nothing of the backbone is trained. Features of a backbone with random weights show what pixels and positions alone are
+worth. Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w patches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from mmengine.dataset import default_collate
+import torch.nn.functional as F
+from mmengine.dataset import BaseDataset, default_collate
+from mmengine.dist import all_gather, all_gather_object, get_rank, get_world_size
 from mmengine.registry import DefaultScope
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
 
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.features.probing import (
-    MAX_PATCHES,
-    Standardise,
-    accuracy,
-    choose_penalty,
-    class_ious,
-    confusion,
-    image_features,
-    knn_predict,
-    knn_shares,
-    mean_iou,
-    patch_dataset,
-    patch_features,
-    pixel_confusion,
-    sample_patches,
-)
+from beit_mm.positions import Grid
 from beit_mm.terminal import UserError
 
-LAYOUT = dict(  # ADE20K's, and CamVid's here
-    train=dict(img_path='images/training', seg_map_path='annotations/training'),
-    val=dict(img_path='images/validation', seg_map_path='annotations/validation'),
-)
+CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
+ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason
+PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
+HELD_OUT = 0.1  # share of the labelled images by which the penalty is chosen
+MAX_PATCHES = 50_000  # of the training images, in the bank
+
+
+# --- images ---------------------------------------------------------------------------------------
 
 
 def evaluate_images(
     extractor: FeatureExtractor,
-    train: str | Path,
-    val: str | Path,
+    train: str | Path | DataLoader,
+    val: str | Path | DataLoader,
     method: str = 'knn',
     layer: int | None = None,
     kind: str = 'mean',
@@ -58,7 +50,7 @@ def evaluate_images(
 
     Args:
         extractor: what gives the features.
-        train, val: folders of class folders.
+        train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
         method: 'knn', a vote of the `k` nearest training images weighted by exp(cosine / 0.07) (DINO's); or 'linear',
             multinomial logistic regression on standardised features, its penalty chosen on a tenth of the training
             images.
@@ -75,29 +67,12 @@ def evaluate_images(
     """
     check_choice('method', method, ('knn', 'linear'))
     check_choice('kind', kind, ('mean', 'class_token'))
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        datasets = [
-            ImageFolder(data_root=str(folder), pipeline=extractor.pipeline, test_mode=True) for folder in (train, val)
-        ]
-    classes, others = (dataset.metainfo['classes'] for dataset in datasets)
-    if classes != others:
-        raise UserError(
-            f'{train} has {len(classes)} class folders, {val} {len(others)}, or their names differ; expected the same'
-        )
-    parts = []
-    for dataset in datasets:
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            sampler=SeededSampler(dataset, shuffle=False, seed=0),
-            num_workers=workers,
-            collate_fn=default_collate,
-        )
-        parts.append(
-            image_features(extractor.backbone, extractor.mean, extractor.std, loader, extractor.layer(layer), kind)
-        )
-    (bank, labels), (features, truth) = parts
-    number = len(classes)
+    loaders = [
+        source if isinstance(source, DataLoader) else image_loader(extractor, source, batch_size, workers)
+        for source in (train, val)
+    ]
+    number = check_same_classes(*(loader.dataset for loader in loaders))
+    (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
     found: dict[str, Any] = dict(images=[len(labels), len(truth)], classes=number)
     if method == 'knn':
         predicted = knn_predict(features, bank, labels, number, k)
@@ -112,15 +87,47 @@ def evaluate_images(
     return dict(top1=100 * accuracy(confusion(predicted, truth, number)), **found)
 
 
+def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: int, workers: int) -> DataLoader:
+    """The images of a folder of class folders, prepared as the extractor does."""
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        dataset = ImageFolder(data_root=str(folder), pipeline=extractor.pipeline, test_mode=True)
+    sampler = SeededSampler(dataset, shuffle=False, seed=0)
+    return DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=default_collate)
+
+
+def image_features(
+    extractor: FeatureExtractor, loader: DataLoader, layer: int | None = None, kind: str = 'mean'
+) -> tuple[Tensor, Tensor]:
+    """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes.
+
+    Raises:
+        ValueError: samples lack `sample_idx`, by which images that a sampler repeats are known.
+    """
+    pooled, rows = [], []
+    for batch in loader:
+        if 'sample_idx' not in batch['data_samples'][0]:
+            raise UserError("no 'sample_idx' among the meta_keys of PackInputs, where it is by default")
+        x = extractor.hidden_states(batch['inputs'], [layer])[0][:, 0]  # B, 1 + h*w, C
+        pooled.append(x[:, 1:].mean(dim=1) if kind == 'mean' else x[:, 0])
+        rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
+    features = torch.cat(all_gather(torch.cat(pooled)))
+    index, labels = torch.cat(all_gather(torch.tensor(rows, device=features.device))).unbind(1)
+    _, once = np.unique(index.cpu(), return_index=True)  # samplers repeat images to give each process as many
+    return features[once], labels[once]
+
+
+# --- patches --------------------------------------------------------------------------------------
+
+
 def evaluate_patches(
     extractor: FeatureExtractor,
     train: SegmentationFolder | dict,
     val: SegmentationFolder | dict,
     method: str = 'knn',
     layer: int | None = None,
-    short_side: int | None = None,
     k: int = 30,
     max_patches: int = MAX_PATCHES,
+    max_images: int | None = None,
     workers: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -131,16 +138,17 @@ def evaluate_patches(
     size of its annotation bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
 
     Args:
-        extractor: what gives the features.
-        train, val: options of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix.
+        extractor: what gives the features, with `whole=True`.
+        train, val: options of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix; or a
+            `patch_dataset`.
         method: 'knn', the mean of the answers of the `k` nearest training patches by cosine; or 'linear', multinomial
             logistic regression whose penalty is chosen by the mIoU of patches of a tenth of the training images.
             Both see features that are standardised by those of the training patches.
         layer: block; see FeatureExtractor.
-        short_side: of the images, which are shown whole, in pixels; None: the checkpoint's image size.
         k: neighbours.
         max_patches: training patches, drawn at random, equally many of each image. They are all in memory, and every
             validation patch is compared with each of them.
+        max_images: of each of the two, evenly spread; None for all.
         workers: processes that read images.
         seed: of the drawing.
 
@@ -159,16 +167,21 @@ def evaluate_patches(
     that of all its pixels, where here scores are interpolated; a linear layer learns the most frequent class of a
     patch, not the shares; all patches are used, of the last block.
     """
-    datasets = [patch_dataset(extractor.backbone, short_side, **options) for options in (train, val)]
-    classes, others = (dataset.metainfo['classes'] for dataset in datasets)
-    if classes != others:
-        raise UserError(f'{len(classes)} classes to train on, {len(others)} to validate on; expected the same names')
-    scores_of, found = patch_classifier(extractor, datasets[0], method, layer, k, max_patches, workers, seed)
-    counts = torch.zeros(len(classes), len(classes), dtype=torch.float64)
-    for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
+    datasets = [
+        data if isinstance(data, SegmentationFolder) else patch_dataset(extractor, **data) for data in (train, val)
+    ]
+    number = check_same_classes(*datasets)
+    scores_of, found = patch_classifier(
+        extractor, datasets[0], method, layer, k, max_patches, max_images, workers, seed
+    )
+    counts = torch.zeros(number, number, dtype=torch.float64)
+    for patches, labels in labelled_patches(extractor, datasets[1], layer, max_images, workers):
         counts += pixel_confusion(scores_of(patches), labels)
-    found.update(classes=list(classes), images=[*map(len, datasets)])
-    return dict(miou=100 * mean_iou(counts), iou=ious(counts), **found)
+    counts = sum(all_gather_object(counts))
+    iou = [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
+    images = [len(spread_rows(dataset, max_images)) for dataset in datasets]
+    classes = list(datasets[0].metainfo['classes'])
+    return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **found)
 
 
 def patch_classifier(
@@ -178,14 +191,15 @@ def patch_classifier(
     layer: int | None = None,
     k: int = 30,
     max_patches: int = MAX_PATCHES,
+    max_images: int | None = None,
     workers: int = 0,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
     """What classifies the patches of an image by those of labelled images.
 
     Args:
-        dataset: a `patch_dataset`.
-        extractor, method, layer, k, max_patches, workers, seed: as of `evaluate_patches`.
+        dataset: a `patch_dataset`, of which each process reads its share.
+        extractor, method, layer, k, max_patches, max_images, workers, seed: as of `evaluate_patches`.
 
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
@@ -197,9 +211,13 @@ def patch_classifier(
     check_choice('method', method, ('knn', 'linear'))
     if max_patches < 1:
         raise UserError(f'max_patches is {max_patches}; expected 1 or more')
-    number = len(dataset.metainfo['classes'])
-    maps = labelled_patches(extractor, dataset, layer, workers)
-    bank, targets, images = sample_patches(maps, number, len(dataset), max_patches, seed)
+    number, processes = len(dataset.metainfo['classes']), get_world_size()
+    maps = labelled_patches(extractor, dataset, layer, max_images, workers)
+    num_images = -(-len(spread_rows(dataset, max_images)) // processes)  # rounded up, of this process
+    bank, targets, images = sample_patches(maps, number, num_images, -(-max_patches // processes), seed)
+    own = [tensor.cpu() for tensor in (bank, targets, images * processes + get_rank())]
+    gathered = zip(*all_gather_object(own), strict=True)  # objects, as the processes differ in their number of patches
+    bank, targets, images = (torch.cat(tensors).to(extractor.device) for tensors in gathered)
     standardise = Standardise(bank)
     bank = standardise(bank)
     found: dict[str, Any] = dict(patches=len(bank))
@@ -218,41 +236,322 @@ def patch_classifier(
     return scores_of, found
 
 
-def labelled_patches(
-    extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each image the features of its patches (h, w, C), and its label map (H, W)."""
-    samples: Iterable = DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=as_it_is)
-    return patch_features(extractor.backbone, extractor.mean, extractor.std, samples, extractor.layer(layer))
-
-
-def ious(counts: Tensor) -> list[float | None]:
-    """Intersection over union of each class in %, None where there is no union."""
-    return [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
-
-
-def segmentation_options(
-    root: str | Path, split: str, classes: str = 'classes.txt', reduce_zero_label: bool = True, **folders: str
-) -> dict[str, Any]:
-    """Options of SegmentationFolder for a folder in ADE20K's layout.
+def patch_dataset(extractor: FeatureExtractor, **options: Any) -> SegmentationFolder:
+    """Images as an extractor with `whole=True` prepares them, with their label maps.
 
     Args:
-        root: with images/{training,validation} and annotations/{training,validation}.
-        split: 'train' or 'val'.
-        classes: file below `root` with the classes' names, or as SegmentationFolder's.
-        reduce_zero_label: 0 in the annotations marks unlabelled pixels.
-        folders: img_path, seg_map_path: other folders below `root`.
+        options: of the SegmentationFolder.
+
+    Raises:
+        ValueError: no annotations are named, or the extractor takes the middle of images, or other images than RGB.
     """
-    prefix = dict(LAYOUT[split], **folders)
-    return dict(data_root=str(root), classes=classes, reduce_zero_label=reduce_zero_label, data_prefix=prefix)
+    extractor.check_rgb()
+    if not extractor.whole:
+        raise UserError('the extractor takes the middle of images; label maps need FeatureExtractor(..., whole=True)')
+    steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
+    # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
+    dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
+    if not dataset.data_prefix.get('seg_map_path'):
+        raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
+    return dataset
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def spread_rows(dataset: SegmentationFolder, max_images: int | None) -> list[int]:
+    """So many images, evenly spread."""
+    number = min(max_images or len(dataset), len(dataset))
+    return [row * len(dataset) // number for row in range(number)]
+
+
+def labelled_patches(
+    extractor: FeatureExtractor,
+    dataset: SegmentationFolder,
+    layer: int | None = None,
+    max_images: int | None = None,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each image of this process the features of its patches, beside its label map.
+
+    Yields:
+        Features float32 (h, w, C) on the model's device; labels uint8 (H, W), of the annotation's own size.
+    """
+    images = Subset(dataset, spread_rows(dataset, max_images)[get_rank() :: get_world_size()])
+    generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
+    samples: Iterable[dict] = DataLoader(
+        images, batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=generator
+    )
+    for sample in samples:
+        x, grid = extractor.hidden_states(torch.from_numpy(sample['img']).permute(2, 0, 1)[None], [layer])
+        yield x[0, 0, 1:].unflatten(0, grid), torch.from_numpy(sample['gt_seg_map'])
+
+
+def _as_it_is(sample: dict) -> dict:
+    return sample
+
+
+def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
+    """The share of each patch's pixels that each class has.
+
+    Args:
+        labels: uint8 (H, W); what is no class, from `num_classes` on, is nobody's.
+        grid: patch grid (h, w) that the map is cut into. A pixel belongs to the patch that its centre is in.
+
+    Returns:
+        float32 (h, w, K); a patch's sum is the share of its pixels that have a class.
+    """
+    rows, columns = (
+        ((torch.arange(side) * 2 + 1) * cells).div(2 * side, rounding_mode='floor')
+        for side, cells in zip(labels.shape, grid, strict=True)
+    )
+    patch = rows[:, None] * grid[1] + columns  # H, W
+    pixels = patch.flatten().bincount(minlength=grid[0] * grid[1])  # h*w
+    known = labels < num_classes
+    cells = (patch[known] * num_classes + labels[known]).bincount(minlength=len(pixels) * num_classes)
+    shares = cells.view(-1, num_classes) / pixels.clamp(min=1).unsqueeze(1)
+    return shares.view(*grid, num_classes)
+
+
+def sample_patches(
+    maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Patches with labels, drawn at random, as many of each image: the bank.
+
+    Patches of which less than half has a class are left out.
+
+    Args:
+        maps: of `labelled_patches`.
+        num_classes: K.
+        num_images: how many there are.
+        max_patches: of all images together.
+        seed: of the drawing.
+
+    Returns:
+        Features (M, C); the classes' shares of their pixels (M, K), each row adding up to 1; the number of the image
+        int64 (M,); on the features' device.
+
+    Raises:
+        ValueError: no patch has a class.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    per_image = -(-max_patches // num_images)  # rounded up
+    features, targets, images = [], [], []
+    for number, (patches, labels) in enumerate(maps):
+        shares = class_shares(labels, patches.shape[:2], num_classes).flatten(0, 1)  # h*w, K
+        usable = (shares.sum(dim=1) >= 0.5).nonzero().squeeze(1)
+        chosen = usable[torch.randperm(len(usable), generator=generator)[:per_image]]
+        features.append(patches.flatten(0, 1)[chosen.to(patches.device)])
+        targets.append(F.normalize(shares[chosen], p=1, dim=1).to(patches.device))
+        images.append(torch.full((len(chosen),), number, device=patches.device))
+    if not sum(map(len, images)):
+        raise UserError('no patch of the training images has a class; are 0 unlabelled and classes from 1 on meant?')
+    kept = torch.randperm(sum(map(len, images)), generator=generator)[:max_patches].sort().values
+    bank, answers, numbers = (torch.cat(parts)[kept.to(parts[0].device)] for parts in (features, targets, images))
+    return bank, answers, numbers
+
+
+# --- nearest neighbours ---------------------------------------------------------------------------
+
+
+def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k nearest of a bank (M, C), of `CHUNK` features of (N, C) after another.
+
+    Yields:
+        Cosines (n, k), highest first, and int64 (n, k) rows of the bank; k is at most M.
+    """
+    bank = F.normalize(bank, dim=1)
+    for chunk in F.normalize(features, dim=1).split(CHUNK):
+        yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
+
+
+def knn_predict(
+    features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
+) -> Tensor:
+    """Classes, int64 (N,), by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
+
+    Args:
+        features: (N, C) to be classified.
+        bank: (M, C) of images with labels.
+        labels: int64 (M,) of the bank.
+        num_classes: number of classes.
+        k: neighbours that vote; at most M do.
+        temperature: the lower, the more the nearest count.
+
+    Source: facebookresearch/dino `eval_knn.py`.
+    """
+    predicted = []
+    for cosine, nearest in neighbours(features, bank, k):
+        votes = cosine.new_zeros(len(cosine), num_classes)
+        votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
+        predicted.append(votes.argmax(dim=1))
+    return torch.cat(predicted)
+
+
+def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> Tensor:
+    """Scores (N, K): the mean over the k nearest neighbours of their classes' shares, `targets` (M, K)."""
+    return torch.cat([targets[nearest].mean(dim=1) for _, nearest in neighbours(features, bank, k)])
+
+
+# --- a linear layer -------------------------------------------------------------------------------
+
+
+class Standardise:
+    """Features with mean 0 and variance 1 in each channel, by those of a bank (M, C)."""
+
+    def __init__(self, bank: Tensor):
+        self.mean = bank.mean(dim=0)
+        self.std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return (features - self.mean) / self.std
+
+
+def fit_linear(
+    features: Tensor,
+    targets: Tensor,
+    num_classes: int,
+    penalty: float,
+    steps: int = 100,
+    start: nn.Linear | None = None,
+) -> nn.Linear:
+    """Multinomial logistic regression by L-BFGS: minimises mean cross entropy + penalty / 2 * sum of squared weights.
+
+    Args:
+        features: (M, C), standardised.
+        targets: classes int64 (M,), or their shares (M, K).
+        num_classes: K.
+        penalty: the intercept has none.
+        steps: iterations at most.
+        start: what to begin with; zeros without it.
+
+    Returns:
+        The layer, C to K.
+    """
+    layer = nn.Linear(features.shape[1], num_classes, device=features.device)
+    with torch.no_grad():
+        layer.weight.copy_(start.weight) if start else layer.weight.zero_()
+        layer.bias.copy_(start.bias) if start else layer.bias.zero_()
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=steps, line_search_fn='strong_wolfe')
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        total = penalty / 2 * layer.weight.square().sum()
+        total.backward()
+        for rows, wanted in zip(features.split(ROWS), targets.split(ROWS), strict=True):
+            loss = F.cross_entropy(layer(rows), wanted, reduction='sum') / len(features)
+            loss.backward()
+            total = total + loss.detach()
+        return total.detach()
+
+    with torch.enable_grad():
+        optimizer.step(objective)
+    return layer.requires_grad_(False)
+
+
+def choose_penalty(
+    features: Tensor,
+    targets: Tensor,
+    num_classes: int,
+    images: Tensor,
+    by_class: bool,
+    penalties: Sequence[float] = PENALTIES,
+    seed: int = 0,
+) -> tuple[nn.Linear, float, dict[float, float]]:
+    """A linear layer on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
+
+    Args:
+        features, targets, num_classes: as `fit_linear`.
+        images: int64 (M,), the image that each feature is of: those of one image stay together.
+        by_class: the best by mean intersection over union, else by the part of right answers.
+        penalties: from the largest to the smallest; each fit begins with the last one's result.
+        seed: of the choice of images.
+
+    Returns:
+        The layer, its penalty, and the figure of each penalty in %.
+
+    Raises:
+        ValueError: fewer than two images.
+    """
+    names, image = images.unique(return_inverse=True)
+    if len(names) < 2:
+        raise UserError(f'{len(names)} image with labels; expected at least 2, one of them to choose the penalty by')
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed)).to(images.device)
+    held_out = torch.isin(image, order[: max(1, round(HELD_OUT * len(names)))])
+    figures: dict[float, float] = {}
+    layers: dict[float, nn.Linear] = {}
+    layer = None
+    for penalty in penalties:
+        layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
+        counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
+        figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
+    best = max(figures, key=figures.__getitem__)
+    return fit_linear(features, targets, num_classes, best, start=layers[best]), best, figures
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
+    """Counts float64 (K, K), the right class by the predicted one, on the CPU.
+
+    Args:
+        predicted: int64, any shape, classes.
+        targets: integers of that shape, where what is no class is passed over; or shares of classes, (*shape, K).
+        num_classes: K.
+    """
+    if targets.is_floating_point():
+        counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)
+        return counts.index_add_(0, predicted.flatten(), targets.flatten(0, -2).double()).T.cpu()
+    known = targets < num_classes
+    pairs = targets[known].long() * num_classes + predicted[known]
+    return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes).double().cpu()
+
+
+def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    """Scores of the classes at patches (h, w, K), brought to the pixels of an image (K, H, W) bilinearly."""
+    return F.interpolate(scores.permute(2, 0, 1)[None], size, mode='bilinear')[0]
+
+
+def pixel_confusion(scores: Tensor, labels: Tensor) -> Tensor:
+    """Counts float64 (K, K) of the pixels of a label map.
+
+    Args:
+        scores: of the classes at the patches, (h, w, K).
+        labels: uint8 (H, W); what is no class is passed over.
+    """
+    predicted = pixel_scores(scores, labels.shape).argmax(dim=0)
+    return confusion(predicted, labels.to(scores.device), scores.shape[2])
+
+
+def class_ious(counts: Tensor) -> Tensor:
+    """Intersection over union of each class (K,), nan of one that is neither there nor predicted."""
+    hit = counts.diagonal()
+    return hit / (counts.sum(dim=0) + counts.sum(dim=1) - hit)
+
+
+def mean_iou(counts: Tensor) -> float:
+    """Mean over the classes of intersection over union; a class neither there nor predicted does not count."""
+    return float(class_ious(counts).nanmean())
+
+
+def accuracy(counts: Tensor) -> float:
+    """The part of right answers."""
+    return float(counts.diagonal().sum() / counts.sum())
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
+    """The number of classes; raises ValueError where two datasets do not have the same ones."""
+    classes, others = (dataset.metainfo['classes'] for dataset in (train, val))
+    if classes != others:
+        raise UserError(
+            f'the training images have {len(classes)} classes, the validation images {len(others)}, or their names '
+            'differ; expected the same'
+        )
+    return len(classes)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises ValueError for a value that is none of the choices."""
     if value not in choices:
         raise UserError(f'{name} is {value!r}; choose one of {choices}')
-
-
-def as_it_is(sample: dict) -> dict:
-    """What a loader without batches collates: nothing."""
-    return sample

@@ -1,42 +1,192 @@
-"""Features of images from the checkpoint of any BEiT, and files of them."""
+"""Images of any source, prepared as a test pipeline does, and their features from the checkpoint of any BEiT."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from mmengine.dataset import Compose
 from mmengine.device import get_device
 from mmengine.registry import DefaultScope
+from PIL import Image
 from torch import Tensor
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import extensions_of, scale_decoding
-from beit_mm.features.probing import hidden_states, usual_layer
-from beit_mm.features.reader import (
-    Device,
-    FoundPath,
-    ImageInput,
-    ImageReader,
-    check_on_error,
-    iterate_images,
-    usual_preparation,
-)
+from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
+from beit_mm.positions import Grid
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, with_bar
 
+ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
+Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
+CROP_RATIO = 0.875  # of our configs' test pipelines
+UNCROPPED = 384  # pixels: from this size on our configs' test pipelines crop nothing from the short side
 
 
-class FeatureExtractor(ImageReader):
-    """The hidden states of a BEiT for whole, unmasked images, from any of its checkpoints alone.
+# --- images ---------------------------------------------------------------------------------------
+
+
+class FoundPath(str):
+    """The path of an image file that was found: taken as it is, even if the file is gone by then."""
+
+
+class ImageReader:
+    """Reads images of any source and prepares them as a test pipeline does.
+
+    Args:
+        transforms: of the pipeline, built; the first one loads.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[dict], dict]]):
+        scale_decoding(transforms)
+        self.loader, *steps = transforms
+        self.rgb = isinstance(self.loader, LoadImage)  # OpenMMLab's loaders give BGR
+        self.prepare = Compose(steps)
+        self.extensions = extensions_of(transforms)
+
+    def sources(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
+        """The images one by one; of folders the files that the pipeline reads."""
+        return iterate_images(images, self.extensions)
+
+    def load(self, source: ImageInput) -> dict:
+        """An image as the pipeline's first transform loads it.
+
+        Raises:
+            UnreadableImageError: a file that is no image, or an image that is a line; names it.
+            ValueError: an array that is no image.
+        """
+        if isinstance(source, (str, Path)):
+            ours = isinstance(self.loader, (LoadImage, LoadBands))  # these say themselves what is wrong with a file
+            with nullcontext() if ours else unreadable(str(source), Exception):
+                sample = self.loader(dict(img_path=str(source)))
+        elif isinstance(self.loader, LoadBands):
+            sample = self.loader(dict(img=np.asarray(source)))
+        else:
+            if isinstance(source, Image.Image):
+                source.load()  # some formats learn of their palette or transparency only here
+            array = rgb_array(source) if isinstance(source, Image.Image) else source
+            if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or not array.size:
+                raise UserError(
+                    f'an array of {array.dtype} {array.shape}; expected uint8 (height, width, 3), RGB, not empty'
+                )
+            image = np.ascontiguousarray(array if self.rgb else array[..., ::-1])
+            sample = dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
+        check_aspect(str(source) if isinstance(source, (str, Path)) else 'an array', sample['img'])
+        return sample
+
+    def results(
+        self,
+        images: ImageInput | Sequence[ImageInput],
+        compute: Callable[[list[dict]], Iterable[dict]],
+        batch_size: int = 1,
+        on_error: str = 'raise',
+        return_images: bool = False,
+    ) -> Iterator[dict[str, Any]]:
+        """What `compute` makes of images, a batch at a time as they are asked for.
+
+        Args:
+            images: a file, a folder (all its images, to any depth, sorted), an array uint8 (H, W, 3), **RGB**, a PIL
+                image, or a list of these. Of a model of many bands: .tif or .npy files, and arrays (H, W, C) of the
+                values that such files hold.
+            compute: gives one dict for each sample of the pipeline.
+            batch_size: samples at a time.
+            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
+                error=what is wrong) in its place.
+            return_images: also yield `image`, uint8 (H, W, 3), RGB; never of a model of many bands.
+
+        Yields:
+            For each image the dict with `path` added, None for an array or PIL image.
+
+        Raises:
+            FileNotFoundError: no such file, or a folder without images.
+            UnreadableImageError: a file that is no image; names it.
+            ValueError: something else than images, another `on_error`, or a batch size below 1.
+        """
+        if on_error not in ('raise', 'skip'):
+            raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
+        if batch_size < 1:
+            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
+        sources = self.sources(images)
+        while batch := list(islice(sources, batch_size)):
+            samples: list[dict] = []
+            results: list[dict] = []
+            for source in batch:
+                result: dict[str, Any] = dict(path=str(source) if isinstance(source, (str, Path)) else None)
+                try:
+                    sample = self.load(source)
+                    if return_images and not isinstance(self.loader, LoadBands):
+                        result['image'] = (
+                            sample['img'] if isinstance(self.loader, LoadImage) else sample['img'][..., ::-1]
+                        )
+                    samples.append(self.prepare(sample))
+                except UnreadableImageError as error:
+                    if on_error == 'raise':
+                        raise
+                    result = dict(path=result['path'], error=str(error))
+                results.append(result)
+            computed = iter(compute(samples)) if samples else iter(())
+            for result in results:
+                yield result if 'error' in result else {**next(computed), **result}
+
+
+def iterate_images(
+    sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
+) -> Iterator[ImageInput]:
+    """Files, arrays and images one by one, out of folders (their files with one of the extensions) and lists.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder without images.
+        ValueError: something else than images.
+    """
+    if isinstance(sources, (list, tuple, Iterator)):
+        for source in sources:
+            yield from iterate_images(source, extensions)
+    elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
+        yield sources
+    elif not isinstance(sources, (str, Path)):
+        raise UserError(
+            f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
+            'array, a PIL image, or a list of these'
+        )
+    elif os.path.isdir(path := os.path.expanduser(sources)):
+        names = list_images(path, extensions)
+        if not names:
+            raise FileNotFoundError(f'no images in {str(sources)!r}')
+        yield from (FoundPath(Path(path, name)) for name in names)
+    elif os.path.lexists(path):  # of a link that leads nowhere reading says so
+        yield FoundPath(Path(path))
+    else:
+        raise FileNotFoundError(f'no file or folder {str(sources)!r}; expected images')
+
+
+def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
+    """Configs of what follows loading where no config says so: the middle of the image, of `size` (height, width)."""
+    edge = max(size) if max(size) >= UNCROPPED else round(max(size) / CROP_RATIO)
+    return [
+        dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
+        dict(type='CenterCrop', crop_size=tuple(size[::-1])),
+        dict(type='PackInputs'),
+    ]
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+class FeatureExtractor:
+    """The hidden states of a BEiT for unmasked images, from any of its checkpoints alone.
 
     By default the mean of the patches after two thirds of the blocks. BEiT's class token was never trained to sum an
     image up (BEiT v2's was), and its last blocks turn from what an image shows to the tokens that they predict. Hidden
@@ -44,11 +194,11 @@ class FeatureExtractor(ImageReader):
     normalised as the checkpoint says, by ImageNet's mean and std where it does not.
 
     Args:
-        checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task.
-        device: such as 'cuda:1' or 'cpu'; None for what there is.
+        checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
+        device: such as 'cuda:1' or 'cpu'; None for what there is. A backbone stays where it is.
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
-        whole: all of an image in its own shape, both sides whole patches. Otherwise the middle of it, as classifiers
-            see it.
+        whole: all of an image in its own shape, both sides a multiple of the patch. Otherwise the middle of it, as
+            classifiers see it.
         mean, std: of each channel, pixels 0-255, instead of the checkpoint's.
         bands: settings of LoadBands, for a model of other images than RGB.
 
@@ -60,11 +210,12 @@ class FeatureExtractor(ImageReader):
         backbone: the BEiTBackbone.
         mean, std: float (C, 1, 1), of pixels 0-255.
         pipeline: configs of the transforms that prepare an image.
+        reader: the ImageReader with these transforms.
     """
 
     def __init__(
         self,
-        checkpoint: CheckpointInput,
+        checkpoint: CheckpointInput | BEiTBackbone,
         device: Device = None,
         size: int | None = None,
         whole: bool = False,
@@ -72,37 +223,50 @@ class FeatureExtractor(ImageReader):
         std: Sequence[float] | None = None,
         bands: dict | None = None,
     ):
-        opened = Checkpoint.open(checkpoint)
-        self.checkpoint = str(opened)
-        self.device = torch.device(device or get_device())
-        self.backbone_arguments = opened.backbone_arguments()
-        self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
-        patch, channels = self.backbone.patch_size, self.backbone.patch_embed.proj.in_channels
+        if isinstance(checkpoint, BEiTBackbone):
+            self.checkpoint, self.backbone = 'the model', checkpoint
+            self.device = next(checkpoint.parameters()).device
+            known: Mapping = IMAGENET
+        else:
+            opened = Checkpoint.open(checkpoint)
+            self.checkpoint = str(opened)
+            self.device = torch.device(device or get_device())
+            self.backbone_arguments = opened.backbone_arguments()
+            self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
+            known = {**IMAGENET, **opened.preprocessing}
+        patch, channels = self.backbone.patch_size, self.channels
         if size is not None and size < patch:
             raise UserError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
-        known = {**IMAGENET, **self.backbone.load_report.preprocessing}
         self.mean, self.std = (
-            torch.tensor(values, dtype=torch.float32, device=self.device).view(-1, 1, 1)
-            for values in (mean or known['mean'], std or known['std'])
+            torch.as_tensor(values, dtype=torch.float32, device=self.device).view(-1, 1, 1)
+            for values in (known['mean'] if mean is None else mean, known['std'] if std is None else std)
         )
         if {len(self.mean), len(self.std)} - {1, channels}:
             raise UserError(
                 f'{self.checkpoint} takes images of {channels} channels; mean has {len(self.mean)}, std '
                 f'{len(self.std)}: give mean=... and std=...'
             )
-        own = tuple(side * patch for side in self.backbone.grid)
+        trained = tuple(side * patch for side in self.backbone.grid)
+        self.whole = whole
         if whole:
-            resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(own), patch_size=patch)
-            prepare = [resize, dict(type='PackInputs')]
+            resize = dict(type='beit_mm.ResizeToPatches', short_side=size or min(trained), patch_size=patch)
+            prepare: list[dict] = [resize, dict(type='PackInputs')]
         else:
-            prepare = usual_preparation((size, size) if size else own, 'pillow' if channels == 3 else 'cv2')
+            prepare = usual_preparation((size, size) if size else trained, 'pillow' if channels == 3 else 'cv2')
         load = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
-        self.pipeline = [load, *prepare]
+        self.pipeline: list[dict] = [load, *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
-            self._load, *steps = [TRANSFORMS.build(step) for step in self.pipeline]
-        self._prepare = Compose(steps)
-        scale_decoding([self._load, *steps])
-        self._reads_rgb = True
+            self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images that the model takes."""
+        return self.backbone.patch_embed.proj.in_channels
+
+    def check_rgb(self) -> None:
+        """Raises ValueError for a model of other images than RGB."""
+        if self.channels != 3:
+            raise UserError(f'{self.checkpoint}: a model of images with {self.channels} bands; expected RGB, 3 bands')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same with the backbone as it is before any training."""
@@ -113,13 +277,35 @@ class FeatureExtractor(ImageReader):
         return twin
 
     def layer(self, layer: int | None) -> int:
-        """A block's number from 0, of one that may be counted from the end; None is the usual one."""
+        """A block's number from 0, of one that may be counted from the end; None is the last of two thirds."""
         depth = self.backbone.num_layers
-        return usual_layer(depth) if layer is None else block_indices(layer, depth)[0]
+        return (2 * depth // 3 - 1) % depth if layer is None else block_indices(layer, depth)[0]
 
     def prepared(self, image: ImageInput) -> Tensor:
         """The pixels that the backbone sees of an image, before normalisation: uint8 or float (C, H, W), 0-255."""
-        return self._sample(image)['inputs']
+        return self.reader.prepare(self.reader.load(image))['inputs']
+
+    @torch.no_grad()
+    def hidden_states(self, images: Tensor, layers: Sequence[int | None]) -> tuple[Tensor, Grid]:
+        """Outputs of blocks for images of one shape; those after the last of the blocks are not computed.
+
+        Args:
+            images: (B, C, H, W), pixels 0-255.
+            layers: see `layer`.
+
+        Returns:
+            float32 (B, layers, 1 + h*w, C), the class token first; and the patch grid (h, w).
+        """
+        wanted = [self.layer(layer) for layer in layers]
+        normalised = (images.to(self.device).float() - self.mean) / self.std
+        states = {}
+        with inference_autocast(self.device):
+            x, grid, shared_bias = self.backbone.embed(normalised, None)  # B, N, C
+            for index in range(max(wanted) + 1):
+                x = self.backbone.run_blocks(self.backbone.blocks[index : index + 1], x, grid, shared_bias)
+                if index in wanted:
+                    states[index] = x
+        return torch.stack([states[index] for index in wanted], dim=1).float(), grid
 
     def __call__(
         self,
@@ -128,81 +314,60 @@ class FeatureExtractor(ImageReader):
         layers: int | Sequence[int] | None = None,
         batch_size: int = 32,
         on_error: str = 'raise',
+        return_images: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Features of images, a batch at a time as they are asked for.
 
         Args:
-            images: as of ClassificationInferencer.
+            images, batch_size, on_error, return_images: as of ImageReader.results. Images of one shape are computed
+                together.
             kinds: which to return.
             layers: block, 0-based, negative from the end; None for the usual one. Of several each result has a first
                 axis.
-            batch_size: images computed at a time, where they have one shape.
-            on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
-                error=what is wrong) in its place.
 
         Yields:
             For each image dict(path=its file, None for an array or image; class_token=(C,); mean=(C,) of the patches;
-            patches=(h, w, C)), float32.
+            patches=(h, w, C)), float32; or dict(path, error).
 
         Raises:
-            FileNotFoundError, UnreadableImageError, TypeError: as ClassificationInferencer.
+            FileNotFoundError, UnreadableImageError: as ImageReader.results.
             ValueError: another kind, layer, policy or batch size.
         """
-        check_on_error(on_error)
         if unknown := [kind for kind in kinds if kind not in KINDS]:
             raise UserError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
-        if batch_size < 1:
-            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
+        several = isinstance(layers, Sequence)
         blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
-        return self._results(images, kinds, blocks, isinstance(layers, Sequence), batch_size, on_error)
 
-    def of_files(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
+        def compute(samples: list[dict]) -> Iterator[dict[str, Any]]:
+            inputs = [sample['inputs'] for sample in samples]
+            one_shape = len({image.shape for image in inputs}) == 1
+            for batch in [torch.stack(inputs)] if one_shape else [image[None] for image in inputs]:
+                x, grid = self.hidden_states(batch, blocks)  # B, layers, N, C
+                pooled = dict(
+                    class_token=lambda x=x: x[:, :, 0],
+                    mean=lambda x=x: x[:, :, 1:].mean(dim=2),
+                    patches=lambda x=x, grid=grid: x[:, :, 1:].unflatten(2, grid),
+                )
+                arrays = {kind: pooled[kind]().cpu().numpy() for kind in kinds}
+                for row in range(len(batch)):
+                    yield {kind: values[row] if several else values[row, 0] for kind, values in arrays.items()}
+
+        return self.reader.results(images, compute, batch_size, on_error, return_images)
+
+    def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
         """Features of files with labels; of unreadable ones only what is wrong with them.
 
         Args:
             labels: path -> class.
 
         Returns:
-            float32 (N, C), the mean of the patches after `usual_layer`; int64 (N,), the labels; for each file, read or
-            not, dict(path) or dict(path, error).
+            float32 (N, C), the mean of the patches after two thirds of the blocks; int64 (N,), the labels; for each
+            file, read or not, dict(path) or dict(path, error).
         """
         samples = list(self([FoundPath(path) for path in labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
-        width = self.backbone.embed_dims
-        features = np.array([sample['mean'] for sample in read], np.float32).reshape(len(read), width)
-        found = [{key: value for key, value in sample.items() if key != 'mean'} for sample in samples]
-        return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), found
-
-    def _results(
-        self, images: Any, kinds: Sequence[str], blocks: list[int], several: bool, batch_size: int, on_error: str
-    ) -> Iterator[dict[str, Any]]:
-        sources = iterate_images(images, extensions_of([self._load]))
-        while batch := list(islice(sources, batch_size)):
-            read = [self._read(image, on_error) for image in batch]
-            found = iter(self._features([sample['inputs'] for sample in read if 'error' not in sample], kinds, blocks))
-            for image, sample in zip(batch, read, strict=True):
-                if 'error' in sample:
-                    yield sample
-                    continue
-                features = {kind: values if several else values[0] for kind, values in next(found).items()}
-                yield dict(path=str(image) if isinstance(image, (str, Path)) else None, **features)
-
-    @torch.no_grad()
-    def _features(self, images: list[Tensor], kinds: Sequence[str], blocks: list[int]) -> Iterator[dict[str, Any]]:
-        """Arrays with a first axis of blocks, of images uint8 (C, H, W)."""
-        one_shape = len({image.shape for image in images}) == 1
-        for batch in [torch.stack(images)] if one_shape else [image[None] for image in images]:
-            normalised = (batch.to(self.device).float() - self.mean) / self.std  # B, C, H, W
-            with inference_autocast(self.device):
-                states, grid = hidden_states(self.backbone, normalised, blocks)
-            x = torch.stack(states, dim=1).float()  # B, layers, N, C
-            pooled = dict(
-                class_token=lambda x=x: x[:, :, 0],
-                mean=lambda x=x: x[:, :, 1:].mean(dim=2),
-                patches=lambda x=x, grid=grid: x[:, :, 1:].unflatten(2, grid),
-            )
-            arrays = {kind: pooled[kind]().cpu().numpy() for kind in kinds}
-            yield from ({kind: values[i] for kind, values in arrays.items()} for i in range(len(batch)))
+        features = np.array([sample.pop('mean') for sample in read], np.float32).reshape(-1, self.backbone.embed_dims)
+        return torch.from_numpy(features), torch.tensor([labels[sample['path']] for sample in read]), samples
 
 
 def embed(
@@ -222,7 +387,7 @@ def embed(
     Args:
         checkpoint, device, options: of FeatureExtractor.
         images, layer, batch_size, on_error: of its call.
-        out: file to write too; see `save_features`.
+        out: .npz file to write too, which `load_features` reads.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
         progress: show a bar, where the standard error output is a terminal.
 
@@ -231,51 +396,38 @@ def embed(
         skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they are of).
 
     Raises:
-        As FeatureExtractor and its call; ValueError: another ending of `out`; ImportError: what writes it is missing;
-        FileNotFoundError: none of the images could be read.
+        As FeatureExtractor and its call; ValueError: another ending of `out`; FileNotFoundError: none of the images
+        could be read.
     """
-    if out is not None:
-        out = Path(out).expanduser()
-        check_ending(out)  # before the work, not after it
+    if out is not None and Path(out).suffix != '.npz':
+        raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
     extractor = FeatureExtractor(checkpoint, device, **options)
-    sources = list(iterate_images(images, extensions_of([extractor._load])))
-    features, paths, skipped = [], [], []
-    samples = extractor(sources, [kind], layer, batch_size, on_error)
-    for sample in with_bar(samples, len(sources)) if progress else samples:
-        if 'error' in sample:
-            skipped.append(sample)
-        else:
-            features.append(sample[kind])
-            paths.append(sample['path'] or '')
-    if not features:
+    sources = list(extractor.reader.sources(images))
+    found = extractor(sources, [kind], layer, batch_size, on_error)
+    samples = list(with_bar(found, len(sources)) if progress else found)
+    read = [sample for sample in samples if 'error' not in sample]
+    if not read:
         raise FileNotFoundError(f'no features: none of {len(sources)} images could be read')
-    found = dict(
+    features = [sample[kind] for sample in read]
+    result = dict(
         features=features if kind == 'patches' else np.stack(features),
-        paths=paths,
-        skipped=skipped,
+        paths=[sample['path'] or '' for sample in read],
+        skipped=[sample for sample in samples if 'error' in sample],
         checkpoint=str(checkpoint),
         kind=kind,
         layer=extractor.layer(layer),
     )
     if out is not None:
-        save_features(found, out)
-    return found
-
-
-# --- files ----------------------------------------------------------------------------------------
+        save_features(result, Path(out).expanduser())
+    return result
 
 
 def save_features(found: dict[str, Any], out: str | Path) -> None:
-    """Writes what `embed` returns, without `skipped`; nothing is left half written.
+    """Writes what `embed` returns, without `skipped`, to an .npz file, completely or not at all.
 
-    Args:
-        out: .npz file: numpy arrays `features` and `paths`, and `checkpoint`, `kind` and `layer`; of patches
-            `features` has those of all images after one another (sum of h * w, C) and `grids` their (h, w).
-
-    Raises:
-        ValueError: another ending.
+    It holds the arrays `features` and `paths`, and `checkpoint`, `kind` and `layer`; of patches `features` has those of
+    all images after one another (sum of h * w, C) and `grids` their (h, w).
     """
-    check_ending(out)
     arrays = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
     features = found['features']
     if found['kind'] == 'patches':
@@ -286,29 +438,12 @@ def save_features(found: dict[str, Any], out: str | Path) -> None:
 
 
 def load_features(path: str | Path) -> dict[str, Any]:
-    """What `save_features` has written: features, paths, checkpoint, kind and layer. Nothing in it is executed.
-
-    Raises:
-        FileNotFoundError: no such file; ValueError: another ending.
-    """
-    check_ending(path)
-    if not Path(path).is_file():
-        raise FileNotFoundError(f'no file {str(path)!r}; expected features that embed has written')
+    """What `save_features` has written: features, paths, checkpoint, kind and layer. Nothing in it is executed."""
     with np.load(path) as content:
         found = {name: content[name].item() for name in ('checkpoint', 'kind', 'layer')}
         features = content['features']
         if 'grids' in content:
-            features = _split(features, content['grids'])
+            grids = content['grids']
+            ends = np.cumsum(grids.prod(axis=1))[:-1]
+            features = [maps.reshape(*grid, -1) for maps, grid in zip(np.split(features, ends), grids, strict=True)]
         return dict(features=features, paths=content['paths'].tolist(), **found)
-
-
-def check_ending(out: str | Path) -> None:
-    """Raises ValueError for a file that is no .npz."""
-    if Path(out).suffix != '.npz':
-        raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
-
-
-def _split(flat: np.ndarray, grids: np.ndarray) -> list[np.ndarray]:
-    """Patches (sum of h * w, C) into a list of (h, w, C)."""
-    ends = np.cumsum(grids.prod(axis=1))[:-1]
-    return [maps.reshape(*grid, -1) for maps, grid in zip(np.split(flat, ends), grids, strict=True)]

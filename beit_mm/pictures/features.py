@@ -13,7 +13,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from beit_mm.datasets.reading import read_image
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.features.probing import neighbours
+from beit_mm.features.evaluation import neighbours
 from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
 from beit_mm.terminal import UserError
 

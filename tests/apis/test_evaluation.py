@@ -10,9 +10,8 @@ from label_maps import make_label_maps, options
 from labelled import BACKBONE, make_images
 from mmseg.evaluation import IoUMetric
 
-from beit_mm.features.evaluation import evaluate_images, evaluate_patches, ious
+from beit_mm.features.evaluation import class_ious, confusion, evaluate_images, evaluate_patches
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.features.probing import confusion
 from beit_mm.registry import MODELS
 
 TOOL = 'analysis/evaluate_features.py'
@@ -51,7 +50,7 @@ def test_images_are_told_apart_by_their_colour(method, checkpoint, labelled):
 
 @pytest.mark.parametrize('method', ['knn', 'linear'])
 def test_pixels_are_told_apart_by_their_colour(method, checkpoint, label_maps):
-    extractor = FeatureExtractor(checkpoint, 'cpu')
+    extractor = FeatureExtractor(checkpoint, 'cpu', whole=True)
     data = [options(label_maps, split) for split in ('training', 'validation')]
     found = evaluate_patches(extractor, *data, method, k=3, max_patches=50)
     assert found['miou'] > 70 and found['patches'] <= 50 and found['images'] == [4, 4]
@@ -62,10 +61,9 @@ def test_pixels_are_told_apart_by_their_colour(method, checkpoint, label_maps):
 def test_ious_of_classes_are_mmsegs():
     predicted, labels = torch.randint(0, 3, (9, 9)), torch.randint(0, 3, (9, 9))
     areas = IoUMetric.intersect_and_union(predicted, labels, 4, 255)
-    expected = 100 * IoUMetric.total_area_to_metrics(*areas)['IoU']
-    *found, last = ious(confusion(predicted, labels, 4))
-    assert last is None and np.isnan(expected[3])
-    np.testing.assert_allclose(found, expected[:3], atol=1e-3)
+    expected = IoUMetric.total_area_to_metrics(*areas)['IoU']
+    assert np.isnan(expected[3])
+    np.testing.assert_allclose(class_ious(confusion(predicted, labels, 4)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('method', ['knn', 'linear', 'dense-knn', 'dense-linear'])
@@ -85,7 +83,7 @@ def test_the_tool_prints_a_table_and_writes_a_file(method, checkpoint, labelled,
     ('words', 'message'),
     [
         (['knn', '{x}/none', '{x}/train'], "no folder '.*none/'"),
-        (['linear', '{x}/train', '{m}/images'], 'class folders, .* or their names differ'),
+        (['linear', '{x}/train', '{m}/images'], 'training images have 3 classes, .* or their names differ'),
         (['dense-knn', '{x}'], "classes is 'classes.txt'; no such file"),
         (['dense-linear', '{m}', '--classes', 'mmseg.Nothing'], 'no registered dataset'),
         (['dense-knn', '{m}', '--max-patches', '0'], 'max_patches is 0'),

@@ -140,7 +140,7 @@ def test_a_large_photo_is_decoded_no_larger_than_needed(checkpoint, tmp_path):
     ramp.save(tmp_path / 'photo.jpg')
     ramp.save(tmp_path / 'photo.png')
     extractor = FeatureExtractor(checkpoint, 'cpu')
-    assert extractor._load(dict(img_path=str(tmp_path / 'photo.jpg')))['img'].shape == (150, 200, 3)
+    assert extractor.reader.load(tmp_path / 'photo.jpg')['img'].shape == (150, 200, 3)
     jpeg, png = (extractor.prepared(tmp_path / name).int() for name in ('photo.jpg', 'photo.png'))
     assert (jpeg - png).abs().max() <= 2
 

@@ -240,10 +240,8 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         np.add.at(counts, (truth[truth >= 0], labels[truth >= 0]), 1)
         assert Image.open(result['overlay']).size == labels.shape[::-1]
     miou = 100 * (counts.diagonal() / (counts.sum(0) + counts.sum(1) - counts.diagonal())).mean()
-    extractor = FeatureExtractor(tmp_path / 'ours.pth')
-    expected = evaluate_patches(
-        extractor, *(options(data, split) for split in ('training', 'validation')), short_side=40
-    )
+    extractor = FeatureExtractor(tmp_path / 'ours.pth', size=40, whole=True)
+    expected = evaluate_patches(extractor, *(options(data, split) for split in ('training', 'validation')))
     assert len(found) == 4 and miou > 60 and miou == pytest.approx(expected['miou'], abs=1e-4)
     assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
 

@@ -18,7 +18,7 @@ from PIL import Image
 from beit_mm.apis.inferencers import ClassificationInferencer
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.checkpoints import plain_values
-from beit_mm.features.reader import usual_preparation
+from beit_mm.features.extractor import usual_preparation
 from beit_mm.registry import MODELS
 
 LARGER = [
@@ -222,7 +222,7 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
     path = changed(work, tmp_path / 'changed.pth', cfg)
     for config in (None, cfg):
         classifier = ClassificationInferencer(path, device='cpu', config=config)
-        resize, crop, _ = classifier._prepare.transforms
+        resize, crop, _ = classifier.reader.prepare.transforms
         assert (resize.scale, resize.edge, crop.crop_size) == (round(32 / 0.875), 'short', (32, 32))
         assert len(classifier(work / 'images/val')) == 21
 

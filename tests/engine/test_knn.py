@@ -9,7 +9,7 @@ import torch
 from helpers import make_runner
 from labelled import loader, make_images
 
-from beit_mm.features.probing import knn_predict
+from beit_mm.features.evaluation import knn_predict
 
 
 def plain_loop(features, known, labels, num_classes, k, temperature):
@@ -83,5 +83,5 @@ def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, 
             val_dataloader=loader(images, 'val', classes=['red', 'blue']),
         )
     )
-    with pytest.raises(ValueError, match='have 3 classes, its validation images 2'):
+    with pytest.raises(ValueError, match='have 3 classes, the validation images 2'):
         make_runner(pretrain_config).train()

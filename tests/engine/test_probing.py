@@ -15,26 +15,27 @@ from mmseg.models.utils import resize
 from scipy.optimize import minimize
 
 from beit_mm.engine.knn import DenseKNNHook
-from beit_mm.features.evaluation import evaluate_patches
-from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.features.probing import (
+from beit_mm.features.evaluation import (
     Standardise,
     accuracy,
     choose_penalty,
     class_shares,
     confusion,
+    evaluate_patches,
     fit_linear,
     knn_shares,
     mean_iou,
     pixel_confusion,
     sample_patches,
-    usual_layer,
 )
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.registry import MODELS
 
 
 def test_the_usual_layer_ends_two_thirds():
-    assert [usual_layer(depth) for depth in (1, 2, 3, 6, 12, 24)] == [0, 0, 1, 3, 7, 15]
+    for depth, last in ((1, 0), (2, 0), (3, 1), (6, 3), (12, 7), (24, 15)):
+        extractor = SimpleNamespace(backbone=SimpleNamespace(num_layers=depth))
+        assert FeatureExtractor.layer(extractor, None) == last
 
 
 @pytest.mark.parametrize(('size', 'grid'), [((12, 8), (3, 2)), ((13, 9), (3, 4)), ((3, 2), (5, 4))])
@@ -191,7 +192,7 @@ def test_a_pretraining_logs_dense_knn_after_each_validation(pretrain_config, tmp
     assert len(found) == 1 and found[-1] > 60  # colours show in any features; one class everywhere has 17 at most
     assert list(Path(pretrain_config.work_dir).glob('best_dense_knn_miou*'))
     # the same figure as from the checkpoint
-    extractor = FeatureExtractor(Path(pretrain_config.work_dir, 'epoch_1.pth'), 'cpu')
+    extractor = FeatureExtractor(Path(pretrain_config.work_dir, 'epoch_1.pth'), 'cpu', whole=True)
     figures = evaluate_patches(extractor, options(root, 'training'), options(root, 'validation'), k=3)
     assert figures['miou'] == pytest.approx(found[-1], abs=1e-4)
 

@@ -16,7 +16,7 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.features.reader import CROP_RATIO
+from beit_mm.features.extractor import CROP_RATIO
 from beit_mm.registry import MODELS
 
 # Everything that the peers' classes can be built as

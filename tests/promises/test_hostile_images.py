@@ -23,7 +23,7 @@ from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.listing import list_images
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import read_labels
-from beit_mm.features.reader import iterate_images
+from beit_mm.features.extractor import iterate_images
 
 POSTSCRIPT = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n%%EOF\n'
 

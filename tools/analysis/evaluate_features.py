@@ -25,11 +25,11 @@ def main() -> None:
     from beit_mm.terminal import quiet
 
     with quiet():
-        from beit_mm.features.evaluation import evaluate_images, evaluate_patches, segmentation_options
+        from beit_mm.features.evaluation import evaluate_images, evaluate_patches
         from beit_mm.features.extractor import FeatureExtractor
 
         dense = args.method.startswith('dense-')
-        extractor = FeatureExtractor(args.checkpoint, args.device, None if dense else args.size)
+        extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense)
         models = {args.checkpoint: extractor}
         if args.random:
             models['random weights'] = extractor.with_random_weights(args.seed)
@@ -37,12 +37,21 @@ def main() -> None:
         for name, model in models.items():
             method = args.method.removeprefix('dense-')
             if dense:
+                folder = dict(data_root=args.root, classes=args.classes, reduce_zero_label=not args.keep_zero_label)
                 train, val = (
-                    segmentation_options(args.root, split, args.classes, not args.keep_zero_label, **folders)
-                    for split, folders in (('train', prefix(args.train)), ('val', prefix(args.val)))
+                    dict(folder, data_prefix=dict(img_path=images, seg_map_path=annotations))
+                    for images, annotations in (args.train, args.val)
                 )
                 report[name] = evaluate_patches(
-                    model, train, val, method, args.layer, args.size, args.k, args.max_patches, args.workers, args.seed
+                    model,
+                    train,
+                    val,
+                    method,
+                    args.layer,
+                    args.k,
+                    args.max_patches,
+                    workers=args.workers,
+                    seed=args.seed,
                 )
             else:
                 report[name] = evaluate_images(
@@ -67,8 +76,10 @@ def parse() -> argparse.Namespace:
             sub.add_argument('root', help='folder of images/ and annotations/')
             sub.add_argument('--classes', default='classes.txt', help='file of their names, below ROOT or not')
             sub.add_argument('--keep-zero-label', action='store_true', help='0 is a class (default: unlabelled)')
-            sub.add_argument('--train', nargs=2, metavar=('IMAGES', 'ANNOTATIONS'), help='other folders below ROOT')
-            sub.add_argument('--val', nargs=2, metavar=('IMAGES', 'ANNOTATIONS'), help='other folders below ROOT')
+            for name, split in (('--train', 'training'), ('--val', 'validation')):
+                folders = f'images/{split}', f'annotations/{split}'
+                metavar = ('IMAGES', 'ANNOTATIONS')
+                sub.add_argument(name, nargs=2, metavar=metavar, default=folders, help='other folders below ROOT')
             sub.add_argument('--max-patches', type=int, default=50_000, help='training patches (default: 50000)')
         else:
             sub.add_argument('train', help='folder of class folders')
@@ -90,10 +101,6 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f'{number} is below 1')
     return number
-
-
-def prefix(folders: list[str] | None) -> dict[str, str]:
-    return dict(zip(('img_path', 'seg_map_path'), folders, strict=True)) if folders else {}
 
 
 def print_table(report: dict[str, dict], figure: str) -> None:

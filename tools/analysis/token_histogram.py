@@ -112,7 +112,7 @@ def encode(tokenizer: Tokenizer, pipeline: list[dict], images: list[str], limit:
 
     from beit_mm.apis.inference import masked_samples
     from beit_mm.datasets.image_folder import extensions_of
-    from beit_mm.features.reader import iterate_images
+    from beit_mm.features.extractor import iterate_images
     from beit_mm.registry import TRANSFORMS
 
     paths = list(iterate_images(images, extensions_of([TRANSFORMS.build(pipeline[0])])))

@@ -142,7 +142,7 @@ def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     import torch
     from rich.progress import track
 
-    from beit_mm.features.probing import confusion, mean_iou
+    from beit_mm.features.evaluation import confusion, mean_iou
 
     classes = len(train.metainfo['classes'])
     at_position = np.zeros((*GRID, classes))

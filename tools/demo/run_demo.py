@@ -216,8 +216,8 @@ def draw_overview(folder: Path, segmented: bool) -> None:
 
     from beit_mm.apis.inference import overlay, reconstructions
     from beit_mm.apis.inferencers import SegmentationInferencer
+    from beit_mm.features.evaluation import neighbours
     from beit_mm.features.extractor import FeatureExtractor, embed
-    from beit_mm.features.probing import neighbours
     from beit_mm.pictures.pictures import titled_grid
 
     held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class

@@ -52,8 +52,7 @@ def main() -> None:
     with quiet():
         import numpy as np
 
-        from beit_mm.features.extractor import FeatureExtractor, embed
-        from beit_mm.features.reader import iterate_images
+        from beit_mm.features.extractor import FeatureExtractor, embed, iterate_images
         from beit_mm.pictures.features import draw_neighbours, draw_pca, draw_points
 
         args.out.mkdir(parents=True, exist_ok=True)
