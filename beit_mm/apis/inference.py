@@ -30,14 +30,13 @@ from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_ima
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures.attention import attention_of_image, draw_attention
-from beit_mm.pictures.pictures import titled_grid
+from beit_mm.pictures.sheet import sheet_of_columns
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, quiet, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 MAX_ROWS = 64  # of a picture of reconstructions
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
-GAP = 8  # pixels between the pictures of two points
 
 
 # --- classification -------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def classify(
             results = classify_by_neighbours(checkpoint, images, labelled)
         elif task == 'classification':
             classifier = ClassificationInferencer(checkpoint)
-            sources = list(classifier.reader.sources(_listed(images)))
+            sources = list(classifier.reader.sources(images))
             batches = (sources[i : i + 32] for i in range(0, len(sources), 32))
             found = (result for batch in batches for result in classifier(batch, on_error='skip'))
             results = list(with_bar(found, len(sources)))
@@ -269,7 +268,7 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
     with quiet():
         _, columns = reconstructions(checkpoint, islice(iterate_images(images), MAX_ROWS))
         out.parent.mkdir(parents=True, exist_ok=True)
-        titled_grid(columns).save(out)
+        sheet_of_columns(columns).savefig(out)
     return out
 
 
@@ -353,16 +352,10 @@ def attention(
     path = check_picture(out)
     texts = points.split(';') if isinstance(points, str) else list(points)
     with quiet():
-        found = attention_of_image(checkpoint, image, [text.strip() for text in texts], layer)
-    pictures = [draw_attention(found.image, *pair) for pair in zip(found.patches, found.maps, strict=True)]
-    height = sum(picture.height + GAP for picture in pictures) - GAP
-    together = Image.new('RGB', (max(picture.width for picture in pictures), height), 'white')
-    top = 0
-    for picture in pictures:
-        together.paste(picture, (0, top))
-        top += picture.height + GAP
-    path.parent.mkdir(parents=True, exist_ok=True)
-    together.save(path)
+        extractor = FeatureExtractor(checkpoint, whole=True)
+        found = attention_of_image(extractor, image, [text.strip() for text in texts], layer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_attention(found.image, found.patches, found.maps).savefig(path)
     return path
 
 

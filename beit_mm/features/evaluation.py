@@ -245,9 +245,7 @@ def patch_dataset(extractor: FeatureExtractor, **options: Any) -> SegmentationFo
     Raises:
         ValueError: no annotations are named, or the extractor takes the middle of images, or other images than RGB.
     """
-    extractor.check_rgb()
-    if not extractor.whole:
-        raise UserError('the extractor takes the middle of images; label maps need FeatureExtractor(..., whole=True)')
+    extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
     # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
     dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))

@@ -263,10 +263,12 @@ class FeatureExtractor:
         """Channels of the images that the model takes."""
         return self.backbone.patch_embed.proj.in_channels
 
-    def check_rgb(self) -> None:
-        """Raises ValueError for a model of other images than RGB."""
+    def check_whole(self) -> None:
+        """Raises ValueError where it takes the middle of images, or images that are not RGB."""
         if self.channels != 3:
             raise UserError(f'{self.checkpoint}: a model of images with {self.channels} bands; expected RGB, 3 bands')
+        if not self.whole:
+            raise UserError('the extractor takes the middle of images; expected FeatureExtractor(..., whole=True)')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
         """The same with the backbone as it is before any training."""

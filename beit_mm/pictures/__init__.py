@@ -1,3 +1,3 @@
 """Pictures of what a model makes of images."""
 
-from beit_mm.pictures.pictures import ReconstructionHook
+from beit_mm.pictures.training import ReconstructionHook

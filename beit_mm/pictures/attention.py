@@ -8,29 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from mmengine.device import get_device
-from PIL import Image, ImageDraw
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
-from torchvision.utils import make_grid
 
-from beit_mm.checkpoint.checkpoint import CheckpointInput
-from beit_mm.checkpoint.names import IMAGENET
-from beit_mm.datasets.reading import read_image
-from beit_mm.datasets.transforms import MAX_LONG_SIDE, resize_bicubic, whole_grid
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
+from beit_mm.pictures.sheet import sheet
 from beit_mm.positions import Grid
 from beit_mm.terminal import UserError
 
 MASS = 0.6  # of the attention, inside the contour
 TILE = 240  # pixels of a tile's longer side
-MARGIN = 4  # pixels between tiles
-TITLE_HEIGHT = 14  # pixels above each tile
 OPACITY = 0.65  # of the colours over the image
-CONTOUR = (0.0, 1.0, 1.0)
-MARK = (1.0, 0.0, 0.0)
+FINE = 8  # cells of the contour's grid along a patch: a contour cuts the corners of its cells
 
 
 class ImageAttention(NamedTuple):
@@ -41,65 +34,43 @@ class ImageAttention(NamedTuple):
         points: (x, y) of each, in pixels of the image as a viewer shows it.
         patches: (row, column) of each.
         maps: (P, heads, h, w), of `attention_of_patches`.
-        layer: block, 0-based.
-        mean, std: by which the image was normalised, pixels 0-255.
     """
 
     image: Tensor
     points: list[tuple[float, float]]
     patches: list[tuple[int, int]]
     maps: Tensor
-    layer: int
-    mean: Sequence[float]
-    std: Sequence[float]
 
 
 def attention_of_image(
-    checkpoint: CheckpointInput,
+    extractor: FeatureExtractor,
     image: str | Path,
     points: Sequence[str] = ('0.5,0.5',),
     layer: int = -1,
     softmax: bool = True,
-    short_side: int | None = None,
-    long_side: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    device: str | None = None,
 ) -> ImageAttention:
-    """What points of an image file attend to, with a checkpoint and nothing else.
+    """What points of an image file attend to.
 
     Args:
-        checkpoint: of any BEiT or plain ViT, see `Checkpoint.open`.
+        extractor: of any BEiT or plain ViT, with `whole=True`.
         image: path.
         points: see `parse_point`.
         layer, softmax: see `attention_of_patches`.
-        short_side, long_side: pixels of the resized image; None: the short side is the checkpoint's.
-        mean, std: of pixels 0-255; None: the checkpoint's, or ImageNet's.
-        device: such as 'cpu'; None for what there is.
 
     Raises:
-        CheckpointError: no BEiT.
         ValueError: no point, one outside of the image, or a model of other than RGB images.
         UnreadableImageError: no image.
     """
-    pixels = read_image(str(image))
-    sides = pixels.shape[:2]
+    extractor.check_whole()
+    sample = extractor.reader.load(image)
+    sides = sample['img'].shape[:2]
     places = [parse_point(text, sides) for text in points]
-    backbone = BEiTBackbone.from_checkpoint(checkpoint).to(device or get_device())
-    if (channels := backbone.patch_embed.proj.in_channels) != 3:
-        raise UserError(f'{checkpoint}: a model of images with {channels} bands; expected RGB images, 3 bands')
-    patch = backbone.patch_size
-    short_side = short_side or min(backbone.grid) * patch
-    wanted, most = (math.inf, long_side) if long_side else (short_side, MAX_LONG_SIDE * short_side)
-    grid = whole_grid(sides, wanted, most, patch)
-    patches = patches_at(places, sides, grid)
-    resized = torch.from_numpy(resize_bicubic(pixels, (grid[0] * patch, grid[1] * patch))).permute(2, 0, 1).float()
-    known = {**IMAGENET, **backbone.load_report.preprocessing}
-    mean, std = mean or known['mean'], std or known['std']
-    normalised = (resized - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
-    normalised = normalised.to(next(backbone.parameters()).device)
-    maps = attention_of_patches(backbone, normalised, patches, layer, softmax)
-    return ImageAttention(resized / 255, places, patches, maps, layer % backbone.num_layers, mean, std)
+    pixels = extractor.reader.prepare(sample)['inputs']  # 3, H, W
+    patch = extractor.backbone.patch_size
+    patches = patches_at(places, sides, (pixels.shape[1] // patch, pixels.shape[2] // patch))
+    normalised = (pixels.to(extractor.device).float() - extractor.mean) / extractor.std
+    maps = attention_of_patches(extractor.backbone, normalised, patches, layer, softmax)
+    return ImageAttention(pixels.float() / 255, places, patches, maps)
 
 
 def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
@@ -184,61 +155,40 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
     return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
 
 
-def draw_attention(image: Tensor, patch: tuple[int, int], attention: Tensor, mass: float | None = MASS) -> Image.Image:
-    """One picture: the image with the patch marked, the mean over the heads, and each head.
+def draw_attention(
+    image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, mass: float | None = MASS
+) -> Figure:
+    """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
     Dark to red, yellow and white is the least to the most attention of the tile.
 
     Args:
         image: float (3, H, W) in [0, 1].
-        patch: (row, column) of the patch that attends.
-        attention: (heads, h, w), of `attention_of_patches`.
+        patches: (row, column) of the patches that attend.
+        maps: (P, heads, h, w), of `attention_of_patches`.
         mass: share of the attention that the contour encloses; None for no contour, as for scores.
     """
-    maps = torch.cat([attention.mean(dim=0, keepdim=True), attention])  # 1 + heads, h, w
-    scale = TILE / max(image.shape[1:])
-    size = (max(1, round(image.shape[1] * scale)), max(1, round(image.shape[2] * scale)))
-    image = F.interpolate(image[None].float().cpu(), size, mode='bicubic', antialias=True)[0].clamp(0, 1)
-    marked = torch.zeros(maps.shape[1:], dtype=torch.bool)
-    marked[patch] = True
-    tiles = [_outline(image, marked, MARK, thickness=2)]
-    for values, inside in zip(maps, largest_mass_mask(maps, mass or 0), strict=True):
-        tile = _overlay(image, values)
-        tiles.append(tile if mass is None else _outline(tile, inside, CONTOUR))
-    titles = ['image', 'mean of heads', *(f'head {head}' for head in range(len(attention)))]
-    columns = math.ceil(math.sqrt(len(tiles) * size[0] / size[1]))
-    return _titled(tiles, titles, columns)
-
-
-def _overlay(image: Tensor, values: Tensor) -> Tensor:
-    """An image (3, H, W) under the colours of a map (h, w), from its lowest to its highest value."""
-    low, high = values.min(), values.max()
-    heat = (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
-    heat = _enlarge(heat, image.shape[1:])
-    colours = torch.stack([3 * heat, 3 * heat - 1, 3 * heat - 2]).clamp(0, 1)  # black, red, yellow, white
-    gray = image.mean(dim=0)
-    return torch.lerp(gray, colours, OPACITY)
-
-
-def _outline(image: Tensor, inside: Tensor, colour: tuple[float, float, float], thickness: int = 1) -> Tensor:
-    """An image (3, H, W) with a line along the inner border of a set of patches, bool (h, w)."""
-    inside = _enlarge(inside.float(), image.shape[1:])
-    outside = F.pad(1 - inside, [thickness] * 4, value=1)  # beyond the image too
-    core = 1 - F.max_pool2d(outside[None], 1 + 2 * thickness, stride=1)[0]
-    return torch.where(inside > core, torch.tensor(colour)[:, None, None], image)
-
-
-def _enlarge(values: Tensor, size: Sequence[int]) -> Tensor:
-    """(h, w) to (H, W), each value a rectangle."""
-    return F.interpolate(values[None, None], tuple(size), mode='nearest-exact')[0, 0]
-
-
-def _titled(tiles: list[Tensor], titles: list[str], columns: int) -> Image.Image:
-    """Tiles (3, H, W) in rows of `columns`, each with a title above it."""
-    raised = [F.pad(tile, (0, 0, TITLE_HEIGHT, 0), value=1.0) for tile in tiles]
-    picture = to_pil_image(make_grid(raised, nrow=columns, padding=MARGIN, pad_value=1.0))
-    draw = ImageDraw.Draw(picture)
-    height, width = (side + MARGIN for side in raised[0].shape[1:])
-    for index, title in enumerate(titles):
-        draw.text((MARGIN + index % columns * width, MARGIN + index // columns * height), title, fill='black')
-    return picture
+    titles = ['mean of heads', *(f'head {head}' for head in range(maps.shape[1]))]
+    gray = image.mean(dim=0, keepdim=True).expand(3, -1, -1)
+    tiles = [('image', image), *((title, gray) for title in titles)]
+    columns = math.ceil(math.sqrt(len(tiles) * image.shape[1] / image.shape[2]))
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    figure = sheet(rows * len(patches), TILE)
+    panels = iter(figure.axes)
+    height, width = (side / cells for side, cells in zip(image.shape[1:], maps.shape[2:], strict=True))  # of a patch
+    for (row, column), attention in zip(patches, maps, strict=True):
+        corner = column * width - 0.5, row * height - 0.5
+        next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
+        for values in (attention.mean(dim=0), *attention):
+            axes = next(panels)
+            extent = axes.images[0].get_extent()
+            axes.imshow(values.numpy(), cmap='hot', alpha=OPACITY, interpolation='nearest', extent=extent)
+            if mass is not None:
+                inside = np.pad(np.kron(largest_mass_mask(values, mass).numpy(), np.ones((FINE, FINE))), 1)
+                ys, xs = (
+                    (np.arange(cells) - 0.5) * side / (cells - 2) - 0.5
+                    for cells, side in zip(inside.shape, image.shape[1:], strict=True)
+                )
+                axes.autoscale(False)
+                axes.contour(xs, ys, inside, [0.5], colors='cyan', linewidths=1)
+    return figure

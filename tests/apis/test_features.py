@@ -14,6 +14,7 @@ from beit_mm import FeatureExtractor, embed
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.features.extractor import load_features, save_features
 from beit_mm.pictures.attention import attention_of_image, draw_attention
+from beit_mm.pictures.sheet import pixels_of
 
 SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
 
@@ -130,9 +131,9 @@ def test_a_long_image_is_seen_smaller_and_a_line_is_refused(checkpoint, tmp_path
         with pytest.raises(UnreadableImageError, match='an array: .*5000 x 1 pixels; expected a long side of at most'):
             reader.prepared(np.zeros((1, 5000, 3), np.uint8))
     Image.new('RGB', (300, 6)).save(tmp_path / 'long.png')
-    found = attention_of_image(checkpoint, tmp_path / 'long.png')
+    found = attention_of_image(extractor, tmp_path / 'long.png')
     assert found.image.shape == (3, 8, 192)
-    assert draw_attention(found.image, found.patches[0], found.maps[0]).width > 192
+    assert pixels_of(draw_attention(found.image, found.patches, found.maps)).shape[1] > 192
 
 
 def test_a_large_photo_is_decoded_no_larger_than_needed(checkpoint, tmp_path):

@@ -9,15 +9,8 @@ from PIL import Image
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.pictures.attention import (
-    MARGIN,
-    TILE,
-    TITLE_HEIGHT,
-    attention_of_patches,
-    draw_attention,
-    largest_mass_mask,
-    patches_at,
-)
+from beit_mm.pictures.attention import attention_of_patches, draw_attention, largest_mass_mask, patches_at
+from beit_mm.pictures.sheet import pixels_of
 
 DIMS, HEADS, LAYERS, PATCH = 24, 3, 3, 8
 VARIANTS = {
@@ -161,24 +154,25 @@ def test_the_mask_by_trying_all_sets():
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def test_a_picture_shows_point_heads_and_contour():
-    attention = torch.full((3, 2, 4), 0.01)
-    attention[:, 1, 3] = 0.9
-    picture = np.asarray(draw_attention(torch.full((3, 30, 60), 0.5), (0, 1), attention))
-    height, width = TILE // 2, TILE
-    rows, columns = picture.shape[0] // (height + TITLE_HEIGHT + MARGIN), picture.shape[1] // (width + MARGIN)
-    assert rows * columns >= 5
-    top, left = MARGIN + TITLE_HEIGHT, MARGIN
-    image = picture[top : top + height, left : left + width]
-    assert image[1, TILE // 4 + 1].tolist() == [255, 0, 0]  # the marked patch's corner, and nothing elsewhere
-    assert (image[height // 2 + 2 :] == 127).all()
-    left += width + MARGIN
-    mean = picture[top : top + height, left : left + width]
-    assert mean[-20, -20].min() > 200 and mean[20, 20].max() < 100  # most attention is white, least dark
-    assert mean[-1, -1].tolist() == mean[height // 2, -TILE // 4].tolist() == [0, 255, 255]
-    assert (mean[: height // 2] == mean[20, 20]).all()
-    scores = np.asarray(draw_attention(torch.full((3, 30, 60), 0.5), (0, 1), attention - 0.5, mass=None))
-    assert not (scores == [0, 255, 255]).all(-1).any()
+def test_a_sheet_shows_points_heads_and_contours(tmp_path):
+    maps = torch.full((2, 3, 2, 4), 0.01)
+    maps[0, :, 1, 3] = 0.9
+    figure = draw_attention(torch.full((3, 30, 60), 0.5), [(0, 1), (1, 0)], maps)
+    heads = ['head 0', 'head 1', 'head 2']
+    assert [axes.get_title('left') for axes in figure.axes] == 2 * ['image', 'mean of heads', *heads]
+    for first, corner in ((0, (14.5, -0.5)), (5, (-0.5, 14.5))):
+        (mark,) = figure.axes[first].patches
+        assert mark.get_xy() == corner and (mark.get_width(), mark.get_height()) == (15, 15)
+    mean = figure.axes[1]
+    image, colours = mean.images
+    assert colours.get_extent() == image.get_extent() == (-0.5, 59.5, 29.5, -0.5)
+    np.testing.assert_allclose(colours.get_array(), maps[0].mean(dim=0))
+    ends = np.concatenate([path.vertices for path in mean.collections[0].get_paths()])
+    np.testing.assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[44.5, 14.5], [59.5, 29.5]], atol=1)
+    pixels = pixels_of(figure)
+    assert (pixels == [0, 255, 255]).all(-1).any() and (pixels == [255, 0, 0]).all(-1).any()
+    scores = draw_attention(torch.full((3, 30, 60), 0.5), [(0, 1)], maps[:1] - 0.5, mass=None)
+    assert not any(axes.collections for axes in scores.axes)
 
 
 # --- the tool -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reconstructions: the right colours at the right place, in the visualizer and in the work directory."""
+"""Sheets of pictures, and reconstructions in the visualizer and in the work directory."""
 
 from types import SimpleNamespace
 
@@ -10,44 +10,64 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
-from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT, ReconstructionHook, titled_grid
+from beit_mm.pictures.sheet import MARGIN, SIDE, TITLE_HEIGHT, pixels_of, sheet, sheet_of_columns, shortened
+from beit_mm.pictures.training import ReconstructionHook
 from beit_mm.registry import MODELS
 
 CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN
 
 
-def test_columns_and_rows_stand_where_they_belong():
-    red, blue = torch.zeros(2, 3, 8, 8), torch.zeros(2, 3, 16, 16)
-    red[:, 0] = 1
-    blue[1, 2] = 1
-    picture = titled_grid({'left': red, 'right': blue})
-    assert picture.size == (MARGIN + 2 * CELL, TOP + 2 * CELL)
-    x, y = MARGIN + SIDE // 2, TOP + SIDE // 2
-    assert picture.getpixel((x, y)) == (255, 0, 0)
-    assert picture.getpixel((x + CELL, y)) == (0, 0, 0)
-    assert picture.getpixel((x + CELL, y + CELL)) == (0, 0, 255)
-    assert picture.getpixel((1, y)) == (255, 255, 255)
-    titles = np.asarray(picture.convert('L'))[:TITLE_HEIGHT]
+def colour(picture: np.ndarray, x: int, y: int) -> list[int]:
+    return picture[y, x].tolist()
+
+
+def test_tiles_stand_in_their_rows_in_their_own_shape(tmp_path):
+    red, wide = torch.zeros(3, 4, 4), torch.ones(3, 10, 20) * torch.tensor([0, 0, 1.0])[:, None, None]
+    red[0] = 1
+    figure = sheet([[('a', red), ('b', wide)], [('c', None), ('d', red)], [('', red)]])
+    picture = pixels_of(figure)
+    assert picture.shape == (MARGIN + 3 * CELL + 2 * TITLE_HEIGHT, MARGIN + 2 * CELL, 3)
+    figure.savefig(tmp_path / 'sheet.png')
+    assert np.array_equal(np.asarray(Image.open(tmp_path / 'sheet.png').convert('RGB')), picture)
+    assert colour(picture, MARGIN, TOP) == colour(picture, MARGIN + 159, TOP + 159) == [255, 0, 0]
+    assert colour(picture, MARGIN + CELL + 155, TOP + 75) == [0, 0, 255]
+    assert colour(picture, MARGIN + CELL + 155, TOP + 85) == [255, 255, 255]  # half as high as wide
+    second = TOP + CELL + TITLE_HEIGHT
+    assert colour(picture, MARGIN + 80, second + 80) == [255, 255, 255]
+    assert colour(picture, MARGIN + CELL + 80, second + 80) == [255, 0, 0]
+    assert colour(picture, MARGIN + 80, second + CELL + 80) == [255, 0, 0]  # without a title
+    titles = picture[:TOP].min(axis=2)
     assert max(titles[:, :CELL].min(), titles[:, CELL:].min()) < 64
+
+
+def test_wide_images_waste_no_height():
+    wide = torch.zeros(3, 40, 80)
+    assert pixels_of(sheet([[('', wide)], [('', wide)]])).shape == (MARGIN + 2 * (80 + MARGIN), MARGIN + CELL, 3)
+
+
+def test_a_long_title_loses_its_beginning_and_any_name_can_be_drawn():
+    assert shortened('folder/image.jpg', 12) == '../image.jpg' and shortened('image.jpg', 9) == 'image.jpg'
+    names = ['$x^$', 'a\udcffb\nc', '\u4e2d.jpg', 'W' * 100]
+    picture = pixels_of(sheet([[(name, torch.zeros(3, 8, 8)) for name in names]]))
+    gap = MARGIN + SIDE  # nothing of a title reaches into the next tile
+    assert all((picture[:TITLE_HEIGHT, gap + i * CELL : gap + i * CELL + 2] == 255).all() for i in range(4))
 
 
 def test_a_quarter_of_an_image_stays_a_quarter():
     image = torch.zeros(1, 3, 4, 4)
     image[..., :2, :2] = 1
-    cell = titled_grid({'one': image, 'two': image}).crop((MARGIN, TOP, MARGIN + SIDE, TOP + SIDE))
-    assert {colour: count for count, colour in cell.getcolors()} == {
-        (255, 255, 255): SIDE * SIDE // 4,
-        (0, 0, 0): 3 * SIDE * SIDE // 4,
-    }
+    cell = pixels_of(sheet_of_columns({'one': image, 'two': image}))[TOP : TOP + SIDE, MARGIN : MARGIN + SIDE]
+    assert (cell == 255).all(axis=2).sum() == SIDE * SIDE // 4 and (cell == 0).all(axis=2).sum() == 3 * SIDE * SIDE // 4
 
 
 def test_three_of_many_channels_are_drawn_and_one_in_gray():
     bands = torch.arange(6).view(1, 6, 1, 1).expand(1, 6, 8, 8) / 5
     middle = MARGIN + SIDE // 2, TOP + SIDE // 2
-    assert titled_grid({'bands': bands}).getpixel(middle) == (0, 51, 102)
-    assert titled_grid({'bands': bands}, [5, 3, 1]).getpixel(middle) == (255, 153, 51)
+    assert colour(pixels_of(sheet_of_columns({'bands': bands})), *middle) == [0, 51, 102]
+    assert colour(pixels_of(sheet_of_columns({'bands': bands}, [5, 3, 1])), *middle) == [255, 153, 51]
     for number in (1, 2):
-        assert titled_grid({'bands': bands[:, 2 : 2 + number]}, [5, 3, 1]).getpixel(middle) == (102, 102, 102)
+        picture = pixels_of(sheet_of_columns({'bands': bands[:, 2 : 2 + number]}, [5, 3, 1]))
+        assert colour(picture, *middle) == [102, 102, 102]
     with pytest.raises(ValueError, match='expected three'):
         ReconstructionHook(channels=[0])
 
@@ -93,7 +113,7 @@ def test_eight_images_spread_over_the_data_set_are_shown_and_saved(kind, columns
     for name, image in (('iter_7', validation[1]), ('test', test[1])):
         assert image.shape == (TOP + 8 * CELL, MARGIN + columns * CELL, 3)  # eight of 24 images
         with Image.open(tmp_path / f'pictures/{name}.png') as picture:
-            assert np.array_equal(picture, image)
+            assert np.array_equal(picture.convert('RGB'), image)
     block = SIDE // 32  # each pixel is drawn as one
     for row in range(8):
         top = TOP + row * CELL

@@ -1,7 +1,9 @@
 """What a config trains on and how: samples and masks, against the pixels and the law."""
 
 import math
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from PIL import Image
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
-from beit_mm.pictures.pictures import MARGIN, SIDE, TITLE_HEIGHT
-from beit_mm.pictures.training import draw_masks, draw_training_samples, token_column, training_dataset
+from beit_mm.pictures.sheet import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
+
+browse, masks = (
+    SimpleNamespace(**runpy.run_path(str(ROOT / f'tools/visualization/{name}.py')))
+    for name in ('browse_dataset', 'mask_heat_map')
+)
 
 
 @pytest.fixture
@@ -26,14 +32,14 @@ def cfg(pretrain_config):
     return pretrain_config
 
 
-def tile(picture: Image.Image, row: int, column: int) -> np.ndarray:
+def tile(picture: np.ndarray, row: int, column: int) -> np.ndarray:
     left, top = MARGIN + column * (SIDE + MARGIN), TITLE_HEIGHT + MARGIN + row * (SIDE + MARGIN)
-    return np.asarray(picture.crop((left, top, left + SIDE, top + SIDE)))
+    return picture[top : top + SIDE, left : left + SIDE]
 
 
 def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
-    picture = draw_training_samples(cfg, number=3, seed=5)
-    dataset = training_dataset(cfg)
+    picture = pixels_of(browse.draw_training_samples(cfg, number=3, seed=5))
+    dataset = browse.training_dataset(cfg)
     for row, index in enumerate((0, 4, 8)):
         inputs = dataset[SampleKey(5, 0, index)]['inputs']
         scale = SIDE // 32
@@ -43,9 +49,8 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
         masked = tile(picture, row, 1)
         assert (np.abs(masked[mask].astype(int) - 127) <= 1).all() and mask.any()
         assert np.array_equal(masked[~mask], tile(picture, row, 0)[~mask])
-    width = picture.size[0]
-    without = draw_training_samples(cfg, number=3, seed=5, tokens=False)
-    assert width - without.size[0] == SIDE + MARGIN  # the tokens' column
+    without = pixels_of(browse.draw_training_samples(cfg, number=3, seed=5, tokens=False))
+    assert picture.shape[1] - without.shape[1] == SIDE + MARGIN  # the tokens' column
     assert np.array_equal(tile(without, 1, 0), tile(picture, 1, 0))
 
 
@@ -57,19 +62,19 @@ def test_tokens_are_decoded_or_have_a_colour_each():
             return (images.mean(dim=1)[:, ::8, ::8] * 3).long().clamp(max=2)
 
     images = torch.tensor([0.1, 0.5, 0.9]).view(3, 1, 1, 1).expand(3, 3, 16, 16)
-    (colours,) = token_column(Thresholds(), images).values()
+    (colours,) = browse.token_column(Thresholds(), images).values()
     assert colours.shape == (3, 3, 2, 2)
     assert len({tuple(colour) for colour in colours.permute(0, 2, 3, 1).flatten(0, 2).tolist()}) == 3
     tokenizer = Thresholds()
     tokenizer.can_decode, tokenizer.decode = True, lambda tokens: tokens[:, None].float() / 2
-    assert token_column(tokenizer, images)['tokens, decoded'].flatten(1)[:, 0].tolist() == [0, 0.5, 1]
+    assert browse.token_column(tokenizer, images)['tokens, decoded'].flatten(1)[:, 0].tolist() == [0, 0.5, 1]
 
 
 def test_dinos_crops_are_drawn_too(images, tmp_path):
     cfg = narrow_dino_pretraining(images, tmp_path)
     init_default_scope(cfg.default_scope)
-    picture = draw_training_samples(cfg, number=1, tokens=False)
-    assert picture.size[0] == MARGIN + 6 * (SIDE + MARGIN)  # two views, the mask, a second crop and two local ones
+    figure = browse.draw_training_samples(cfg, number=1, tokens=False)
+    assert len(figure.axes) == 6  # two views, the mask, a second crop and two local ones
 
 
 def test_label_maps_are_drawn_beside_their_images(tmp_path):
@@ -79,8 +84,8 @@ def test_label_maps_are_drawn_beside_their_images(tmp_path):
         ROOT / 'configs/demo/camvid_setr_pup.py',
         *('--number', 2, '--out', tmp_path / 'out.png', '--cfg-options', f'train_dataloader.dataset.data_root={root}'),
     )
-    picture = Image.open(tmp_path / 'out.png')
-    assert picture.size == (MARGIN + 2 * (SIDE + MARGIN), TITLE_HEIGHT + MARGIN + 2 * (SIDE + MARGIN))
+    picture = np.asarray(Image.open(tmp_path / 'out.png').convert('RGB'))
+    assert picture.shape == (TITLE_HEIGHT + MARGIN + 2 * (SIDE + MARGIN), MARGIN + 2 * (SIDE + MARGIN), 3)
     image, labels = tile(picture, 0, 0).astype(int), tile(picture, 0, 1)
     seen = 0
     for channel, colour in enumerate(distinct_colours(3)):  # the classes are red, green and blue
@@ -95,14 +100,14 @@ def test_every_patch_is_masked_as_often_at_random(cfg):
     step = dict(type='beit_mm.RandomMask', grid=(4, 4), num_masked=6)
     position = next(i for i, s in enumerate(cfg.train_dataloader.dataset.pipeline) if s['type'].endswith('Mask'))
     cfg.train_dataloader.dataset.pipeline[position] = step
-    frequency, counts = draw_masks(cfg, number=4000)
+    frequency, counts = masks.draw_masks(cfg, number=4000)
     assert set(counts) == {6}
     assert np.abs(frequency - 6 / 16).max() < 4 * math.sqrt(6 / 16 * 10 / 16 / 4000)  # four standard deviations
 
 
 def test_the_released_masks_have_their_known_mean():
     cfg = Config.fromfile(ROOT / 'configs/beit/pretrain_800e.py')
-    frequency, counts = draw_masks(cfg, number=2000)
+    frequency, counts = masks.draw_masks(cfg, number=2000)
     assert counts.mean() == pytest.approx(74.47, abs=0.15) and counts.max() == 75
     assert frequency.sum() == pytest.approx(counts.mean())
     assert frequency[6:8, 6:8].min() > 4 * frequency[0, 0]  # blocks overlap in the middle

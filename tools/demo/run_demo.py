@@ -218,7 +218,7 @@ def draw_overview(folder: Path, segmented: bool) -> None:
     from beit_mm.apis.inferencers import SegmentationInferencer
     from beit_mm.features.evaluation import neighbours
     from beit_mm.features.extractor import FeatureExtractor, embed
-    from beit_mm.pictures.pictures import titled_grid
+    from beit_mm.pictures.sheet import sheet_of_columns
 
     held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class
     pretrained = checkpoint('pretrain')
@@ -239,7 +239,7 @@ def draw_overview(folder: Path, segmented: bool) -> None:
                 drawn = overlay(np.array(Image.open(path).convert('RGB')), labels, segmentor.palette)
                 cells[name].append(resize(center_crop(to_tensor(drawn), [min(drawn.size)] * 2), [160, 160]))
         columns |= {name: torch.stack(pictures) for name, pictures in cells.items()}
-    titled_grid(columns).save(RESULTS / 'overview.png')
+    sheet_of_columns(columns).savefig(RESULTS / 'overview.png')
 
 
 if __name__ == '__main__':

@@ -52,28 +52,25 @@ def main() -> None:
     with quiet():
         import numpy as np
 
+        from beit_mm.datasets.reading import read_image
+        from beit_mm.features.extractor import FeatureExtractor
         from beit_mm.pictures.attention import attention_of_image, draw_attention, largest_mass_mask
 
-        found = attention_of_image(
-            args.checkpoint,
-            args.image,
-            args.points,
-            args.layer,
-            softmax=not args.scores,
-            short_side=args.short_side,
-            long_side=args.long_side,
-            mean=args.mean,
-            std=args.std,
-            device=args.device,
-        )
+        size = args.short_side
+        if args.long_side:
+            sides = read_image(args.image).shape[:2]
+            size = args.long_side * min(sides) / max(sides)
+        extractor = FeatureExtractor(args.checkpoint, args.device, size, whole=True, mean=args.mean, std=args.std)
+        found = attention_of_image(extractor, args.image, args.points, args.layer, softmax=not args.scores)
         rows, columns = found.maps.shape[-2:]
-        print(f'{args.image}: {rows} x {columns} patches, mean {found.mean}, std {found.std}')
+        mean, std = (levels.flatten().tolist() for levels in (extractor.mean, extractor.std))
+        print(f'{args.image}: {rows} x {columns} patches, mean {mean}, std {std}')
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
-        stem = f'{Path(args.image).stem}_layer{found.layer}' + '_scores' * args.scores
-        for (x, y), where, attention in zip(found.points, found.patches, found.maps, strict=True):
+        stem = f'{Path(args.image).stem}_layer{extractor.layer(args.layer)}' + '_scores' * args.scores
+        for (x, y), patch, maps in zip(found.points, found.patches, found.maps, strict=True):
             path = folder / f'{stem}_{x:.0f}_{y:.0f}.png'
-            draw_attention(found.image, where, attention, None if args.scores else args.mass).save(path)
+            draw_attention(found.image, [patch], maps[None], None if args.scores else args.mass).savefig(path)
             print(path)
         if args.npz:
             numbers = dict(points=np.array(found.points), patches=np.array(found.patches), maps=found.maps.numpy())

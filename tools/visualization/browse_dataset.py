@@ -9,11 +9,26 @@ images, and label maps as colours. Crops, jitter and masks are those of the firs
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _cli import argument_parser, load_config, run  # noqa: E402
+
+from beit_mm.terminal import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from mmengine.config import Config
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from beit_mm.models.tokenizers.base import Tokenizer
+
+MASK_SHADE = 0.5  # gray in place of masked patches
 
 
 def main() -> None:
@@ -34,14 +49,118 @@ def main() -> None:
     with quiet():
         from mmengine.registry import init_default_scope
 
-        from beit_mm.pictures.training import draw_training_samples
-
         cfg = load_config(args)
         init_default_scope(cfg.default_scope)
-        picture = draw_training_samples(cfg, args.number, args.seed, args.epoch, not args.no_tokens, args.channels)
+        figure = draw_training_samples(cfg, args.number, args.seed, args.epoch, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        picture.save(args.out)
+        figure.savefig(args.out)
         print(args.out)
+
+
+def training_dataset(cfg: Config) -> Dataset:
+    """The training images of a config, with its pipeline."""
+    from beit_mm.registry import DATASETS
+
+    loader = cfg.get('train_dataloader')
+    if not loader:
+        raise UserError('the config has no train_dataloader; expected the config of a training')
+    return DATASETS.build(copy.deepcopy(loader['dataset']))
+
+
+def draw_training_samples(
+    cfg: Config,
+    number: int = 8,
+    seed: int = 0,
+    epoch: int = 0,
+    tokens: bool = True,
+    channels: Sequence[int] = (0, 1, 2),
+) -> Figure:
+    """A sheet of training samples as the model gets them, a row each, spread evenly over the dataset.
+
+    Of a pretraining: the first view; the same with its masked patches gray; the tokenizer's view; its visual tokens,
+    decoded where the tokenizer can, else a colour for each; DINO's other crops. Of other trainings the images, and
+    label maps as colours.
+
+    Args:
+        cfg: a config whose `default_scope` is set.
+        number: of samples.
+        seed, epoch: of which the crops, jitter and masks are.
+        tokens: False does without the tokenizer, and its weights.
+        channels: of images with many bands, the three that are drawn.
+    """
+    import torch
+    from mmengine.dataset import default_collate
+
+    from beit_mm.datasets.image_folder import UnlabeledImages
+    from beit_mm.datasets.samplers import SampleKey, seed_generators
+    from beit_mm.pictures.sheet import sheet_of_columns
+
+    dataset = training_dataset(cfg)
+    samples = []
+    for row in range(min(number, len(dataset))):
+        key = SampleKey(seed, epoch, row * len(dataset) // min(number, len(dataset)))
+        seed_generators(key)
+        samples.append(dataset[key if isinstance(dataset, UnlabeledImages) else key.index])
+    if isinstance(samples[0]['inputs'], dict):
+        return sheet_of_columns(view_columns(cfg, default_collate(samples), tokens), channels)
+    columns = dict(image=torch.stack([sample['inputs'] for sample in samples]) / 255)
+    if 'gt_sem_seg' in samples[0]['data_samples']:
+        palette = torch.full((256, 3), 1.0)  # what is ignored is white
+        colours = torch.tensor(dataset.metainfo['palette']) / 255
+        palette[: len(colours)] = colours
+        maps = torch.stack([sample['data_samples'].gt_sem_seg.data[0] for sample in samples])  # B, H, W
+        columns['labels'] = palette[maps.long()].permute(0, 3, 1, 2)
+    return sheet_of_columns(columns, channels)
+
+
+def view_columns(cfg: Config, batch: dict, tokens: bool = True) -> dict[str, Tensor]:
+    """Title -> float (B, C, H, W) in [0, 1] of a pretraining's batch, see `draw_training_samples`."""
+    import torch
+
+    from beit_mm.models.beit import TwoViewDataPreprocessor
+    from beit_mm.models.tokenizers.base import Tokenizer
+    from beit_mm.registry import MODELS
+
+    preprocessor = MODELS.build(cfg.model.data_preprocessor)
+    if not isinstance(preprocessor, TwoViewDataPreprocessor):
+        raise UserError(f'views of a {type(preprocessor).__name__} cannot be drawn; expected a TwoViewDataPreprocessor')
+    inputs = preprocessor(batch)['inputs']
+    image = preprocessor.denormalize(inputs['images'])
+    columns = {'first view': image}
+    if (mask := inputs['mask']) is not None:
+        columns['masked'] = torch.where(enlarged(mask, image.shape[2:]), MASK_SHADE, image)
+    if (second := inputs['tokenizer_images']) is not None:
+        columns["tokenizer's view"] = second
+        config = cfg.model.get('target_generator')
+        if tokens and config and isinstance(tokenizer := MODELS.build(config), Tokenizer):
+            with torch.no_grad():
+                columns.update(token_column(tokenizer.eval(), second))
+    for name in ('second_images', 'local_images'):
+        if (crops := inputs.get(name)) is not None:
+            parts = preprocessor.denormalize(crops).split(len(image))
+            title = name.split('_')[0] + ' crop'
+            columns.update({title + f' {i}' * (len(parts) > 1): part for i, part in enumerate(parts)})
+    return columns
+
+
+def enlarged(mask: Tensor, size: Sequence[int]) -> Tensor:
+    """A mask of patches, bool (B, h, w), as one of pixels, bool (B, 1, H, W)."""
+    import torch.nn.functional as F
+
+    return F.interpolate(mask[:, None].float(), tuple(size), mode='nearest-exact') > 0
+
+
+def token_column(tokenizer: Tokenizer, images: Tensor) -> dict[str, Tensor]:
+    """Title -> the visual tokens of images (B, C, H, W): decoded, or each word of the vocabulary in a colour."""
+    import torch
+
+    from beit_mm.datasets.segmentation_folder import distinct_colours
+
+    ids = tokenizer.encode(images)  # B, h, w
+    if tokenizer.can_decode:
+        return {'tokens, decoded': tokenizer.decode(ids)}
+    colours = torch.tensor(distinct_colours(tokenizer.vocab_size)) / 255
+    return {'tokens as colours': colours[ids].permute(0, 3, 1, 2)}
 
 
 if __name__ == '__main__':
