@@ -245,8 +245,8 @@ def test_a_mistake_is_one_line(options, message, checkpoint, images):
 def test_the_pictures_of_features_are_drawn_and_mistakes_are_one_line(checkpoint, images, tmp_path, monkeypatch):
     tool, out = 'visualization/features.py', tmp_path / 'out'
     run_tool(tool, checkpoint, images / '00.jpg', images / '01.jpg', '--among', images, '--out', out, '--device', 'cpu')
-    assert Image.open(out / 'pca.png').size == (4 + 2 * 164, 4 + 2 * (160 + 16 + 4))
-    assert Image.open(out / 'neighbours.png').size == (4 + 6 * 164, 4 + 2 * (160 + 16 + 4))
+    assert Image.open(out / 'pca.png').size == (4 + 2 * 164, 4 + 2 * (120 + 16 + 4))
+    assert Image.open(out / 'neighbours.png').size == (4 + 6 * 164, 4 + 2 * (120 + 16 + 4))
     for name, method, package in (('sklearn.manifold', 'tsne', 'scikit-learn'), ('umap', 'umap', 'umap-learn')):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(SystemExit, match=f'error: --scatter {method} needs {package}: pip install {package}'):

@@ -165,12 +165,13 @@ def test_a_sheet_shows_points_heads_and_contours(tmp_path):
         assert mark.get_xy() == corner and (mark.get_width(), mark.get_height()) == (15, 15)
     mean = figure.axes[1]
     image, colours = mean.images
-    assert colours.get_extent() == image.get_extent() == (-0.5, 59.5, 29.5, -0.5)
+    assert list(colours.get_extent()) == list(image.get_extent()) == [-0.5, 59.5, 29.5, -0.5]
     np.testing.assert_allclose(colours.get_array(), maps[0].mean(dim=0))
     ends = np.concatenate([path.vertices for path in mean.collections[0].get_paths()])
     np.testing.assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[44.5, 14.5], [59.5, 29.5]], atol=1)
     pixels = pixels_of(figure)
-    assert (pixels == [0, 255, 255]).all(-1).any() and (pixels == [255, 0, 0]).all(-1).any()
+    for colour in ([0, 255, 255], [255, 0, 0]):  # lines have soft edges
+        assert (np.abs(pixels.astype(int) - colour).max(axis=2) < 100).any()
     scores = draw_attention(torch.full((3, 30, 60), 0.5), [(0, 1)], maps[:1] - 0.5, mass=None)
     assert not any(axes.collections for axes in scores.axes)
 
@@ -240,7 +241,7 @@ def test_a_model_of_other_than_rgb_images_is_one_line(image, tmp_path):
     state = random_backbone('shared', (32, 32)).state_dict()
     state['patch_embed.proj.weight'] = state['patch_embed.proj.weight'].repeat(1, 2, 1, 1)
     torch.save(dict(state_dict=state, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
-    with pytest.raises(SystemExit, match=r'^error: .*model.pth: a model of images with 6 bands; expected RGB'):
+    with pytest.raises(SystemExit, match=r'^error: .*model.pth takes images of 6 channels; mean has 3, std 3'):
         run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image)
 
 
