@@ -169,6 +169,8 @@ class CheckpointHook(Hook):
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        if not isinstance(runner._train_loop, BaseLoop):  # a validation by itself
+            return
         number = getattr(runner, self.unit)
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
         if any(improved) and self.kept:  # a resumed run has to know the best score
