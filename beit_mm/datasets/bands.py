@@ -62,8 +62,6 @@ class LoadBands(BaseTransform):
             raise UserError(f'bands is {bands}; expected numbers of bands, counted from 0')
         if low is not None and not np.all(np.less(low, high)):
             raise UserError(f'low is {low}, high is {high}; expected low < high, the values that become 0 and 255')
-        if max_pixels < 1:
-            raise UserError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
         self.bands = None if bands is None else list(bands)
         self.low, self.high = (None if value is None else np.float32(value) for value in (low, high))
         self.num_bands = lengths.pop() if lengths else None  # None: as many as a file has
@@ -149,9 +147,9 @@ def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
-    """The bands of a .tif file (H, W, C): those of its first page or, where that has one, the pages of its size.
+    """The bands of a .tif file (H, W, C): all of its first page, or the pages like the first if each has one band.
 
-    Pages of other sizes, such as overviews and masks, are left out. Other files that its metadata names stay closed.
+    Other pages, such as overviews and masks, are left out, and files that its metadata names are not opened.
     """
     with TiffFile(file) as content:
         pages = [page for page in islice(content.pages, MAX_PAGES) if not page.subfiletype]

@@ -7,7 +7,7 @@ shards and index.
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -72,21 +72,12 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
     paths: list[str] = []
     left_out = 0
     for subfolder in subfolders:
-        found, seen, tops = [], set(), [os.path.join(folder, subfolder)]
-        for top in tops:  # links to folders come after the folders
-            for parent, folders, files in os.walk(top, onerror=stop):
-                status = os.stat(parent)
-                if (status.st_dev, status.st_ino) in seen:
-                    folders.clear()
-                    continue
-                seen.add((status.st_dev, status.st_ino))
-                folders[:] = sorted(name for name in folders if not name.startswith('.'))
-                tops += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
-                names = [name for name in files if not name.startswith('.')]
-                below = os.path.relpath(parent, folder)
-                prefix = '' if below == '.' else f'{below}/'
-                found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
-                left_out += sum(name.lower().endswith(unread) for name in names)
+        found = []
+        for parent, names in walk(os.path.join(folder, subfolder)):
+            below = os.path.relpath(parent, folder)
+            prefix = '' if below == '.' else f'{below}/'
+            found += [prefix + name for name in names if name.lower().endswith(tuple(extensions))]
+            left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
         message = f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif'
@@ -94,10 +85,25 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
     return Paths.of(paths)
 
 
+def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """The path of each folder from `folder` down, once, and the names of its files; links to folders come last."""
+    seen, tops = set(), [folder]
+    for top in tops:
+        for parent, folders, files in os.walk(top, onerror=stop):
+            status = os.stat(parent)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not name.startswith('.'))
+            tops += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
+            yield parent, [name for name in files if not name.startswith('.')]
+
+
 def stop(error: OSError) -> None:
-    """Raises what os.walk would pass over: a folder that cannot be listed."""
-    name = readable(os.fsdecode(error.filename))
+    """Raises the error of a folder that cannot be listed, which os.walk would ignore."""
     if isinstance(error, PermissionError):
+        name = readable(os.fsdecode(error.filename))
         raise PermissionError(f'no permission to list the folder {name}; allow it (chmod u+rx), or move it away')
     raise error
 

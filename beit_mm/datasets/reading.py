@@ -15,7 +15,6 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPIm
 
 from beit_mm.files import readable
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError
 
 try:  # torchvision's is deprecated from 0.29 in favour of this one, which gives the same pixels
     from torchcodec.decoders import ImageReadMode, decode_jpeg
@@ -90,8 +89,6 @@ class LoadImage(BaseTransform):
     """
 
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True) -> None:
-        if max_pixels < 1:
-            raise UserError(f'max_pixels is {max_pixels}; expected the width x height of the largest image')
         self.max_pixels = max_pixels
         self.scaled = scaled
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8

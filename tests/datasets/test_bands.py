@@ -16,6 +16,7 @@ from beit_mm.datasets.transforms import (
     TwoViewColorJitter,
     TwoViewRandomResizedCrop,
 )
+from beit_mm.terminal import UserError
 
 TYPES = ('uint8', 'uint16', 'int16', 'float32', 'float64')
 
@@ -86,6 +87,15 @@ def test_npy_files(tmp_path, dtype):
     assert np.array_equal(read_bands(str(path)), values[..., :1])
 
 
+def test_without_tifffile_only_tif_files_are_refused(tmp_path, monkeypatch):
+    np.save(tmp_path / 'a.npy', values_of('uint8'))
+    imwrite(tmp_path / 'a.tif', values_of('uint8')[..., 0])
+    monkeypatch.setattr('beit_mm.datasets.bands.TiffFile', None)
+    assert read_bands(str(tmp_path / 'a.npy')).shape == (40, 30, 6)
+    with pytest.raises(UserError, match=r"pip install 'beit_mm\[bands\]'"):  # no unreadable image, which is skipped
+        read_bands(str(tmp_path / 'a.tif'))
+
+
 # --- scale ----------------------------------------------------------------------------------------
 
 
@@ -122,7 +132,6 @@ def test_what_is_no_number_becomes_0_or_255():
         (dict(bands=list(range(17))), '1 to 16 bands'),
         (dict(bands=[-1]), 'counted from 0'),
         (dict(low=[0, 5], high=[1, 5]), 'low < high'),
-        (dict(max_pixels=0), 'max_pixels'),
     ],
 )
 def test_impossible_settings_are_refused(wrong, message):
