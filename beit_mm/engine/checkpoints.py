@@ -205,9 +205,8 @@ class CheckpointHook(Hook):
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return False
         name = f'best_{metric}_{self.unit}_{number}.pth'.replace('/', '_')
-        old = {self.best.get(f'best_ckpt{of_metric}', name)} - {name}
-        position = dict(epoch=runner.epoch, iter=runner.iter)
-        if self.save(runner, name, resumable=False, replaces=old, **position) is None:
+        old = self.best.get(f'best_ckpt{of_metric}', name)
+        if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
             return False
         self.best[f'best_ckpt{of_metric}'] = name
         runner.message_hub.update_info(f'best_score{of_metric}', metrics[metric])
@@ -216,7 +215,7 @@ class CheckpointHook(Hook):
 
     @master_only
     def save(
-        self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence[str] | set[str] = (), **meta: Any
+        self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence[str] = (), **meta: Any
     ) -> Path | None:
         """Writes a checkpoint, then deletes those that it replaces. Only the main process does.
 

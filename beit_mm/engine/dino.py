@@ -29,7 +29,7 @@ class DINOHook(Hook):
         freeze_last_layer: epochs in which the last layer of the student's head is not trained.
 
     Raises:
-        ValueError: a momentum outside of 0 to 1, other temperatures; when training starts, another model.
+        UserError: a momentum outside of 0 to 1, other temperatures; when training starts, another model.
 
     Source: facebookresearch/dino `main_dino.py`.
     """
@@ -51,7 +51,6 @@ class DINOHook(Hook):
         self.freeze_last_layer = freeze_last_layer
 
     def before_train(self, runner: Runner) -> None:
-        """Sees to it that the optimizer leaves the last layer alone while it is frozen."""
         model = unwrap(runner)
         if not isinstance(model, DINOPretrainer):
             raise UserError(f'DINOHook belongs to a DINOPretrainer, the model is a {type(model).__name__}')
@@ -65,7 +64,6 @@ class DINOHook(Hook):
         runner.optim_wrapper.optimizer.register_step_pre_hook(drop_gradients)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        """Sets the teacher's temperature."""
         temperature = self.temperature_at(epoch_of(runner))
         unwrap(runner).teacher_temperature = torch.tensor(temperature)  # a number would be a constant of compiled code
         runner.message_hub.update_scalar('train/teacher_temperature', temperature)
@@ -73,7 +71,6 @@ class DINOHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs: dict | None = None
     ) -> None:
-        """Moves the teacher, unless gradients are still being accumulated."""
         if runner.optim_wrapper.should_update():
             momentum = self.momentum_at(runner.iter / runner.max_iters)
             wrapper = runner.optim_wrapper
@@ -82,7 +79,7 @@ class DINOHook(Hook):
             runner.message_hub.update_scalar('train/teacher_momentum', momentum)
 
     def momentum_at(self, progress: float) -> float:
-        """The momentum where a part `progress` of the run, 0 to 1, is over."""
+        """The momentum after a share `progress` of the run, 0 to 1."""
         return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
 
     def temperature_at(self, epoch: int) -> float:

@@ -31,7 +31,7 @@ from beit_mm.terminal import UserError
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms: a thousandth of the time
-LONG_STEP = 0.1  # seconds; the exchange of each such step costs nothing that can be measured
+LONG_STEP = 0.1  # seconds; with an exchange each, such steps take 0.4 % longer at most
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
 
@@ -147,7 +147,6 @@ class InterruptionHook(Hook):
         self.handlers = {}
 
     def receive(self, number: int, frame: Any) -> None:
-        """Handles a signal."""
         if number == signal.SIGINT and self.code == EXIT_CODES[signal.SIGINT]:
             if time.monotonic() - self.asked_at < 1:  # the terminal's and a launcher's
                 return
@@ -191,7 +190,6 @@ class InterruptionHook(Hook):
         return 0
 
     def stop(self, runner: Runner) -> None:
-        """Saves and exits."""
         path = checkpoint_hook_of(runner).save(runner, INTERRUPTED)
         runner.visualizer.close()
         if self.group is not None:

@@ -26,7 +26,7 @@ KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused',
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
 NO_WEIGHT_DECAY = ('cls_token', 'pos_embed')  # of their parameters with more than one dimension
-STEPS_BETWEEN_LOOKS = 50  # at most; a look waits for the device, which costs about a step's launch
+STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, and
 # the center of DINOPretrainer.
 CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center')
@@ -60,7 +60,7 @@ class AutocastOptimWrapper(OptimWrapper):
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
 
     Raises:
-        ValueError: an unknown dtype.
+        UserError: an unknown dtype.
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
@@ -99,7 +99,7 @@ class AutocastOptimWrapper(OptimWrapper):
         """Unscales and clips the gradients, then steps if they are finite.
 
         Raises:
-            ValueError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
+            UserError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
         """
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
@@ -261,7 +261,7 @@ class BEiTOptimWrapperConstructor:
             of CosineAnnealingLR).
 
     Raises:
-        ValueError: another key or rate, an optimizer without `lr`, or not exactly one such backbone.
+        UserError: another key or rate, an optimizer without `lr`, or not exactly one such backbone.
 
     Source: microsoft/unilm `beit/optim_factory.py`.
     """

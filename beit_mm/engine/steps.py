@@ -34,7 +34,7 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, hush, printable, printable_record
 
 WINDOW = 50  # steps over which the throughput is averaged, as mmengine's log processor averages in our configs
-STEPS_TO_JUDGE = 20  # before the log says that reading limits a training: the first ones fill caches
+STEPS_TO_JUDGE = 20  # before the log says that reading limits a training: enough to average over
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
 FIRST_SECONDS = 2.0  # until the first one
@@ -383,7 +383,6 @@ class ProgressHook(Hook):
         self.say(line)
 
     def say(self, line: str) -> None:
-        """Prints a line, from the main process."""
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
 
