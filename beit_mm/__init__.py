@@ -3,8 +3,7 @@
 Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
 
     __main__.py     `python -m beit_mm VERB ...`: pretraining, fine-tuning and looking at images, each in one line
-    files.py        Files that are written whole or not at all, their hashes, and text that no reader of configs fills
-                    in
+    files.py        Files written completely or not at all, their hashes and printable names, and text for configs
     positions.py    Where patches lie: the relative position bias and the position embedding, at any patch grid
     precision.py    The type that a device computes in
     registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
@@ -12,19 +11,17 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     terminal.py     What a terminal gets to see: nothing of the libraries that a user cannot act on, and one line for a
                     mistake
     apis/           What users call from Python: imports nothing, so that each call loads only what it needs: configs,
-                    export, inference, inferencers, plans, split, stored_config, training
-    checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds: convert,
-                    find, fit, limits, names, read
+                    export, inference, inferencers, plans, split, stored_config, tokenizers, training
+    checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
+                    checkpoint, convert, find, names, read
     datasets/       Images, their transforms, masks and samplers: bands, image_folder, listing, masking, multi_crop,
-                    reading, resize, samplers, segmentation_folder, shards, transforms
+                    reading, samplers, segmentation_folder, transforms
     engine/         How a run goes: optimizer wrappers and constructors, checks, hooks, metrics: bad_steps,
-                    checkpoints, checks, dino, interruption, knn, loops, metrics, optim, progress, steps, unreadable,
-                    workers
-    features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor, probing,
-                    reader
+                    checkpoints, checks, dino, interruption, knn, loops, metrics, optim, steps, unreadable
+    features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
-                    beit, beit_v2, dalle, dino, discrete_vae, interop, parameter_groups, probe, vit, vqkd
-    pictures/       Pictures of what a model makes of images: attention, features, pictures, training
+                    beit, beit_v2, dalle, dino, discrete_vae, interop, probe, vit, vqkd
+    pictures/       Pictures of what a model makes of images: attention, sheet, training
     segmentation/   Semantic segmentation with MMSegmentation. No other folder imports mmseg: heads, segmentor
 """
 
