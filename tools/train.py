@@ -23,7 +23,7 @@ def main() -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='go on from a checkpoint, or from the newest of the work directory',
+        help='resume from a checkpoint, or from the newest intact one of the work directory',
     )
     parser.add_argument(
         '--steps',

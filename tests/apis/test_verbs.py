@@ -30,6 +30,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.steps import clock, progress_line
 from beit_mm.features.extractor import load_features
+from beit_mm.pictures.sheet import MARGIN
 from beit_mm.registry import MODELS
 
 COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))
@@ -375,7 +376,7 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     call('attention', run, images / 'red/1.png', '--points', '10,10; 0.9,0.1', '--out', tmp_path / 'attention.png')
     call('attention', run, images / 'red/1.png', '--out', tmp_path / 'one.png')
     one, two = (Image.open(tmp_path / name) for name in ('one.png', 'attention.png'))
-    assert two.width == one.width and two.height == 2 * one.height + inference.GAP
+    assert two.width == one.width and two.height == 2 * one.height - MARGIN
 
 
 def dead_links(folder: Path, images: Path) -> list[Path]:

@@ -224,7 +224,7 @@ def test_a_schedule_that_does_not_count_as_the_run_does_is_refused():
         tool()['shorten'](cfg, 10)
 
 
-def test_who_stops_a_run_in_a_terminal_is_told_how_to_go_on(options, monkeypatch):
+def test_who_stops_a_run_in_a_terminal_is_told_how_to_resume(options, monkeypatch):
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     after = ProgressHook.after_train_iter
 
@@ -236,7 +236,7 @@ def test_who_stops_a_run_in_a_terminal_is_told_how_to_go_on(options, monkeypatch
     with pytest.raises(SystemExit) as end:
         run_tool('train.py', CONFIG, *options)
     assert end.value.code == 130 and Path('work_dirs/pretrain/interrupted.pth').is_file()
-    assert re.search(r'^Stopped after step 1\. Go on with: .* --resume$', terminal.getvalue(), flags=re.M)
+    assert re.search(r'^Stopped after step 1\. Resume with: .* --resume$', terminal.getvalue(), flags=re.M)
 
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):

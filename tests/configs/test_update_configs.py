@@ -23,7 +23,11 @@ def test_everything_is_up_to_date(tool, capsys):
 def test_stale_numbers_are_named_and_rewritten(tool, monkeypatch, tmp_path, capsys):
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs', ignore=shutil.ignore_patterns('__pycache__'))
     monkeypatch.setattr(tool, 'ROOT', tmp_path)
-    for page, update in (('MAP', 'update_file_map'), ('RELEASED', 'update_released')):
+    for page, update in (
+        ('MAP', 'update_file_map'),
+        ('RELEASED', 'update_released'),
+        ('PACKAGE_MAP', 'update_package_map'),
+    ):
         monkeypatch.setattr(tool, update, (tmp_path / page).read_text)
         monkeypatch.setattr(tool, page, page)
         (tmp_path / page).write_text('')
