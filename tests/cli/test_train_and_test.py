@@ -224,6 +224,19 @@ def test_a_schedule_that_does_not_count_as_the_run_does_is_refused():
         tool()['shorten'](cfg, 10)
 
 
+def test_what_a_run_writes_of_its_config_is_no_template(tmp_path, monkeypatch):
+    """mmengine fills `{{...}}` of a config's text in before it reads it, with values of the environment among them."""
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    from _cli import argument_parser, load_config
+
+    (tmp_path / 'mine.py').write_text("note = '{' + '{$HOME:none}' + '}'\n")
+    parser = argument_parser('')
+    cfg = load_config(parser.parse_args([str(tmp_path / 'mine.py')]))
+    cfg.dump(str(tmp_path / 'dumped.py'))
+    assert '{{' not in (tmp_path / 'dumped.py').read_text()
+    assert Config.fromfile(str(tmp_path / 'dumped.py')).note == cfg.note == '{' + '{$HOME:none}' + '}'
+
+
 def test_who_stops_a_run_in_a_terminal_is_told_how_to_resume(options, monkeypatch):
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     after = ProgressHook.after_train_iter
