@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-HASH_PIECE = 1 << 20  # bytes
 ESCAPES = {'\\': r'\\', '\n': r'\n', '\r': r'\r', '\t': r'\t'}
 LEFTOVER = re.compile(r'.+\.[0-9a-f]{8}\.part')  # of a process that was killed while it wrote
 
@@ -18,7 +17,7 @@ def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, 64 lower-case hexadecimal digits."""
     digest = hashlib.sha256()
     with Path(path).open('rb') as file:
-        while piece := file.read(HASH_PIECE):
+        while piece := file.read(1 << 20):  # bytes
             digest.update(piece)
     return digest.hexdigest()
 
@@ -44,8 +43,8 @@ def inert(text: str) -> str:
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when the block ends without an error and all of it is on the disk.
 
-    Full disks, interruptions and errors leave what had the name as it was. Folders above it are created. A process that
-    is killed meanwhile leaves `NAME.<8 hexadecimal digits>.part`.
+    Until then what had the name stays as it was. Folders above it are created. A process that is killed meanwhile
+    leaves `NAME.<8 hexadecimal digits>.part`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,20 +71,14 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-PACKAGE = Path(__file__).resolve().parent
-
-
 def config_folders() -> list[Path]:
     """Where configs lie: in the checkout, and in the installed package."""
-    return [folder for folder in (PACKAGE.parent / 'configs', PACKAGE / '.mim/configs') if folder.is_dir()]
+    package = Path(__file__).resolve().parent
+    return [folder for folder in (package.parent / 'configs', package / '.mim/configs') if folder.is_dir()]
 
 
 def folder_of_images(path: str | Path) -> Path:
-    """An existing folder, without links and `~`.
-
-    Raises:
-        FileNotFoundError: there is none such.
-    """
+    """An existing folder, without links and `~`; FileNotFoundError where there is none."""
     folder = Path(path).expanduser().resolve()
     if not folder.is_dir():
         what = 'is a file' if folder.exists() else 'does not exist'

@@ -1,8 +1,10 @@
 """A checkpoint file, opened once, and its weights made to fit a backbone, with a report of what became of each."""
 
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,30 +35,24 @@ from beit_mm.checkpoint.names import (
 )
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
+from beit_mm.terminal import UserError
 
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
 OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
-LAST_AXES = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 
 
-# --- an opened file -------------------------------------------------------------------------------
-
-
 class Checkpoint:
-    """A checkpoint file that was opened: read once, and handed on to whatever needs it.
+    """A checkpoint file, read once and handed on. It holds all weights in memory: keep what you need of it.
 
     Attributes:
         path: of the file.
-        content: what is in it, tensors on the CPU, but for the text `meta['config']`, which mmengine would execute.
+        content: what is in it, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: its state dict under its own names, without those of wrappers (`module.`, `_orig_mod.`).
-        meta: what it says of itself, and what its neighbours and its name say: see `names.describe_source`.
-        format: one of `names.FORMATS`; None for no BEiT.
-        preprocessing, architecture: see `names.describe_source`.
-
-    It holds all weights in memory: keep what you need of it, not the object.
+        meta: what it, its neighbours and its name say of it.
+        format, preprocessing, architecture: see `names.describe_source`.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
@@ -81,8 +77,7 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: there is none; says where it was looked for.
-            CheckpointError: no checkpoint, damaged, or written by a later version.
-            UnsafeCheckpointError: the file wants to run code.
+            CheckpointError: no checkpoint, damaged, unsafe, or written by a later version.
         """
         if isinstance(source, Checkpoint):
             return source
@@ -95,15 +90,23 @@ class Checkpoint:
     @cached_property
     def converted(self) -> Converted:
         """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
+        with self._named():
+            return convert_state_dict(self.weights, self.format)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Puts the file's name before the errors of `names`."""
         with blaming(self.path):
             try:
-                return convert_state_dict(self.weights, self.format)
+                yield
             except CheckpointError as error:
                 raise CheckpointError(f'{self.path} {error}.') from None
+            except UserError as error:
+                raise CheckpointError(f'{self.path}: {error}, and the file does not say to which rectangle.') from None
 
     @property
     def task(self) -> str:
-        """'pretraining', 'classification', 'segmentation' or 'features'. Raises CheckpointError for no BEiT."""
+        """As `names.task_of`. Raises CheckpointError for no BEiT."""
         if any(name.startswith(OTHER_CLASSIFIERS) for name in self.weights):
             return 'classification'
         return task_of(self.converted.state_dict)
@@ -121,33 +124,26 @@ class Checkpoint:
             CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
         """
         weights = self.converted.state_dict
-        with blaming(self.path):
-            try:
-                return backbone_arguments(weights, self.source)
-            except CheckpointError as error:
-                raise CheckpointError(f'{self.path} {error}.') from None
-            except ValueError as error:
-                raise CheckpointError(f'{self.path}: {error}, and the file does not say to which rectangle.') from None
+        with self._named():
+            return backbone_arguments(weights, self.source)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
-        """The weights for `load_state_dict` of a model, ours or another.
+        """The weights for `load_state_dict` of a model, ours or another, with `source` in their metadata.
 
         A BEiT of the released code, timm or transformers gets our names: its own have no prefix by which mmengine could
-        find the backbone's. Files with OpenMMLab's names keep them, since its own classes in the same process may want
-        them; our models translate what they are given. What the file says is in its metadata, for our hooks.
+        find the backbone's. Files with OpenMMLab's names keep them, since its own classes may want them.
         """
-        source = dict(self.source)
+        source, dropped = dict(self.source), []
         given: Any = self.weights
         if self.format in TRANSLATED:
             try:
                 given, dropped, _ = self.converted
             except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
                 source['format'] = None
-            else:
-                if dropped:
-                    message = f'{self.path} ({self.format}) holds tensors that no model of ours has: {dropped}'
-                    print_log(message, logger='current', level=logging.WARNING)
+        if dropped:
+            message = f'{self.path} ({self.format}) holds tensors that no model of ours has: {dropped}'
+            print_log(message, logger='current', level=logging.WARNING)
         if source['format'] is None:
             given = self.content.get('state_dict', self.content)
             if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
@@ -174,60 +170,40 @@ CheckpointInput: TypeAlias = str | Path | Checkpoint
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """How mmengine reads paths and URLs; of a BEiT's file dict(state_dict=..., meta=..., ...).
+    """How mmengine reads paths and URLs, see `Checkpoint.open`; models copy to their own device.
 
     mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
-
-    Args:
-        filename: see `Checkpoint.open`.
-        map_location: ignored; models and optimizers copy to where their parameters are.
     """
     return Checkpoint.open(filename).for_mmengine()
 
 
-# --- into a backbone ------------------------------------------------------------------------------
-
-
 @dataclass
 class LoadReport:
-    """What became of each tensor when a backbone was loaded; names without `backbone.`.
+    """What became of each tensor when a backbone was loaded; names without `backbone.`."""
 
-    Attributes:
-        source: file and format.
-        preprocessing: of the images that the weights were trained on, see `names.describe_source`.
-        grid: patch grid (h, w) of these images, None where the file does not say.
-        matched: loaded as they were in the file.
-        expanded: tables copied from the one that all blocks shared.
-        resized: name -> patch grids, for tables and position embeddings.
-        adapted: patch embeddings made for another number of channels.
-        folded: LayerScale multiplied into other weights.
-        missing_keys: of the model, not in the file: they keep their initial values.
-        unexpected_keys: in the file, of no use to the model.
-    """
-
-    source: str
-    preprocessing: Mapping
-    grid: Grid | None = None
-    matched: list[str] = field(default_factory=list)
-    expanded: list[str] = field(default_factory=list)
-    resized: dict[str, str] = field(default_factory=dict)
-    adapted: list[str] = field(default_factory=list)
-    folded: list[str] = field(default_factory=list)
-    missing_keys: list[str] = field(default_factory=list)
-    unexpected_keys: list[str] = field(default_factory=list)
+    source: str  # file and format
+    preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
+    grid: Grid | None = None  # of these images, (h, w) patches; None where the file does not say
+    matched: list[str] = field(default_factory=list)  # loaded as they were in the file
+    expanded: list[str] = field(default_factory=list)  # tables copied from the one that all blocks shared
+    resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
+    adapted: list[str] = field(default_factory=list)  # patch embeddings made for another number of channels
+    folded: list[str] = field(default_factory=list)  # LayerScale multiplied into other weights
+    missing_keys: list[str] = field(default_factory=list)  # not in the file: they keep their initial values
+    unexpected_keys: list[str] = field(default_factory=list)  # in the file, of no use to the model
 
     def __str__(self) -> str:
         grids = ', '.join(sorted(set(self.resized.values())))
-        parts = [
-            (self.matched, 'matched'),
-            (self.expanded, 'expanded'),
-            (self.resized, f'resized ({grids})'),
-            (self.adapted, 'adapted'),
-            (self.folded, 'folded'),
-            (self.missing_keys, f'missing ({first_names(self.missing_keys)})'),
-            (self.unexpected_keys, f'unexpected ({first_names(self.unexpected_keys)})'),
-        ]
-        counts = ', '.join(f'{len(names)} {what}' for names, what in parts if names)
+        parts = {
+            'matched': self.matched,
+            'expanded': self.expanded,
+            f'resized ({grids})': self.resized,
+            'adapted': self.adapted,
+            'folded': self.folded,
+            f'missing ({first_names(self.missing_keys)})': self.missing_keys,
+            f'unexpected ({first_names(self.unexpected_keys)})': self.unexpected_keys,
+        }
+        counts = ', '.join(f'{len(names)} {what}' for what, names in parts.items() if names)
         return f'Backbone weights from {self.source}: {counts}.'
 
 
@@ -244,17 +220,14 @@ def fit_weights(
     interpolate_mode: str,
     source: Mapping | None = None,
 ) -> tuple[Weights, LoadReport]:
-    """What a backbone can load of a state dict, a whole model's or a backbone's.
+    """What a backbone can load of a state dict, under its names and in its shapes, and what became of each tensor.
 
     Args:
-        state_dict: names of any format.
+        state_dict: of a model or a backbone, in any format.
         own: the backbone's state dict.
         grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
         source: what `describe_source` says of the file; None for a state dict by itself.
-
-    Returns:
-        The weights under the backbone's names and in its shapes, and what became of each.
 
     Raises:
         CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
@@ -271,7 +244,8 @@ def fit_weights(
     file_heads = source['architecture'].get('num_heads') or (tables[0].shape[-1] if tables else num_heads)
     depths = [sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)]
     sizes = [('heads', file_heads, num_heads), ('blocks', *depths)]
-    for what, name in LAST_AXES.items():
+    last_axes = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
+    for what, name in last_axes.items():
         if name in weights:
             sizes.append((what, weights[name].shape[-1], own[name].shape[-1]))
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
@@ -303,14 +277,10 @@ def fit_weights(
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do."""
-    broken = []
-    for name, tensor in weights.items():
-        if not tensor.is_floating_point() or tensor.is_meta:
-            continue
-        # a sum is ten times faster than looking at each number, and only large numbers make a wrong alarm
-        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-            broken.append(name)
-    if broken:
+    real = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.is_meta}
+    # a sum is ten times faster than looking at each number, and only large numbers make a wrong alarm
+    alarming = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
+    if broken := [name for name in alarming if not real[name].isfinite().all()]:
         raise CheckpointError(
             f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {first_names(broken)}. Nothing '
             'was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
@@ -318,7 +288,7 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
 
 
 def _fold_layer_scale(weights: Weights) -> None:
-    """Multiplies LayerScale into the layers before it, in place: the model computes the same without it."""
+    """Multiplies LayerScale into the layers before it, in place."""
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
         layer = name.replace('gamma_1', 'attn.proj').replace('gamma_2', 'mlp.fc2')
@@ -356,8 +326,8 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
     if channels == 1:  # a gray image gives what its RGB copy gave
         return weight.sum(dim=1, keepdim=True)
-    repeats = -(-channels // weight.shape[1])  # rounded up
     # the filters in turn, scaled so that their sum stays what it was
+    repeats = math.ceil(channels / weight.shape[1])
     return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
 

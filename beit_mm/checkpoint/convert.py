@@ -21,7 +21,7 @@ from beit_mm.checkpoint.names import (
     released_out_indices,
     task_of,
 )
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
+from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, check_suffix, write_checkpoint
 from beit_mm.files import file_sha256
 from beit_mm.terminal import UserError
 
@@ -36,11 +36,9 @@ HF_CLASSES = dict(
 TAGS = dict(
     classification='image-classification', segmentation='image-segmentation', features='image-feature-extraction'
 )
-HF_HEAD = (  # tensors of transformers' pyramid and UperNet, which are as wide as the backbone
-    'neck.upsample_4x.0.weight',
-    'neck.upsample_2x.0.weight',
-    'decode_head.psp_modules.3.1.conv.weight',
-    'decode_head.fpn_bottleneck.conv.weight',
+# transformers' pyramid and UperNet, which are as wide as the backbone
+HF_HEAD = (
+    'neck.upsample_4x.0 neck.upsample_2x.0 decode_head.psp_modules.3.1.conv decode_head.fpn_bottleneck.conv'.split()
 )
 
 CARD = """---
@@ -67,21 +65,13 @@ Training images, their licence, and the figures that it reaches: to be filled in
 
 
 class Conversion(NamedTuple):
-    """What `convert_checkpoint` did.
+    """What `convert_checkpoint` did."""
 
-    Attributes:
-        source: format of the source.
-        task: 'pretraining', 'classification', 'segmentation', 'features' or 'tokenizer'.
-        tensors: number of tensors written.
-        dropped_keys: names in the source that the target has no place for.
-        notes: what is not the same there.
-    """
-
-    source: str
-    task: str
-    tensors: int
-    dropped_keys: list[str]
-    notes: list[str]
+    source: str  # format of the source
+    task: str  # as `names.task_of`, or 'tokenizer'
+    tensors: int  # number of tensors written
+    dropped_keys: list[str]  # names in the source that the target has no place for
+    notes: list[str]  # what is not the same there
 
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
@@ -130,11 +120,7 @@ def _convert(checkpoint: Checkpoint, target: Path, to: str) -> Conversion:
         raise CheckpointError(f'{checkpoint} {error}. Nothing was written.') from None
     notes = []
     if to == 'hf':
-        notes = _write_hub_folder(target, theirs.state_dict, config, meta['preprocessing'])
-        if (card := target / 'README.md').exists():
-            notes.append(f'{card} was there already and is left as it is')
-        else:
-            card.write_text(_model_card(target.name, task, config, meta['preprocessing']))
+        notes = _write_hub_folder(target, task, theirs.state_dict, config, meta['preprocessing'])
     elif to == 'timm' or to == 'unilm' and task != 'segmentation':
         is_torch = to == 'unilm' and target.suffix != '.safetensors'
         write_checkpoint(target, dict(model=theirs.state_dict) if is_torch else theirs.state_dict)
@@ -148,7 +134,7 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
     """Strips a checkpoint to what others need and puts its hash into its name.
 
     Optimizer, schedules and log are dropped; weights, preprocessing, classes, the tokenizer's hash and the config stay,
-    the config with the paths in it.
+    the config with the paths in it. Raises as `convert_checkpoint`; nothing is left behind.
 
     Args:
         source: any BEiT checkpoint.
@@ -156,13 +142,9 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
 
     Returns:
         The file: `target` with the first eight digits of its SHA-256 before the suffix.
-
-    Raises:
-        As `convert_checkpoint`; nothing is left behind.
     """
     target = Path(target)
-    if target.suffix not in SUFFIXES:
-        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+    check_suffix(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
     try:
         convert_checkpoint(source, partial)
@@ -174,7 +156,7 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
 
 
 def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Content of transformers' config.json, of a state dict and meta of ours."""
+    """Content of transformers' config.json."""
     task, model = task_of(weights), backbone_arguments(weights, meta)
     dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
     height, width = model['img_size']
@@ -208,7 +190,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         config['id2label'] = {str(label): name for label, name in enumerate(classes)}
         config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
-        if any(name not in weights or len(weights[name]) != dims for name in HF_HEAD):
+        if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
             raise CheckpointError(
                 f'has a segmentation head that transformers has not: its UperNet is as wide as the backbone, {dims}'
             )
@@ -229,7 +211,6 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
 
 
 def _model_card(name: str, task: str, config: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> str:
-    """A README.md for the Hugging Face Hub: what the files say, and places for what only their author knows."""
     kind, tag = HF_CLASSES[task], f'pipeline_tag: {TAGS[task]}\n' if task in TAGS else ''
     rows = {
         'task': task,
@@ -248,15 +229,20 @@ def _model_card(name: str, task: str, config: Mapping[str, Any], preprocessing: 
 
 
 def _write_hub_folder(
-    folder: Path, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
+    folder: Path, task: str, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
 ) -> list[str]:
-    """Writes transformers' two or three files; returns what there is to say."""
+    """Writes transformers' files and a model card; returns what there is to say."""
+    notes = []
     write_checkpoint(folder / 'model.safetensors', weights)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    if (card := folder / 'README.md').exists():
+        notes.append(f'{card} was there already and is left as it is')
+    else:
+        card.write_text(_model_card(folder.name, task, config, preprocessing))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         file.unlink(missing_ok=True)  # of other weights
-        return ['the source does not say how its images are prepared: no preprocessor_config.json']
+        return ['the source does not say how its images are prepared: no preprocessor_config.json', *notes]
     processor = dict(
         image_processor_type='BeitImageProcessor',
         do_resize=True,
@@ -270,4 +256,4 @@ def _write_hub_folder(
         image_std=[value / 255 for value in preprocessing['std']],
     )
     file.write_text(json.dumps(processor, indent=2) + '\n')
-    return []
+    return notes

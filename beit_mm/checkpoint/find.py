@@ -28,7 +28,6 @@ WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
-HUB_CONFIGS = ('config.json', 'preprocessor_config.json')
 # as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds in which a server sends nothing
@@ -36,7 +35,7 @@ ABANDONED = 3600  # seconds since something was written to a partial download
 
 
 def locate_weights(source: str, advice: str) -> Path:
-    """Finds a weight file, downloading it once for each node when `source` is a URL.
+    """Finds a weight file; raises FileNotFoundError with all places looked at.
 
     A URL's file is looked for by name (see `name_of_url`) in the folder $BEIT_MM_WEIGHTS, then in torch hub's cache,
     and is downloaded into that cache by the first process of each node; every process of the job must make this call.
@@ -44,9 +43,6 @@ def locate_weights(source: str, advice: str) -> Path:
     Args:
         source: path, folder (see `weights_in`), http(s) URL, or hf://owner/name (see `fetch_hub_folder`).
         advice: second line of the error: where to get the file and which config key names it.
-
-    Raises:
-        FileNotFoundError: with all places looked at.
     """
     if source.startswith(HUB_SCHEME):
         return weights_in(fetch_hub_folder(source, advice))
@@ -78,10 +74,10 @@ def locate_weights(source: str, advice: str) -> Path:
 
 
 def fetch_hub_folder(source: str, advice: str) -> Path:
-    """The folder with the weights of a repository on the Hugging Face Hub, and what its JSON files say of them.
+    """The folder with the weights and JSON files of a repository on the Hugging Face Hub; else FileNotFoundError.
 
     That of hf://owner/name is looked for in $BEIT_MM_WEIGHTS/owner/name first. It and hf://owner/name@revision are
-    fetched into huggingface_hub's cache, where later calls find them without a network. Raises FileNotFoundError.
+    fetched into huggingface_hub's cache, where later calls find them without a network.
     """
     name, _, revision = source.removeprefix(HUB_SCHEME).partition('@')
     folder = os.environ.get(WEIGHTS_VARIABLE)
@@ -97,7 +93,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
             path = hf_hub_download(name, HUB_FILES[0], revision=revision or None)
         except EntryNotFoundError:
             path = hf_hub_download(name, HUB_FILES[1], revision=revision or None)
-        for about in HUB_CONFIGS:
+        for about in ('config.json', 'preprocessor_config.json'):
             with suppress(EntryNotFoundError):
                 hf_hub_download(name, about, revision=revision or None)
     except (OSError, ValueError, EntryNotFoundError) as error:
@@ -109,7 +105,7 @@ def fetch_hub_folder(source: str, advice: str) -> Path:
 def download(url: str, path: Path) -> None:
     """Fetches a checkpoint, which gets its name when it could be read to its end and has the hash in its name, if any.
 
-    An answer that is cut, or a page to log in, would otherwise stay in the cache as the file.
+    An answer that is cut, or a page to log in, would otherwise stay in the cache.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
@@ -154,24 +150,17 @@ WHOLE = 'this config'  # what the metafile says of weights that have a value for
 
 
 class Released(NamedTuple):
-    """Released weights.
+    """Released weights."""
 
-    Attributes:
-        config: path of the config whose model they belong to.
-        url: of the file.
-        holds: what was trained, on which data.
-        fits: the part of the model that they are for.
-    """
-
-    config: Path
+    config: Path  # whose model they belong to
     url: str
-    holds: str
-    fits: str
+    holds: str  # what was trained, on which data
+    fits: str  # the part of the model that they are for
 
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """All released weights of whole models and backbones, by the names of their files, from the configs' metafiles."""
+    """All released weights of models and backbones in the configs' metafiles, by the names of their files."""
     found = {}
     for file in sorted(config_folders()[0].glob('*/metafile.yml')):
         for entry in load(file)['Models']:
@@ -184,23 +173,12 @@ def released() -> dict[str, Released]:
 
 
 def list_models(pattern: str = '*') -> list[str]:
-    """Names of released weights.
-
-    Args:
-        pattern: as of file names: '*ade20k', 'beitv2_large*'.
-
-    Returns:
-        Sorted names for `get_model`.
-    """
+    """Sorted names of released weights, for `get_model`; `pattern` as of file names: '*ade20k', 'beitv2_large*'."""
     return sorted(name for name in released() if fnmatch(name, pattern))
 
 
 def checkpoint_of(source: str | Path) -> Path:
-    """The weights that a path or a name stands for.
-
-    Args:
-        source: a file, the folder of a finished run or one of transformers' or timm's, an address, or one of
-            `list_models`, whose file is looked for as that of an address. A file or folder comes before a name.
+    """The weights that a path, an address or one of `list_models` stands for, in this order.
 
     Raises:
         FileNotFoundError: none of them; names released models of nearly that name.
@@ -220,6 +198,6 @@ def checkpoint_of(source: str | Path) -> Path:
 
 
 def _nearest(name: str) -> str:
-    """A question that ends an error: the released models whose names are most like this one; empty without any."""
+    """A question that ends an error: the released models of nearly this name; empty without any."""
     near = get_close_matches(name.lower(), released(), n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''

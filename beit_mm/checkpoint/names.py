@@ -20,7 +20,6 @@ from beit_mm.positions import Grid, num_relative_positions, relative_position_in
 
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
-FORMATS = ('beit_mm', 'unilm', 'timm', 'hf', 'mmpretrain', 'mmseg')
 TABLE = 'relative_position_bias_table'
 INDEX = 'relative_position_index'  # which row belongs to which pair: computed, never read
 POSITIONS = (TABLE, 'pos_embed')  # parameters with a row for each place
@@ -97,8 +96,9 @@ HF: Table = (
     ('auxiliary_head.', 'auxiliary_head.'),
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
-# Modules of BeitModel, which other models have below `beit.`
-HF_ROOTS = ('embeddings.', 'encoder.', 'pooler.', 'layernorm.')
+OURS: Table = (('', ''),)
+TABLES = dict(beit_mm=OURS, unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
+FORMATS = tuple(TABLES)
 
 # All that our backbone can have; another name in a block is a layer that BEiT has not.
 STEM_PARTS = ('cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias')
@@ -109,7 +109,6 @@ OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gam
     f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
 )
 MAX_NUMBER = 1e6  # of pixels, means, blocks
-PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 # Keys of the state dict; a whole checkpoint of DINO's has a student too, whose average the teacher is.
@@ -120,21 +119,14 @@ HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
 RELEASED = re.compile(
     r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>ade20k)?(?:-\w+)?\.\w+$'
 )
-ADE20K_SIZE_V2 = 512  # of BEiT v2's files, whose names keep the size of the pretraining
 
 
 class Converted(NamedTuple):
-    """A state dict in another format.
-
-    Attributes:
-        state_dict: names to tensors.
-        dropped_keys: names that have no place there.
-        source: the format that it had, one of FORMATS.
-    """
+    """A state dict in another format."""
 
     state_dict: Weights
-    dropped_keys: list[str]
-    source: str
+    dropped_keys: list[str]  # names that have no place there
+    source: str  # the format that it had, one of FORMATS
 
 
 def convert_state_dict(
@@ -148,8 +140,7 @@ def convert_state_dict(
 
     Args:
         state_dict: names to tensors; left as it is.
-        source: one of FORMATS; None: see `detect_format`.
-        target: one of FORMATS.
+        source, target: each one of FORMATS; a source of None is detected.
         grid: patch grid (h, w) of the bias tables, for buffers that belong to them; None: a square one.
 
     Raises:
@@ -166,9 +157,8 @@ def convert_state_dict(
         _fit_mmseg(ours)
     if target == 'hf':
         _split_qkv(ours)
-    tables = dict(unilm=UNILM, timm=TIMM, hf=HF, mmpretrain=MMPRETRAIN, mmseg=MMSEG)
     special = {('unilm', 'segmentation'): UNILM_SEGMENTATION, ('hf', 'pretraining'): HF_PRETRAINING}
-    table = special.get((target, task_of(ours)), tables[target])
+    table = special.get((target, task_of(ours)), TABLES[target])
     if target == 'mmpretrain' and any(name.startswith('patch_aggregation.') for name in ours):
         table = MMPRETRAIN_V2
     converted, without_place = _rename(ours, table)
@@ -212,9 +202,7 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` is what `describe_source` says.
 
-    Raises:
-        CheckpointError: a tensor is missing, or nothing says how many heads there are.
-        ValueError: positions of an unknown rectangle of patches.
+    Raises CheckpointError, or UserError for positions of an unknown rectangle of patches.
     """
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
@@ -232,8 +220,6 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     grid = tuple(-(-side // patch) for side in size) or None
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
-        size = [side * patch for side in known]
-    elif tables and not position and (known := grid_of(TABLE, tables[0], grid)) != grid:
         size = [side * patch for side in known]
     shared, own = (f'backbone.{name}' in weights for name in (SHARED_TABLE, f'blocks.0.attn.{TABLE}'))
     norms = dict(norm='raw', fc_norm='avg_featmap')
@@ -258,10 +244,9 @@ def released_out_indices(depth: int) -> list[int]:
 def check_complete(weights: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError when a state dict of ours lacks a part that every BEiT has."""
     # as many as there are, whatever number a name has
-    blocks = {name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}
-    needed = [f'backbone.{part}' for part in STEM_PARTS]
-    needed += [f'backbone.blocks.{block}.{part}' for block in range(max(len(blocks), 1)) for part in BLOCK_PARTS]
-    if missing := [name for name in needed if name not in weights]:
+    depth = len({name.split('.')[2] for name in weights if name.startswith('backbone.blocks.')}) or 1
+    parts = [*STEM_PARTS, *(f'blocks.{block}.{part}' for block in range(depth) for part in BLOCK_PARTS)]
+    if missing := [f'backbone.{part}' for part in parts if f'backbone.{part}' not in weights]:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
 
@@ -271,7 +256,6 @@ def unwrapped(name: str) -> str:
 
 
 def first_names(names: Iterable[str]) -> str:
-    """The first few of some names."""
     names = list(names)
     return ', '.join(names[:4]) + (', ...' if len(names) > 4 else '') if names else 'none'
 
@@ -296,20 +280,17 @@ def expand_shared_table(weights: Weights) -> None:
 
 
 def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
-    """A state dict of a known format under our names, and the names that have no place."""
     if source == 'hf':
         if any('.q_proj.' in name for name in weights):
             raise CheckpointError('has the names of a model of transformers in memory: save it by its save_pretrained')
-        if not any(name.startswith('beit.') for name in weights):  # BeitModel, BeitBackbone
-            weights = {
-                f'beit.{name}' if name.startswith(HF_ROOTS) else name: tensor for name, tensor in weights.items()
-            }
+        if not any(name.startswith('beit.') for name in weights):  # BeitModel, which other models have below `beit.`
+            roots = ('embeddings.', 'encoder.', 'pooler.', 'layernorm.')
+            weights = {f'beit.{name}' if name.startswith(roots) else name: part for name, part in weights.items()}
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    tables = dict(
-        beit_mm=(('', ''),), unilm=UNILM, timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN, mmseg=MMPRETRAIN
-    )
-    table = UNILM_SEGMENTATION if source == 'unilm' and 'backbone.fpn1.0.weight' in weights else tables[source]
+    table = (TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING))[source]
+    if source == 'unilm' and 'backbone.fpn1.0.weight' in weights:
+        table = UNILM_SEGMENTATION
     if source == 'mmpretrain' and 'neck.norm.weight' in weights:
         table = MMPRETRAIN_V2
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
@@ -325,7 +306,6 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
 
 
 def _rename(weights: Weights, table: Table) -> tuple[Weights, list[str]]:
-    """A state dict by the names on a table's right side, and the names that have no place there."""
     renamed: Weights = {}
     dropped = []
     for name, tensor in weights.items():
@@ -418,13 +398,11 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         path: of the file.
         format: one of FORMATS, None for no BEiT.
         names: of the first tensors.
-        preprocessing: of the images that they were trained on: `mean` and `std` of each channel, pixels 0-255, and
-            `size` (height, width) in pixels.
+        preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
         dataset_meta: with the names of the `classes`, where transformers' config.json has them.
 
-    Raises:
-        CheckpointError: written by a later version of this package, or a neighbour that is no JSON.
+    Raises CheckpointError for the file of a later version, or a neighbour that is no JSON.
     """
     weights, meta, args = weights_of(content), meta_of(content), content.get('args')
     version = meta.get('beit_mm_format', 0)
@@ -449,43 +427,43 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     elif not preprocessing and (match := RELEASED.search(path.name)):
         normalisation = IMAGENET if match['data'] == 'pt1k' or match['ade'] else HALF
-        size = ADE20K_SIZE_V2 if match['v2'] and match['ade'] else int(match['size'])
-        preprocessing = dict(normalisation, size=[size] * 2)
+        # the names of BEiT v2's ADE20K files keep the size of the pretraining
+        preprocessing = dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
-    labels = config.get('id2label')
-    classes = [labels.get(str(label)) for label in range(len(labels))] if isinstance(labels, dict) else []
-    says_them = classes and all(isinstance(name, str) for name in classes) and not meta.get('dataset_meta')
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
-    described = {}
+    patch_embedding = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
     channels = {
-        len(tensor[0]) for name, tensor in weights.items() if PATCH_EMBEDDING.search(name) and tensor.dim() == 4
+        len(tensor[0]) for name, tensor in weights.items() if patch_embedding.search(name) and tensor.dim() == 4
     }
+    described = dict(size=size) if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else {}
     for name, least in (('mean', -MAX_NUMBER), ('std', 0)):
         values = _numbers(preprocessing.get(name))
-        fits = not channels or len(values) in (1, *channels)
-        described[name] = values if fits and min(values, default=0) > least else []
-    described['size'] = size if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else []
-    return dict(
+        if values and min(values) > least and (not channels or len(values) in (1, *channels)):
+            described[name] = values
+    source: dict[str, Any] = dict(
         path=str(path),
         format=detect_format(weights),
         names=first_names(weights),
-        preprocessing={name: numbers for name, numbers in described.items() if numbers},
-        architecture={
-            name: value for name, value in architecture.items() if isinstance(value, int) or _numbers(value, int)
-        },
-        **(dict(dataset_meta=dict(classes=classes)) if says_them else {}),
+        preprocessing=described,
+        architecture={name: it for name, it in architecture.items() if isinstance(it, int) or _numbers(it, int)},
     )
+    labels = config.get('id2label')
+    if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
+        classes = [labels.get(str(label)) for label in range(len(labels))]
+        if all(isinstance(name, str) for name in classes):
+            source['dataset_meta'] = dict(classes=classes)
+    return source
 
 
 def _numbers(values: Any, kind: Any = (int, float)) -> list:
-    """A list of numbers that can be those of an image or a BEiT; empty for anything else."""
+    """A list of numbers that an image or a BEiT can have; empty for anything else."""
     numbers = list(values) if isinstance(values, (list, tuple)) else []
     return numbers if all(isinstance(number, kind) and abs(number) < MAX_NUMBER for number in numbers) else []
 
 
 def _neighbour(path: Path, name: str) -> dict[str, Any]:
-    """Content of a JSON file in the same folder as weights that bear one of the hub's names; empty without one."""
+    """Content of a JSON file beside weights that have one of the hub's names; empty without one."""
     file = path.with_name(name)
     if path.name not in HUB_FILES or not file.is_file():
         return {}

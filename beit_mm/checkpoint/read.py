@@ -22,7 +22,6 @@ from beit_mm.files import atomic_file, file_sha256
 from beit_mm.terminal import UserError
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
-MAX_HEADER = 100_000_000  # bytes, of safetensors files: the format's own limit
 MAX_NAME = 300  # characters of a tensor's name, which messages quote
 SUFFIXES = ('.pth', '.pt', '.bin', '.safetensors')
 NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how it begins
@@ -35,23 +34,10 @@ ZIP_ENTRY = re.compile(
     r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 )
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
-NUMPY_TYPE = re.compile(r'b1|[iuf][1248]|U\d+')
-NATIVE = ('|', '<' if sys.byteorder == 'little' else '>')
 CONTAINERS = (dict, list, tuple, set, frozenset)
-VALUES: tuple[type, ...] = (
-    str,
-    bytes,
-    bytearray,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    PurePath,
-    np.ndarray,
-    np.generic,
-)
-VALUES += (torch.dtype, torch.device, torch.layout, torch.qscheme, torch.UntypedStorage, torch.TypedStorage)
+VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath)
+VALUES += (np.ndarray, np.generic, torch.dtype, torch.device, torch.layout, torch.qscheme)
+VALUES += (torch.UntypedStorage, torch.TypedStorage)
 HISTORY = {'_log_history', '_count_history', 'max_length', '_max_length', 'statistics_methods'}  # HistoryBuffer's own
 
 
@@ -65,7 +51,7 @@ class UnsafeCheckpointError(CheckpointError):
 
 @contextmanager
 def blaming(path: str | Path) -> Iterator[None]:
-    """Turns what odd content of a file makes any code raise into a CheckpointError of one line."""
+    """Turns any error that a file's content causes into a CheckpointError of one line."""
     try:
         yield
     except CheckpointError:
@@ -77,17 +63,17 @@ def blaming(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-# --- what torch's weights-only reader may call beside its own list --------------------------------
+# What torch's weights-only reader may call beside its own list
 
 
 class Attributes(dict):
-    """Stands for an object whose class is not imported: the attributes that it was saved with."""
+    """The attributes of an object whose class is not imported."""
 
     __setstate__ = dict.update
 
 
 class PickledModule(Attributes):
-    """Stands for a network of DALL-E that was saved as a module; these have no buffers."""
+    """A network of DALL-E that was saved as a module; these have no buffers."""
 
     def state_dict(self, prefix: str = '') -> dict[str, Tensor]:
         """What `torch.nn.Module.state_dict` would give; empties the object."""
@@ -103,12 +89,12 @@ class PickledType:
     """Stands for `numpy.dtype`, whose state may call any bytes pointers to objects: numbers and text only."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
-        if not NUMPY_TYPE.fullmatch(code):
+        if not re.fullmatch(r'b1|[iuf][1248]|U\d+', code):
             raise CheckpointError(f'it holds a NumPy type {ascii(code)[:60]}')
         self.dtype = np.dtype(code)
 
     def __setstate__(self, state: tuple) -> None:
-        if state[1] not in NATIVE:
+        if state[1] not in ('|', '<' if sys.byteorder == 'little' else '>'):
             raise CheckpointError('it holds NumPy values in the byte order of another machine')
 
 
@@ -119,22 +105,11 @@ class PickledArray(np.ndarray):
         return super().__new__(cls, (0,), 'i1')
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Written again as NumPy's own."""
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
     def __setstate__(self, state: tuple) -> None:  # type: ignore[override]
         version, shape, kind, fortran, data = state
         super().__setstate__((version, shape, kind.dtype, fortran, data))
-
-
-def _numpy_array(kind: type, *_: Any) -> Any:
-    """`_reconstruct` of NumPy, with which its pickles begin an array."""
-    return kind()
-
-
-def _numpy_scalar(kind: PickledType, data: bytes) -> np.generic:
-    """`scalar` of NumPy, as its pickles write a number."""
-    return np.frombuffer(data, kind.dtype)[0]
 
 
 def _statistics_method(owner: Any, name: Any) -> Any:
@@ -164,15 +139,16 @@ DALLE_MODULES = """
     torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
     torch.nn.modules.upsampling.Upsample
 """.split()
+# in files of NumPy 1 and 2
+NUMPY_SCALAR, NUMPY_ARRAY = (
+    [f'numpy.{core}.multiarray.{name}' for core in ('core', '_core')] for name in ('scalar', '_reconstruct')
+)
 STAND_INS = {
     'builtins.getattr': _statistics_method,
     'argparse.Namespace': Attributes,  # the released code's `args`
     **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
-    **{  # how NumPy 1 and 2 pickle numbers and arrays
-        f'numpy.{core}.multiarray.{name}': function
-        for core in ('core', '_core')
-        for name, function in (('scalar', _numpy_scalar), ('_reconstruct', _numpy_array))
-    },
+    **dict.fromkeys(NUMPY_SCALAR, lambda kind, data: np.frombuffer(data, kind.dtype)[0]),
+    **dict.fromkeys(NUMPY_ARRAY, lambda kind, *_: kind()),
     'numpy.dtype': PickledType,
     'numpy.ndarray': PickledArray,
     **dict.fromkeys(DALLE_MODULES, PickledModule),
@@ -195,26 +171,21 @@ def _allowed() -> Iterator[None]:
         HistoryBuffer._statistics_methods.update(statistics)
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
     """Reads .pth, .pt, .bin, .pkl and .safetensors files, told apart by their content.
 
     Args:
         path: the file.
         sha256: expected hash; None reads any file.
-        mapped: tensors are read when they are used, which is for a look at the values beside them: no check sum is
-            compared. They would change, or end the process, when the file is written again or cut.
+        mapped: reads tensors when they are used and compares no check sum, for a look at the values beside them. They
+            would change, or end the process, when the file is written again or cut.
 
     Returns:
-        The file's content, tensors on the CPU. Of a safetensors file its tensors by name; of one that
-        `write_checkpoint` gave a `meta`, dict(state_dict=..., meta=...). A network of DALL-E that was saved as a module
-        is its state dict, an argparse.Namespace a dict.
+        The file's content, tensors on the CPU: of a safetensors file its tensors by name, or dict(state_dict=...,
+        meta=...) where `write_checkpoint` gave it a `meta`; of a module of DALL-E its state dict.
 
     Raises:
-        CheckpointError: no checkpoint (a web page, a log, a git-lfs pointer, ...), damaged, of another hash, or with
-            content that no checkpoint has.
+        CheckpointError: no checkpoint, damaged, of another hash, or with content that no checkpoint has.
         UnsafeCheckpointError: the file asks for functions or classes that are not on a short list; says which.
     """
     path = Path(path)
@@ -228,7 +199,7 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
             'its way here. Fetch it again.'
         )
     # before pickles, whose first byte a length can begin with
-    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= MAX_HEADER:
+    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000:  # bytes, the format's own limit
         return _read_safetensors(path)
     if not head.startswith((b'PK\x03\x04', b'\x80')):
         text = head.removeprefix(b'\xef\xbb\xbf').lstrip()
@@ -277,8 +248,7 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
 def check_zip(path: Path, sums: bool = True) -> None:
     """Refuses a zip file with other entries than torch.save's: Python could import code that lies beside the tensors.
 
-    With `sums` the check sums are compared too, at which torch's reader does not look. Raises CheckpointError or
-    zipfile.BadZipFile.
+    With `sums` the check sums are compared too, at which torch's reader does not look.
     """
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -323,7 +293,7 @@ def check_content(content: Any) -> None:
 
 
 def _attributes(values: dict) -> Iterable[Any]:
-    """Takes the attributes off an OrderedDict, Counter, ..., but for a state dict's `_metadata`, which is returned."""
+    """Takes the attributes off an OrderedDict, Counter, ..., but for a state dict's `_metadata`; returns what stays."""
     if type(values).__module__ != 'collections' or not (attributes := getattr(values, '__dict__', None)):
         return []
     metadata = attributes.get('_metadata')
@@ -354,11 +324,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 def save_torch(content: Any, file: BinaryIO) -> None:
-    """torch.save into an open file (given a path, it would put the name into it); raises OSError on a full disk."""
+    """torch.save into an open file; raises OSError on a full disk."""
     try:
         torch.save(content, file)
     except RuntimeError as error:  # torch's own, after that of the file
@@ -367,21 +334,25 @@ def save_torch(content: Any, file: BinaryIO) -> None:
         raise
 
 
+def check_suffix(path: Path) -> None:
+    """Raises CheckpointError for a name that checkpoints do not have."""
+    if path.suffix not in SUFFIXES:
+        raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+
+
 def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, whole or not at all. Equal content gives equal bytes.
+    """Writes a checkpoint completely or not at all. Equal content gives equal bytes.
 
     Args:
-        path: .pth, .pt and .bin are written by torch.save; .safetensors files hold nothing that could be run.
-        content: plain containers, values and tensors. For .safetensors either dict(state_dict=..., meta=...), where
-            `meta` has what JSON has, or tensors by name.
+        path: ends in one of SUFFIXES.
+        content: plain containers, values and tensors; for .safetensors either tensors by name or
+            dict(state_dict=..., meta=...), where `meta` has what JSON has.
 
     Raises:
         CheckpointError: another suffix, or content that such a file cannot hold.
-        OSError: disk full, no permission, ...
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+    check_suffix(path)
     if path.suffix == '.safetensors':
         data = _safetensors_bytes(path, content)
         with atomic_file(path) as file:
