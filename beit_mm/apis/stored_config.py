@@ -1,8 +1,7 @@
 """The config inside a checkpoint is data: a closed list of types, and of the names of their arguments.
 
 Building a type runs code with its arguments, and mmengine imports names that it does not know from anywhere. So an
-inferencer builds what is listed here and nothing else. Sizes are not compared here: the inferencer builds the model
-without memory first, and compares its shapes with those of the file's weights.
+inferencer builds what is listed here and nothing else, first without memory, to compare shapes with the weights'.
 """
 
 import re
@@ -103,12 +102,9 @@ def check_stored_config(model: Any, pipeline: Sequence[Any], task: str) -> tuple
 
 
 def check_part(values: Any, types: Sequence[str], place: str) -> dict[str, Any]:
-    """What may be built of a stored config, as a new dict without what only training needs.
+    """What may be built of a stored config, as a new dict without what only training needs; else RefusedError.
 
-    Args:
-        values: anything; expected is a dict with a type and its arguments.
-        types: that it may have; the first where none is named.
-        place: of the values in the config, for the message of the RefusedError.
+    `types` are those that it may have, the first where none is named; `place` stands in the message.
     """
     if not isinstance(values, dict):
         raise RefusedError(f'{place}={reprlib.repr(values)} (expected a dict)')

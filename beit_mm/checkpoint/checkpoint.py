@@ -118,11 +118,7 @@ class Checkpoint:
             return class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
-        """Arguments of the BEiTBackbone that the weights belong to.
-
-        Raises:
-            CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
-        """
+        """Arguments of the BEiTBackbone that the weights belong to; CheckpointError where nothing says them."""
         weights = self.converted.state_dict
         with self._named():
             return backbone_arguments(weights, self.source)

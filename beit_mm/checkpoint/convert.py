@@ -37,9 +37,8 @@ TAGS = dict(
     classification='image-classification', segmentation='image-segmentation', features='image-feature-extraction'
 )
 # transformers' pyramid and UperNet, which are as wide as the backbone
-HF_HEAD = (
-    'neck.upsample_4x.0 neck.upsample_2x.0 decode_head.psp_modules.3.1.conv decode_head.fpn_bottleneck.conv'.split()
-)
+HF_HEAD = ['neck.upsample_4x.0', 'neck.upsample_2x.0']
+HF_HEAD += ['decode_head.psp_modules.3.1.conv', 'decode_head.fpn_bottleneck.conv']
 
 CARD = """---
 library_name: transformers
@@ -95,39 +94,36 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
     """
     if to not in FORMATS:
         raise UserError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
-    checkpoint = Checkpoint.open(source)
+    checkpoint, target = Checkpoint.open(source), Path(target)
     with blaming(checkpoint.path):
-        return _convert(checkpoint, Path(target), to)
-
-
-def _convert(checkpoint: Checkpoint, target: Path, to: str) -> Conversion:
-    if 'blocks.input.w' in checkpoint.weights:
-        write_checkpoint(target, checkpoint.weights)
-        return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
-    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
-        raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
-    meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
-    if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
-        meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
-    ours = checkpoint.converted
-    try:
-        check_complete(ours.state_dict)
-        task, size = task_of(ours.state_dict), meta['preprocessing'].get('size')
-        patch = ours.state_dict['backbone.patch_embed.proj.weight'].shape[-1]
-        theirs = convert_state_dict(ours.state_dict, 'beit_mm', to, size and tuple(-(-side // patch) for side in size))
-        config = _hf_config(ours.state_dict, meta) if to == 'hf' else {}
-    except ValueError as error:
-        raise CheckpointError(f'{checkpoint} {error}. Nothing was written.') from None
-    notes = []
-    if to == 'hf':
-        notes = _write_hub_folder(target, task, theirs.state_dict, config, meta['preprocessing'])
-    elif to == 'timm' or to == 'unilm' and task != 'segmentation':
-        is_torch = to == 'unilm' and target.suffix != '.safetensors'
-        write_checkpoint(target, dict(model=theirs.state_dict) if is_torch else theirs.state_dict)
-    else:
-        version = dict(beit_mm_format=FORMAT_VERSION) if to == 'beit_mm' else {}
-        write_checkpoint(target, dict(state_dict=theirs.state_dict, meta=meta | version))
-    return Conversion(ours.source, task, len(theirs.state_dict), ours.dropped_keys + theirs.dropped_keys, notes)
+        if 'blocks.input.w' in checkpoint.weights:
+            write_checkpoint(target, checkpoint.weights)
+            return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
+        if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
+            raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
+        meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
+        if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
+            meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
+        ours, dropped, format = checkpoint.converted
+        try:
+            check_complete(ours)
+            task, size = task_of(ours), meta['preprocessing'].get('size')
+            patch = ours['backbone.patch_embed.proj.weight'].shape[-1]
+            grid = size and tuple(-(-side // patch) for side in size)
+            weights, without_place, _ = convert_state_dict(ours, 'beit_mm', to, grid)
+            config = _hf_config(ours, meta) if to == 'hf' else {}
+        except ValueError as error:
+            raise CheckpointError(f'{checkpoint} {error}. Nothing was written.') from None
+        notes = []
+        if to == 'hf':
+            notes = _write_hub_folder(target, task, weights, config, meta['preprocessing'])
+        elif to == 'timm' or to == 'unilm' and task != 'segmentation':
+            is_torch = to == 'unilm' and target.suffix != '.safetensors'
+            write_checkpoint(target, dict(model=weights) if is_torch else weights)
+        else:
+            version = dict(beit_mm_format=FORMAT_VERSION) if to == 'beit_mm' else {}
+            write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
+        return Conversion(format, task, len(weights), dropped + without_place, notes)
 
 
 def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:

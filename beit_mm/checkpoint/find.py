@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import os
 import re
-import secrets
 import socket
 import time
 from contextlib import suppress
@@ -21,7 +20,7 @@ from mmengine import dist
 from mmengine.fileio import load
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
-from beit_mm.files import config_folders
+from beit_mm.files import atomic_file, config_folders
 from beit_mm.terminal import UserError
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
@@ -107,24 +106,21 @@ def download(url: str, path: Path) -> None:
 
     An answer that is cut, or a page to log in, would otherwise stay in the cache.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     for killed in path.parent.glob(f'{glob.escape(path.name)}.*.part*'):
         if time.time() - killed.stat().st_mtime > ABANDONED:  # another node may be at work on the same disk
             killed.unlink(missing_ok=True)
-    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
     digits = HASH_IN_NAME.search(path.name)
     seconds = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds or STALLED)  # torch gives none
     try:
-        torch.hub.download_url_to_file(url, str(partial), digits and digits[1])
-        try:
-            read_checkpoint(partial)
-        except CheckpointError as error:
-            raise UserError(str(error).replace(str(partial), 'what came')) from None
-        os.replace(partial, path)
+        with atomic_file(path) as file:
+            torch.hub.download_url_to_file(url, file.name, digits and digits[1])  # replaces the file of this name
+            try:
+                read_checkpoint(file.name)
+            except CheckpointError as error:
+                raise UserError(str(error).replace(file.name, 'what came')) from None
     finally:
         socket.setdefaulttimeout(seconds)
-        partial.unlink(missing_ok=True)
 
 
 def name_of_url(url: str) -> str:

@@ -92,8 +92,7 @@ HF: Table = (
     ('neck.upsample_2x.', 'fpn2.'),
     ('decode_head.conv_seg.', 'decode_head.classifier.'),
     ('auxiliary_head.conv_seg.', 'auxiliary_head.classifier.'),
-    ('decode_head.', 'decode_head.'),
-    ('auxiliary_head.', 'auxiliary_head.'),
+    *((name, name) for name in ('decode_head.', 'auxiliary_head.')),
 )
 HF_PRETRAINING: Table = (('backbone.norm.', 'layernorm.'), *HF)  # the final norm stands outside of `beit.`
 OURS: Table = (('', ''),)
@@ -200,10 +199,7 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` is what `describe_source` says.
-
-    Raises CheckpointError, or UserError for positions of an unknown rectangle of patches.
-    """
+    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` is what `describe_source` says."""
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
