@@ -20,10 +20,6 @@ except ImportError:
     TiffFile = None
 
 MAX_BANDS = 16
-MAX_PAGES = 256  # of a .tif that are searched: a page a band, with overviews
-TIF_ENDINGS = ('.tif', '.tiff')
-TIF_STARTS = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
-NPY_START = b'\x93NUMPY'
 # Tag numbers of none, LZW, Deflate (two), PackBits, LZMA, Zstandard; JPEG and its like have sizes of their own
 COMPRESSIONS = (1, 5, 8, 32946, 32773, 34925, 50000)
 
@@ -43,7 +39,6 @@ class LoadBands(BaseTransform):
 
     Raises:
         UnreadableImageError: the file cannot be read, or has other bands or values than these settings say; names it.
-        ValueError: settings that do not fit each other; a .tif without tifffile installed.
     """
 
     def __init__(
@@ -80,27 +75,19 @@ class LoadBands(BaseTransform):
         return results
 
     def scale(self, values: np.ndarray) -> np.ndarray:
-        """Takes the bands of an array (H, W) or (H, W, C) and brings them to 0-255, see LoadBands.
-
-        Raises:
-            ValueError: other bands or another type of numbers than the settings say.
-        """
+        """Takes the bands of an array (H, W) or (H, W, C) and brings them to 0-255, see LoadBands."""
         values = check_bands(values)
         if self.bands is not None:
             if max(self.bands) >= values.shape[2]:
                 raise UserError(f'{values.shape[2]} bands, counted from 0; bands={self.bands} takes others')
             values = values[..., self.bands]
         if values.shape[2] != (self.num_bands or values.shape[2]) or values.shape[2] > MAX_BANDS:
-            raise UserError(
-                f'{values.shape[2]} bands; expected {self.num_bands or f"1 to {MAX_BANDS}"}, or the ones to take: '
-                'bands=[0, 1, ...]'
-            )
+            expected = self.num_bands or f'1 to {MAX_BANDS}'
+            raise UserError(f'{values.shape[2]} bands; expected {expected}, or the ones to take: bands=[0, 1, ...]')
         if self.low is None:
             if values.dtype != np.uint8:
-                raise UserError(
-                    f'values of type {values.dtype}; expected uint8, or low=... and high=... that become 0 and 255: '
-                    'tools/datasets/band_statistics.py finds them'
-                )
+                advice = 'low=... and high=... that become 0 and 255: tools/datasets/band_statistics.py finds them'
+                raise UserError(f'values of type {values.dtype}; expected uint8, or {advice}')
             return np.ascontiguousarray(values)
         height, width, count = values.shape
         # by rows: numpy takes four times as long over an axis as short as the bands
@@ -114,7 +101,7 @@ class LoadBands(BaseTransform):
 
 
 def check_bands(values: np.ndarray) -> np.ndarray:
-    """An array of numbers as (H, W, C); raises ValueError for another."""
+    """An array of numbers as (H, W, C)."""
     if values.dtype.kind not in 'uif':
         raise UserError(f'values of type {values.dtype}; expected integers or floating-point numbers')
     if values.ndim == 2:
@@ -125,23 +112,18 @@ def check_bands(values: np.ndarray) -> np.ndarray:
 
 
 def read_bands(path: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """The values of a .tif or .npy file: (H, W, C).
-
-    Raises:
-        UnreadableImageError: the file cannot be read.
-        ValueError: tifffile is not installed.
-    """
-    if TiffFile is None and path.lower().endswith(TIF_ENDINGS):
+    """The values of a .tif or .npy file: (H, W, C)."""
+    if TiffFile is None and path.lower().endswith(('.tif', '.tiff')):
         raise UserError("images of many bands in .tif files are read by tifffile: pip install 'beit_mm[bands]'")
     # Decoders of broken files raise nearly everything, see reading.read_image.
     with unreadable(path, Exception), open_file(path, max_pixels) as file:
-        start = file.read(len(NPY_START))
+        start = file.read(6)
         file.seek(0)
-        if start == NPY_START:
+        if start == b'\x93NUMPY':
             values = check_bands(np.load(file, allow_pickle=False))
             check_size(values.shape, values.dtype, max_pixels)
             return values.astype(values.dtype.newbyteorder('='), copy=False)
-        if not start.startswith(TIF_STARTS):
+        if not start.startswith((b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')):
             raise OSError('neither .tif nor .npy; LoadImage reads other images')
         return read_tif(file, max_pixels)
 
@@ -152,7 +134,8 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
     Other pages, such as overviews and masks, are left out, and files that its metadata names are not opened.
     """
     with TiffFile(file) as content:
-        pages = [page for page in islice(content.pages, MAX_PAGES) if not page.subfiletype]
+        # 256 pages are searched: a page a band, with overviews
+        pages = [page for page in islice(content.pages, 256) if not page.subfiletype]
         if not pages:
             raise OSError('no page with an image')
         first = pages[0]
@@ -174,7 +157,6 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
 
 
 def check_size(shape: Sequence[int], dtype: np.dtype, max_pixels: int) -> None:
-    """Raises OSError for an image (height, width, bands) that is larger than max_pixels allows."""
     height, width, bands = shape
     if height * width > max_pixels:
         raise OSError(f'{width} x {height} pixels, more than max_pixels={max_pixels:,} of LoadBands')

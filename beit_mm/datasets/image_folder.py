@@ -23,7 +23,6 @@ from beit_mm.datasets.transforms import TwoViews
 from beit_mm.registry import DATASETS
 from beit_mm.terminal import UserError
 
-LABEL = re.compile(r'(.*\S)\s+(-?\d+)')  # at the end of a line of an annotation list
 SUBSTITUTES = 10  # images tried in place of an unreadable one; if all fail, it is not the images
 
 
@@ -33,18 +32,14 @@ class UnlabeledImages(BaseDataset):
 
     Args:
         data_root: folder of images, searched to any depth; or of tar shards with their index, see datasets.listing.
-        ann_file: list of images, relative to `data_root`: one path a line, relative to `data_prefix`; a label after it
-            is ignored. A path that is no plain text is in JSON's quotes, see `quoted`. '' takes every image of the
-            folder, in sorted order.
+        ann_file: list of images, relative to `data_root`: one path a line, `quoted`, relative to `data_prefix`; a label
+            after it is ignored. '' takes every image of the folder, in sorted order.
         data_prefix: folder of the images relative to `data_root`, as in mmpretrain, e.g. `dict(img_path='train')`.
-        on_error: what an unreadable image does: 'raise' (or 'error') ends the run; 'skip' replaces it by another image,
-            always the same one for the same key, and names the file in `unreadable`. `test_mode=True` always raises.
+        on_error: 'raise' (or 'error') ends the run at an unreadable image; 'skip' takes another in its place, always
+            the same one for the same key, and names the file in `unreadable`. `test_mode=True` always raises.
         kwargs: as mmengine's BaseDataset: pipeline, indices, test_mode, lazy_init.
 
     Raises:
-        FileNotFoundError: the folder or list is missing or holds no images, or a shard is missing.
-        ValueError: the index of the shards cannot be read or does not fit them.
-        PermissionError: a folder cannot be listed.
         UnreadableImageError: see `on_error`; with 'skip' when 10 substitutes cannot be read either.
     """
 
@@ -72,20 +67,18 @@ class UnlabeledImages(BaseDataset):
         return Samples(folder, paths, labels)
 
     def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray | None]:
-        """Paths of the images relative to the folder, or the images in its shards, and their labels, int (N,)."""
+        """The images, relative to the folder or in its shards, and their labels, int (N,)."""
         if self.ann_file:
             paths = Paths.of(split_label(line)[0] for line in read_lines(self.ann_file) if line)
             return shards.listed(paths, self.ann_file) if shards else paths, None
         return shards or list_images(folder, extensions_of(self.pipeline.transforms)), None
 
     def no_images(self, path: str) -> FileNotFoundError:
-        """The error for a folder or list without images."""
         endings = ' '.join(extensions_of(self.pipeline.transforms))
         return FileNotFoundError(f'no images in {path!r}; expected files ending in {endings}')
 
     def _serialize_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Leaves Samples, which are compact, as they are; pickles the dicts of a subclass."""
-        if not isinstance(self.data_list, Samples):
+        if not isinstance(self.data_list, Samples):  # the dicts of a subclass
             return super()._serialize_data()
         self.serialize_data = False
         return np.empty(0, np.uint8), np.empty(0, np.int64)
@@ -112,9 +105,6 @@ def scale_decoding(transforms: Sequence) -> None:
 
     That is one of our crops, which draws its box from the size in the file's header, or mmpretrain's ResizeEdge. All
     other transforms get full images.
-
-    Args:
-        transforms: of a pipeline, LoadImage first.
     """
     if len(transforms) < 2 or not isinstance(load := transforms[0], LoadImage) or not load.scaled:
         return
@@ -126,9 +116,8 @@ def scale_decoding(transforms: Sequence) -> None:
 
 
 def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
-    """For LoadImage: the scale of an image whose short side is resized; it divides both sides, to keep their ratio."""
-    scale = decoding_scale([min(height, width)], [short_side])
-    return math.gcd(scale, height, width)
+    # for LoadImage and an image whose short side is resized; divides both sides, to keep their ratio
+    return math.gcd(decoding_scale([min(height, width)], [short_side]), height, width)
 
 
 def extensions_of(transforms: Sequence) -> tuple[str, ...]:
@@ -137,7 +126,7 @@ def extensions_of(transforms: Sequence) -> tuple[str, ...]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Lines of a file, stripped; bytes that are not UTF-8 are kept as they are in names of files."""
+    """Lines of a file, stripped; bytes that are not UTF-8 are kept."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f'no file {path!r}; expected a list with one entry a line')
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
@@ -148,7 +137,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def quoted(name: str) -> str:
-    """A name for a list with one name a line, as a JSON string where spaces, line ends or other bytes need it."""
+    """A name for a list with one name a line: a JSON string where spaces, line ends or other bytes need it."""
     plain = name.isprintable() and name == name.strip() and not name.startswith('"')
     return name if plain else json.dumps(name)
 
@@ -164,7 +153,7 @@ def unquoted(text: str) -> str:
 
 def split_label(line: str) -> tuple[str, int | None]:
     """Path and label of a line in a list."""
-    path, label = match.groups() if (match := LABEL.fullmatch(line)) else (line, None)
+    path, label = match.groups() if (match := re.fullmatch(r'(.*\S)\s+(-?\d+)', line)) else (line, None)
     return unquoted(path), None if label is None else int(label)
 
 
@@ -175,20 +164,11 @@ class ImageFolder(UnlabeledImages):
     With LoadImage images are RGB, so the data preprocessor has `to_rgb=False`.
 
     Args:
-        data_root: folder of the class folders, or of what `ann_file` and `data_prefix` name; or of tar shards with
-            their index, where the class is an image's first folder, or the number in the .cls file beside it.
+        data_root: folder of the class folders; or of tar shards with their index, where the class is an image's first
+            folder, or the number in the .cls file beside it.
         classes: names of the classes in the order of their labels, or a file with one name a line. None: the names of
-            the folders, sorted, as torchvision and mmpretrain do. With `test_mode=True` a class of the list may have no
-            folder; the log says so.
-        ann_file: list of images relative to `data_prefix`, one path a line with its label after it; without a label the
-            path begins with the class folder. '' takes every image of every class.
-        data_prefix, on_error, kwargs: as UnlabeledImages.
-
-    Raises:
-        FileNotFoundError: a folder, list or shard is missing, or a class has no images.
-        ValueError: a label or class that does not exist, or that is not the folder's; names file and line. Or as
-            UnlabeledImages.
-        UnreadableImageError: as UnlabeledImages.
+            the folders, sorted. With `test_mode=True` a class may have no folder.
+        kwargs: as UnlabeledImages. In `ann_file` a label follows each path, or the path begins with the class folder.
     """
 
     EXPECTED = 'a folder with one folder a class'
@@ -206,11 +186,11 @@ class ImageFolder(UnlabeledImages):
 
     @property
     def CLASSES(self) -> tuple[str, ...]:  # noqa: N802
-        """Names of the classes, under the name that mmpretrain's tools ask for."""
+        # the name that mmpretrain's tools ask for
         return self._metainfo['classes']
 
     def get_cat_ids(self, index: int) -> list[int]:
-        """The label of an image, as mmengine's ClassBalancedDataset asks for it."""
+        # what mmengine's ClassBalancedDataset asks for
         return [self.get_data_info(index)['gt_label']]
 
     def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray]:
@@ -244,8 +224,8 @@ class ImageFolder(UnlabeledImages):
         if shards.classes:
             self._present(shards.folder, list(shards.classes), labels)
             found = np.array([labels.get(name, -1) for name in shards.classes] + [-1])[found]  # -1 stays -1
-        elif found.min() < 0 or found.max() >= len(labels):
-            row = int(np.flatnonzero((found < 0) | (found >= len(labels)))[0])
+        elif (wrong := (found < 0) | (found >= len(labels))).any():
+            row = int(wrong.argmax())
             number = 'no .cls file' if found[row] < 0 else f'class {found[row]}'
             raise UserError(f'{shards[row]} has {number}; expected numbers from 0 to {len(labels) - 1}')
         rows = np.flatnonzero(found >= 0)
@@ -258,12 +238,11 @@ class ImageFolder(UnlabeledImages):
             message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
             print_log(message, logger='current', level=logging.WARNING)
         present = set(folders)
-        for name in labels:
-            if name not in present:
-                message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
-                if not self.test_mode:
-                    raise FileNotFoundError(f'{message}; expected one folder a class')
-                print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
+        for name in (name for name in labels if name not in present):
+            message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
+            if not self.test_mode:
+                raise FileNotFoundError(f'{message}; expected one folder a class')
+            print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
         names = [name for name in labels if name in present]
         if not names:
             raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')
@@ -285,10 +264,8 @@ class ImageFolder(UnlabeledImages):
                 last = len(labels) - 1
                 raise UserError(f'{where} has label {label}; there are {last + 1} classes, expected 0 to {last}')
             if of_folder not in (None, label):
-                raise UserError(
-                    f'{where} has label {label}, which is class {self.CLASSES[label]!r}; expected '
-                    f'{of_folder}, or classes=... in the order of the labels'
-                )
+                expected = f'expected {of_folder}, or classes=... in the order of the labels'
+                raise UserError(f'{where} has label {label}, which is class {self.CLASSES[label]!r}; {expected}')
             paths.append(path)
             found.append(label)
         return Paths.of(paths), np.array(found)

@@ -1,14 +1,13 @@
 """Lists the images below a folder, or those in its tar shards.
 
-Shards are tar archives in webdataset's layout with an index, which says where the bytes of each image lie. Images are
-read from them in any order, so that shuffling and resuming are as with files. `tools/datasets/make_shards.py` writes
-shards and index.
+Shards are tar archives in webdataset's layout with an index, which says where the bytes of each image lie, so that
+images are read in any order. `tools/datasets/make_shards.py` writes shards and index.
 """
 
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,20 +26,15 @@ INDEX = 'shards.npz'
 
 
 class Paths(Sequence[str]):
-    """Many paths in one block of memory, which forked workers share: a string is made when it is asked for.
-
-    Args:
-        text: the paths in the file system's bytes, each ended by a NUL.
-    """
+    """Many paths in one block of memory, which forked workers share: a string is made when it is asked for."""
 
     def __init__(self, text: bytes) -> None:
-        self.text = text
+        self.text = text  # the paths in the file system's bytes, each ended by a NUL
         self.ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
         self.starts = np.r_[0, self.ends + 1][:-1]
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> 'Paths':
-        """The compact form of strings."""
         return cls(b''.join(os.fsencode(path) + b'\0' for path in paths))
 
     def __len__(self) -> int:
@@ -58,15 +52,8 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
     """Paths of all images below a folder, relative to it, sorted; hidden files and folders are left out.
 
     A file counts by its ending, whether it can be read or not. Links are followed, and each folder is searched once:
-    of several paths to it the one without links is taken, or else one with a link.
-
-    Args:
-        folder: to search.
-        extensions: of images.
-        subfolders: names of the folders to search in it, one after the other.
-
-    Raises:
-        PermissionError: a folder cannot be listed; names it.
+    of several paths to it the one without links is taken, or else one with a link. Only these subfolders are searched,
+    one after the other.
     """
     unread = HEIF_EXTENSIONS if HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
@@ -101,7 +88,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def stop(error: OSError) -> None:
-    """Raises the error of a folder that cannot be listed, which os.walk would ignore."""
+    # without it os.walk would ignore folders that cannot be listed
     if isinstance(error, PermissionError):
         name = readable(os.fsdecode(error.filename))
         raise PermissionError(f'no permission to list the folder {name}; allow it (chmod u+rx), or move it away')
@@ -110,8 +97,6 @@ def stop(error: OSError) -> None:
 
 class Samples(Sequence[dict]):
     """The data_list of a dataset: a dict of `img_path` and, if there are labels, `gt_label` for each sample.
-
-    The dicts are made when they are asked for, so that changing one does not change the sample.
 
     Args:
         folder: of the paths.
@@ -138,45 +123,31 @@ class Samples(Sequence[dict]):
 
 @dataclass
 class Shards(Sequence[str]):
-    """The images in a folder of shards: a sequence of MemberPath.
-
-    Attributes:
-        folder: of the archives.
-        archives: (S,) their names.
-        classes: names of the classes in sorted order; none where .cls files number them.
-        names: (N,) names of the images in the archives.
-        shard: int (N,), archive of each image.
-        offset, length: int (N,), where in the archive its bytes lie.
-        label: int (N,), its class, -1 for none.
-    """
+    """The images in a folder of shards: a sequence of MemberPath."""
 
     folder: str
-    archives: Paths
-    classes: tuple[str, ...]
-    names: Paths
-    shard: np.ndarray
-    offset: np.ndarray
-    length: np.ndarray
-    label: np.ndarray
+    archives: Paths  # (S,) names
+    classes: tuple[str, ...]  # names in sorted order; none where .cls files number them
+    # of each image:
+    names: Paths  # (N,) names in the archives
+    shard: np.ndarray  # int (N,), its archive
+    offset: np.ndarray  # int (N,), where in the archive its bytes begin
+    length: np.ndarray  # int (N,), their number
+    label: np.ndarray  # int (N,), its class, -1 for none
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, (slice, np.ndarray)):
-            of_images = [field.name for field in fields(self)][3:]
+            of_images = 'names', 'shard', 'offset', 'length', 'label'
             return replace(self, **{name: getattr(self, name)[index] for name in of_images})
         archive = os.path.join(self.folder, self.archives[self.shard[index]])
         path = f'{archive}/{self.names[index]}'
         return MemberPath(path, archive, int(self.offset[index]), int(self.length[index]))
 
     def listed(self, names: Iterable[str], source: str) -> 'Shards':
-        """The images of these names, which the list `source` has.
-
-        Raises:
-            FileNotFoundError: an image of the list is in no archive.
-            ValueError: two images have the same name.
-        """
+        """The images of these names, which the list `source` has."""
         row_of = {name: row for row, name in enumerate(self.names)}
         if len(row_of) < len(self):
             raise UserError(f'{self.folder}: two images of one name; expected different names, to find those of a list')
@@ -187,12 +158,7 @@ class Shards(Sequence[str]):
 
 
 def read_shards(folder: str) -> Shards | None:
-    """The shards in a folder, by the index that `make_shards.py` wrote; None for a folder without an index.
-
-    Raises:
-        ValueError: the index cannot be read, or an archive has another size than it says.
-        FileNotFoundError: an archive is missing.
-    """
+    """The shards in a folder, by the index that `make_shards.py` wrote; None for a folder without an index."""
     path = os.path.join(folder, INDEX)
     if not os.path.isfile(path):
         return None
@@ -209,8 +175,6 @@ def read_shards(folder: str) -> Shards | None:
         if not os.path.isfile(archive):
             raise FileNotFoundError(f'no archive {readable(archive)}, of which {INDEX} tells; copy all of them')
         if os.path.getsize(archive) != size:
-            raise UserError(
-                f'{readable(archive)} is cut, or another archive than {INDEX} tells of; copy it again, or make the '
-                f'index again: {again}'
-            )
+            advice = f'copy it again, or make the index again: {again}'
+            raise UserError(f'{readable(archive)} is cut, or another archive than {INDEX} tells of; {advice}')
     return Shards(folder, archives, tuple(classes), names, **of_images)

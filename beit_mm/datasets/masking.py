@@ -1,7 +1,6 @@
 """Which patches are masked: blockwise masks (Algorithm 1, paper section 2.3) and uniformly random ones.
 
-While it is drawn, a mask is one Python integer with a bit for each patch, row by row: placing a block is a shift and an
-`or`, counting its new patches is one `bit_count`. With arrays it would take ten times as long.
+While it is drawn, a mask is one Python integer with a bit for each patch, row by row: ten times as fast as an array.
 """
 
 import math
@@ -18,19 +17,17 @@ VARIANTS = ('released', 'exact', 'paper')
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
 LOG_ASPECT = -math.log(MIN_ASPECT)  # log aspects lie within +- LOG_ASPECT
 ATTEMPTS = 10  # tries to place one block; when all fail the mask is finished
-TRIAL_MASKS = 100  # drawn when the transform is built; if all are empty, the settings can never be met
 
 
 @TRANSFORMS.register_module()
 class BlockwiseMask(BaseTransform):
     """Adds `mask`: bool array (rows, columns), True = masked, made of rectangular blocks; `num_slots`: the most.
 
-    `released` has the law of the released code, which made the paper's numbers: log-uniform aspect, whole patches,
+    `released` has the law of the released code, which made the paper's numbers: log-uniform aspect, full patches,
     blocks smaller than the grid in both directions, a block counts only if it brings between 1 and the remaining number
     of new patches, 10 tries a block, then stop (74.47 of 75 patches on average at 14 x 14). `exact` fills what an early
     stop left over with single random patches. `paper` is Algorithm 1 to the letter: uniform aspect, real-valued
-    corners, no limit, so it overshoots (82.5 patches on average) and hardly ever masks the first row and column. So
-    that it always ends, it stops after 10 blocks in a row without a new patch.
+    corners, no limit, so it overshoots (82.5 patches on average). It ends after 10 blocks without a new patch, too.
 
     Args:
         grid: (rows, columns) in patches, image size / patch size.
@@ -61,11 +58,12 @@ class BlockwiseMask(BaseTransform):
         # blocks[h][w]: the block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]
         draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
-        if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(TRIAL_MASKS)):
+        # if 100 first blocks in a row find no room, none ever does
+        if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
             raise UserError(
-                f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to '
-                f'{1 / MIN_ASPECT:.3g} times as high as wide, is smaller than the {self.height}x'
-                f'{self.width} grid in both directions; choose another min_block or grid'
+                f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to {1 / MIN_ASPECT:.3g} times as '
+                f'high as wide, is smaller than the {self.height}x{self.width} grid in both directions; choose another '
+                'min_block or grid'
             )
 
     def transform(self, results: dict) -> dict:
@@ -123,7 +121,7 @@ class BlockwiseMask(BaseTransform):
 
     @staticmethod
     def _cells(extent: float, size: int) -> range:
-        """The whole numbers i of the grid with t <= i < t + extent for a random real t."""
+        """The integers i of the grid with t <= i < t + extent for a random real t."""
         start = random.uniform(0, size - extent)
         first = min(max(0, math.ceil(start)), size)
         return range(first, max(first, min(size, math.ceil(start + extent))))
@@ -134,8 +132,7 @@ class RandomMask(BaseTransform):
     """Adds `mask`: bool array (rows, columns), True = masked, every set of `num_masked` patches equally likely.
 
     Args:
-        grid: (rows, columns) in patches.
-        num_masked: number of masked patches.
+        grid, num_masked: (rows, columns) and masked patches.
 
     Source: ablation "- blockwise masking" of the paper.
     """
@@ -158,9 +155,6 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     """Row-major indices of the masked patches in rising order, padded with -1: int64 (num_slots,).
 
     With equally many slots in every batch shapes never change, as compiled code needs them.
-
-    Raises:
-        ValueError: more patches are masked.
     """
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
@@ -174,7 +168,6 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
 
 
 def check_grid(grid: tuple[int, int], num_masked: float) -> None:
-    """Raises ValueError for grids and numbers of masked patches that no mask can have."""
     if len(grid) != 2 or any(n != int(n) or n < 1 for n in grid):
         raise UserError(f'grid is {grid}; expected (rows, columns) in patches, as in (14, 14)')
     cells = grid[0] * grid[1]

@@ -6,16 +6,22 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.transforms import CONTRAST, Size, as_size, draw_box, jitter_pixels, resize_bicubic
+from beit_mm.datasets.transforms import (
+    CONTRAST,
+    Size,
+    as_size,
+    cut,
+    draw_box,
+    jitter_pixels,
+    mean_gray,
+    resize_bicubic,
+    to_gray,
+)
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError
 
-RATIO = (3 / 4, 4 / 3)  # width / height of a crop
 FLIP_PROB = 0.5
 JITTER_PROB = 0.8
-JITTER = (0.4, 0.4, 0.2)  # brightness, contrast, saturation: factors lie this far around 1
-HUE = 0.1  # largest shift of the hue, as a fraction of the colour circle
-HUE_SHIFT = 3  # operation of colour jitter beside those of transforms.py
 GRAY_PROB = 0.2
 BLUR_PROBS = dict(first=1.0, second=0.1, local=0.5)
 SOLARIZE_PROB = 0.2  # of the second global crop
@@ -23,12 +29,10 @@ SOLARIZE_PROB = 0.2  # of the second global crop
 
 @TRANSFORMS.register_module()
 class MultiCrop(BaseTransform):
-    """Adds the crops of an image that DINO compares: two global ones and `num_local` local ones.
+    """Adds the crops of an image that DINO compares, each with its own box, flip, colours and blur.
 
-    Each has its own box, flip, colour jitter, grayscale, blur and solarization. From `img` it makes `images` (size),
-    the first global crop, `second_images` (size) and `local_images` (num_local, local_size), all uint8 RGB. Where an
-    earlier transform has made `images`, as TwoViewRandomResizedCrop does for BEiT + DINO, that stays the first global
-    crop.
+    From `img` it makes `images` (size), the first global crop, `second_images` (size) and `local_images` (num_local,
+    local_size), all uint8 RGB. `images` of an earlier transform, as TwoViewRandomResizedCrop's for BEiT + DINO, stay.
 
     Args:
         size: side of a global crop in pixels, or (height, width).
@@ -74,17 +78,16 @@ class MultiCrop(BaseTransform):
         return results
 
     def _crop(self, image: np.ndarray, kind: str) -> np.ndarray:
-        """One crop, uint8 (height, width, 3), flipped and augmented."""
         size, scale = (self.local_size, self.local_scale) if kind == 'local' else (self.size, self.scale)
         flip = random.random() < FLIP_PROB
-        top, left, height, width = draw_box(image.shape[0], image.shape[1], scale, RATIO)
-        crop = resize_bicubic(np.ascontiguousarray(image[top : top + height, left : left + width]), size)
+        box = draw_box(*image.shape[:2], scale, ratio=(3 / 4, 4 / 3))
+        crop = resize_bicubic(cut(image, box), size)
         if flip:
             crop = cv2.flip(crop, 1)
         if random.random() < JITTER_PROB:
             crop = jitter_with_hue(crop)
         if random.random() < GRAY_PROB:
-            crop = cv2.cvtColor(cv2.cvtColor(crop, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+            crop = to_gray(crop)
         if random.random() < BLUR_PROBS[kind]:
             crop = cv2.GaussianBlur(crop, (0, 0), random.uniform(*self.blur_sigma))
         if kind == 'second' and random.random() < SOLARIZE_PROB:
@@ -94,16 +97,14 @@ class MultiCrop(BaseTransform):
 
 def jitter_with_hue(image: np.ndarray) -> np.ndarray:
     """Random brightness, contrast, saturation and hue of uint8 (H, W, 3), RGB, in random order."""
-    factors = [random.uniform(1 - strength, 1 + strength) for strength in JITTER]
-    shift = random.uniform(-HUE, HUE)
+    factors = [random.uniform(1 - strength, 1 + strength) for strength in (0.4, 0.4, 0.2)]
+    shift = random.uniform(-0.1, 0.1)
     for operation in random.sample(range(4), 4):
-        if operation == HUE_SHIFT:
+        if operation == 3:  # beside the three of jitter_pixels
             image = shift_hue(image, shift)
-            continue
-        level = 0
-        if operation == CONTRAST:
-            level = int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
-        image = jitter_pixels(image, factors, level, [operation])
+        else:
+            level = mean_gray(image) if operation == CONTRAST else 0
+            image = jitter_pixels(image, factors, level, [operation])
     return image
 
 

@@ -30,12 +30,8 @@ Image.preinit()  # registers the plugins of the other formats
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')  # JPEG opens MPO too
 HEIF_BRANDS = (b'heic', b'heix', b'heim', b'heis', b'hevc', b'hevx', b'mif1', b'msf1')  # of .heic files, bytes 8 to 12
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
-MAX_ASPECT = 50  # long side / short side: a resizing to a short side would make far more pixels than there are
 MAX_BYTES_PER_PIXEL = 16  # four channels of 32 bits: a larger file cannot be an image of so many pixels
-LARGE_JPEG = 2**20  # pixels; smaller JPEGs are always decoded in full
-SCALES = (8, 4, 2)  # at 1/k of its sides a JPEG is decoded in about 1/k of the time
 MARGIN = 2  # decode at least twice the wanted size: then pixels differ by 1 level on average from full decoding
-MAX_ARCHIVES = 256  # held open by a process, which may open 1024 files
 ORIENTATION_TAG = 0x0112
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 
@@ -47,17 +43,11 @@ class UnreadableImageError(OSError):
 
 
 class MemberPath(str):
-    """The path of an image inside a tar archive, `ARCHIVE/NAME`: a string with the position of the image's bytes.
+    """The path of an image inside a tar archive, `ARCHIVE/NAME`, which also says where the image's bytes lie."""
 
-    Args:
-        path: the string.
-        archive: path of the archive, which is not compressed.
-        offset, length: of the image's bytes in it.
-    """
-
-    archive: str
-    offset: int
-    length: int
+    archive: str  # path; it is not compressed
+    offset: int  # of the image's bytes in the archive
+    length: int  # of the image in bytes
 
     def __new__(cls, path: str, archive: str, offset: int, length: int) -> 'MemberPath':
         self = super().__new__(cls, path)
@@ -77,12 +67,10 @@ class LoadImage(BaseTransform):
     first frame is taken, EXIF orientation is applied. An `img` that is there already is taken as the **BGR** array
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
-    A JPEG of more than a megapixel is decoded at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge behind it
-    needs no more, see `scale_decoding`.
-
     Args:
         max_pixels: largest width x height of a file that is read; of a larger one only the header is.
-        scaled: False decodes every file in full.
+        scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge
+            behind it needs no more, see `scale_decoding`.
 
     Raises:
         UnreadableImageError: the file cannot be read, or has a side more than 50 times as long as the other; names it.
@@ -108,16 +96,19 @@ class LoadImage(BaseTransform):
 
 
 def check_aspect(path: str, image: np.ndarray) -> None:
-    """Raises UnreadableImageError for an image (H, W, C) of extreme aspect ratio."""
+    """Raises UnreadableImageError for a long image (H, W, C), which a resized short side would make far larger."""
     height, width = image.shape[:2]
-    if max(height, width) > MAX_ASPECT * min(height, width):
+    if max(height, width) > 50 * min(height, width):
         with unreadable(path, OSError):
-            raise OSError(f'{width} x {height} pixels; expected a long side of at most {MAX_ASPECT} short ones')
+            raise OSError(f'{width} x {height} pixels; expected a long side of at most 50 short ones')
 
 
 def decoding_scale(sides: Sequence[int], wanted: Sequence[int]) -> int:
-    """The largest scale k in SCALES at which sides / k is at least MARGIN times the wanted size, in pixels; else 1."""
-    fits = (k for k in SCALES if all(side >= MARGIN * k * size for side, size in zip(sides, wanted, strict=True)))
+    """The largest k of 8, 4, 2 at which sides / k is at least MARGIN times the wanted size, in pixels; else 1.
+
+    At 1/k of its sides a JPEG is decoded in about 1/k of the time.
+    """
+    fits = (k for k in (8, 4, 2) if all(side >= MARGIN * k * size for side, size in zip(sides, wanted, strict=True)))
     return next(fits, 1)
 
 
@@ -127,19 +118,17 @@ def read_image(
     """The pixels of an image file: uint8 array (H, W, 3), RGB, upright.
 
     Args:
-        path: of the file.
-        max_pixels: as LoadImage.
-        choose_scale: called with the upright height and width of a large JPEG, returns the scale k, 1, 2, 4 or 8, that
-            is small enough. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
+        path, max_pixels: as LoadImage.
+        choose_scale: called with the upright height and width of a JPEG of more than a megapixel, returns the scale k,
+            1, 2, 4 or 8, that is small enough. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
 
     Raises:
         UnreadableImageError: the file cannot be read.
     """
-    # Decoders of broken files raise nearly everything, struct.error, SyntaxError, TypeError. None of it may end a run
-    # that skips unreadable images.
+    # decoders of broken files raise nearly everything: struct.error, SyntaxError, TypeError
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
         tag, scale = orientation(image), 1
-        if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > LARGE_JPEG:
+        if choose_scale and image.format in ('JPEG', 'MPO') and image.width * image.height > 2**20:
             scale = choose_scale(*(image.size if tag in SIDEWAYS else image.size[::-1]))
             while tag != 1 and (image.width % scale or image.height % scale):
                 scale //= 2  # else the last pixel, which stands for fewer, could become the first
@@ -151,8 +140,8 @@ def read_image(
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
         image.load()  # decodes; some formats learn of their palette or transparency only here
-    # On decoded pixels only these are the file's fault: a mode without conversion to RGB, too little memory. Any other
-    # error is a mistake in this code, and skipping images would hide it.
+    # Decoded pixels have only these faults of the file: a mode without conversion to RGB, too little memory. Any other
+    # error is a mistake in this code, which skipping images would hide.
     with unreadable(path, OSError, ValueError, MemoryError):
         return rgb_array(image)
 
@@ -177,16 +166,16 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
-    """A file, or an image in an archive, that may be an image of so many pixels; closed when the block ends.
-
-    Raises:
-        OSError: no regular file, which could make a reader wait for ever; too large.
-    """
+    """A file, or an image in an archive, that may be an image of so many pixels; closed when the block ends."""
     if isinstance(path, MemberPath):
         check_bytes(path.length, max_pixels)
-        yield io.BytesIO(read_member(path))
+        # forked processes and threads share the descriptor without harm: pread moves no position
+        content = os.pread(open_archive(path.archive).fileno(), path.length, path.offset)
+        if len(content) < path.length:
+            raise OSError('the archive ends before it; copy the archive again')
+        yield io.BytesIO(content)
         return
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if not stat.S_ISREG(os.stat(path).st_mode):  # which could make a reader wait for ever
         raise OSError('a folder, pipe, socket or device; expected a regular file')
     with open(path, 'rb') as file:
         check_bytes(os.fstat(file.fileno()).st_size, max_pixels)
@@ -194,46 +183,27 @@ def open_file(path: str, max_pixels: int) -> Iterator[BinaryIO]:
 
 
 def check_bytes(size: int, max_pixels: int) -> None:
-    """Raises OSError for a file of more bytes than an image of so many pixels can have."""
     if size > MAX_BYTES_PER_PIXEL * max_pixels:
         raise OSError(f'more than {MAX_BYTES_PER_PIXEL} bytes for each of {max_pixels:,} pixels, see max_pixels')
 
 
-def read_member(path: MemberPath) -> bytes:
-    """The bytes of an image in a tar archive; raises OSError where it ends before the image."""
-    archive = open_archive(path.archive)
-    # forked processes and threads share the descriptor without harm: pread moves no position
-    content = os.pread(archive.fileno(), path.length, path.offset)
-    if len(content) < path.length:
-        raise OSError('the archive ends before it; copy the archive again')
-    return content
-
-
-@lru_cache(MAX_ARCHIVES)
-def open_archive(path: str) -> BinaryIO:
-    """An archive, which is closed when it leaves the cache and nobody reads from it."""
-    return open(path, 'rb', buffering=0)  # type: ignore[return-value]
+# A process may open 1024 files. An archive is closed when it leaves the cache and nobody reads from it.
+open_archive = lru_cache(256)(partial(open, mode='rb', buffering=0))
 
 
 @contextmanager
 def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]:
-    """The image in a file, of which only the header is read yet; the file is closed when the block ends.
-
-    Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and warns
-    of large images, or refuses them, by a limit for the process.
-
-    Raises:
-        OSError: as open_file; another format than FORMATS; too large.
-    """
+    """The image in a file, of which only the header is read yet; the file is closed when the block ends."""
+    # Pillow's plugins are called directly: Image.open also tries formats that start a program (Ghostscript), and warns
+    # of large images, or refuses them, by a limit for the process.
     with open_file(path, max_pixels) as file:
         start = file.read(16)
-        try:
-            factory = next(opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True)
-        except StopIteration:
+        factory = next((opens for opens, accepts in map(Image.OPEN.get, FORMATS) if accepts(start) is True), None)
+        if factory is None:
             if start[4:8] != b'ftyp' or start[8:12] not in HEIF_BRANDS:
-                raise UnidentifiedImageError from None
+                raise UnidentifiedImageError
             if (factory := HeifImageFile) is None:
-                raise OSError('HEIC; pip install pillow-heif to have it read, or convert it') from None
+                raise OSError('HEIC; pip install pillow-heif to have it read, or convert it')
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
         if image.width * image.height > max_pixels:
@@ -242,7 +212,7 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 where there is none or the tag cannot be parsed."""
+    """EXIF orientation 1 to 8; 1 where there is none."""
     try:
         tag = image.getexif().get(ORIENTATION_TAG)
     except Exception:  # a broken EXIF block does not make the pixels unreadable
@@ -262,7 +232,6 @@ def rgb_array(image: Image.Image) -> np.ndarray:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as an 8-bit RGB image, transparency laid on white."""
     if image.mode[0] in 'IF':
         return deep_gray_to_rgb(image)
     if not image.has_transparency_data:

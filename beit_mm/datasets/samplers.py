@@ -1,7 +1,7 @@
 """Which sample comes when, and with which randomness.
 
-What is drawn for an image depends on its SampleKey (seed, epoch, index) and on nothing else: not on workers, ranks,
-batch size or the order of loading. So a resumed run draws what the uninterrupted one would have drawn.
+What is drawn for an image depends on its SampleKey only, not on workers, ranks, batch size or the order of loading. So
+a resumed run draws what the uninterrupted one would have drawn.
 """
 
 import hashlib
@@ -38,10 +38,7 @@ def sample_seed(key: SampleKey, attempt: int = 0) -> int:
 
 
 def seed_generators(key: SampleKey) -> None:
-    """Seeds `random` and `numpy.random`, which our transforms and those of the libraries draw from.
-
-    torch's generator is left alone: without workers it is the model's own (drop path).
-    """
+    """Seeds `random` and `numpy.random` for the transforms; torch's generator is the model's own (drop path)."""
     seed = sample_seed(key)
     random.seed(seed)
     np.random.seed(seed >> 32)
@@ -51,16 +48,17 @@ def seed_generators(key: SampleKey) -> None:
 class SeededSampler(DefaultSampler):
     """Deals the samples of an epoch to the ranks in turn, each as `SampleKey(seed, epoch, index)`.
 
-    One step of all ranks together takes the same samples for any number of ranks. The epoch is in the key, since
-    persistent workers keep their first copy of the dataset. mmengine calls `set_epoch` in training only: in validation
-    the epoch stays 0 and every pass draws the same masks (in every run, too, with `seed=0`).
+    One step of all ranks together takes the same samples for any number of ranks. mmengine calls `set_epoch` in
+    training only: in validation the epoch stays 0 and every pass draws the same masks (in every run, too, with
+    `seed=0`).
 
     Args:
-        dataset: the dataset.
         shuffle: True, for training: another order in each epoch; up to ranks - 1 samples of it are dropped, so that all
             ranks get equally many. False: the dataset's order; the first samples come again at the end.
         seed: of the order and of what is drawn for the samples; None: one that the ranks agree on.
     """
+
+    num_repeats = 1  # copies of a sample, one after the other
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int | None = None) -> None:
         super().__init__(dataset, shuffle, seed, round_up=True)
@@ -75,37 +73,26 @@ class SeededSampler(DefaultSampler):
 
     def __iter__(self) -> Iterator[SampleKey]:
         skipped, self.skipped = self.skipped, 0
-        yield from self.keys(skipped)
-
-    def keys(self, first: int = 0) -> Iterator[SampleKey]:
-        """This rank's samples of the epoch from the `first` on."""
-        order = self.order()
-        order = order.repeat(-(-self.total_size // max(len(order), 1)))[self.rank : self.total_size : self.world_size]
-        for index in order[first:].tolist():
-            yield SampleKey(self.seed, self.epoch, index)
-
-    def order(self) -> torch.Tensor:
-        """int64 (samples,): the dataset's indices in the order of the epoch."""
-        if not self.shuffle:
-            return torch.arange(len(self.dataset))
-        return torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        order = torch.arange(len(self.dataset))
+        if self.shuffle:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        for place in range(self.rank + skipped * self.world_size, self.total_size, self.world_size):
+            image, copy = divmod(place, self.num_repeats)
+            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image % len(order)]))
 
 
 @DATA_SAMPLERS.register_module()
 class RepeatedAugmentationSampler(SeededSampler):
     """Shows each image of the epoch several times in a row, each time augmented differently.
 
-    The shuffled images, each one `num_repeats` times, are dealt to the ranks in turn: one step of all ranks together
-    shows the same images for any number of ranks. An epoch is as long as without copies: it shows len // 256 * 256
-    images (all, where there are fewer than 256), so with three copies each a third of the dataset, another third every
-    time. Up to ranks - 1 images are dropped, so that all ranks show equally many.
-
-    Yields `SampleKey(seed, epoch * num_repeats + copy, index)`: no two copies are augmented alike.
+    The shuffled images, each one `num_repeats` times, are dealt to the ranks in turn, each as
+    `SampleKey(seed, epoch * num_repeats + copy, index)`. An epoch is as long as without copies: it shows
+    len // 256 * 256 images (all, where there are fewer than 256), so with three copies each a third of the dataset,
+    another third every time. Up to ranks - 1 images are dropped, so that all ranks show equally many.
 
     Args:
-        dataset: the dataset.
         num_repeats: copies of an image.
-        seed: of the order and of the augmentations; None: one that the ranks agree on.
+        seed: as SeededSampler.
 
     Source: facebookresearch/deit `samplers.py`; the released BEiT has none.
     """
@@ -115,13 +102,7 @@ class RepeatedAugmentationSampler(SeededSampler):
         if num_repeats < 1:
             raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
-        # 256: DeiT's
-        self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size
+        self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size  # 256: DeiT's
         if not self.num_samples:
             raise UserError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
-
-    def keys(self, first: int = 0) -> Iterator[SampleKey]:
-        order = self.order()
-        for place in range(self.rank + first * self.world_size, self.num_samples * self.world_size, self.world_size):
-            image, copy = divmod(place, self.num_repeats)
-            yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image]))
+        self.total_size = self.num_samples * self.world_size

@@ -14,8 +14,6 @@ from beit_mm.registry import DATASETS, TRANSFORMS
 from beit_mm.terminal import UserError
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
-LABEL_MODES = ('1', 'L', 'P', 'I', 'I;16')  # Pillow's modes of one number a pixel
-GOLDEN_RATIO = (5**0.5 - 1) / 2  # steps of this fraction of the colour circle fall into its largest gaps
 
 
 @DATASETS.register_module()
@@ -27,17 +25,11 @@ class SegmentationFolder(UnlabeledImages):
     Args:
         data_root: folder of the two folders.
         classes: names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
-            line, or a table with a column `Name`, as ADE20K's objectInfo150.txt. Or a registered dataset with names and
-            colours, such as 'mmseg.ADE20KDataset'.
+            line, or a table with a column `Name`, as ADE20K's. Or a registered dataset, as 'mmseg.ADE20KDataset'.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
             None, the images have no annotations, as those for a test server.
-        ann_file, on_error, kwargs: as UnlabeledImages.
-
-    Raises:
-        FileNotFoundError: a folder or list is missing, or an image's annotation is; names the first.
-        ValueError: no classes, or too many of them.
-        UnreadableImageError: as UnlabeledImages; annotations count as their images do.
+        ann_file, on_error, kwargs: as UnlabeledImages; an unreadable annotation counts as its image.
     """
 
     def __init__(
@@ -53,10 +45,8 @@ class SegmentationFolder(UnlabeledImages):
             path = os.path.join(data_root, classes)
             names, palette = named_classes(path if os.path.isfile(path) else classes)
         if not 0 < len(names) < IGNORE_INDEX:
-            raise UserError(
-                f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: their names, a file with them, '
-                "or a registered dataset, for example classes='mmseg.ADE20KDataset'"
-            )
+            expected = "their names, a file with them, or a registered dataset, as classes='mmseg.ADE20KDataset'"
+            raise UserError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: {expected}')
         if isinstance(data_prefix, dict):  # a command line removes it by seg_map_path=None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
@@ -64,26 +54,22 @@ class SegmentationFolder(UnlabeledImages):
         super().__init__(data_root, data_prefix=data_prefix, metainfo=metainfo, **kwargs)
 
     def load_data_list(self) -> list[dict]:
-        reduced, num_classes = self._metainfo['reduce_zero_label'], len(self._metainfo['classes'])
-        samples = [
-            dict(sample, reduce_zero_label=reduced, num_classes=num_classes) for sample in super().load_data_list()
-        ]
+        meta = self._metainfo
+        more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
+        samples = [sample | more for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
         if not os.path.isdir(annotations):
-            raise FileNotFoundError(
-                f'no folder {annotations!r}; expected a folder of annotations, one for each image in {images!r}'
-            )
+            expected = f'expected a folder of annotations, one for each image in {images!r}'
+            raise FileNotFoundError(f'no folder {annotations!r}; {expected}')
         for sample in samples:
             name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + '.png'
             sample['seg_map_path'] = os.path.join(annotations, name)
         existing = {os.path.join(annotations, name) for name in list_images(annotations)}
         if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
-            raise FileNotFoundError(
-                f'no annotation {missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}; {len(missing)} of '
-                f'{len(samples)} images have none'
-            )
+            pair = f'{missing[0]["seg_map_path"]!r} for {missing[0]["img_path"]!r}'
+            raise FileNotFoundError(f'no annotation {pair}; {len(missing)} of {len(samples)} images have none')
         return samples
 
 
@@ -97,18 +83,18 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         return tuple(map(unquoted, lines)), None
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
-        raise UserError(
-            f'classes is {source!r}; no such file, in data_root or not, and no registered dataset with classes'
-        )
+        expected = 'no such file, in data_root or not, and no registered dataset with classes'
+        raise UserError(f'classes is {source!r}; {expected}')
     return tuple(dataset.METAINFO['classes']), dataset.METAINFO.get('palette')
 
 
 def distinct_colours(number: int) -> list[list[int]]:
     """Colours [red, green, blue] of 0-255, the same in every run."""
+    golden_ratio = (5**0.5 - 1) / 2  # steps of this fraction of the colour circle fall into its largest gaps
     colours = []
     for index in range(number):
         saturation, value = (1, 0.5)[index // 3 % 2], (1, 0.75, 0.5)[index % 3]
-        colour = colorsys.hsv_to_rgb(index * GOLDEN_RATIO % 1, saturation, value)
+        colour = colorsys.hsv_to_rgb(index * golden_ratio % 1, saturation, value)
         colours.append([round(255 * part) for part in colour])
     return colours
 
@@ -122,8 +108,6 @@ class LoadAnnotation(BaseTransform):
 
     Raises:
         UnreadableImageError: the file is missing or damaged.
-        ValueError: more than one number a pixel; another size than the image's; a label beyond the sample's
-            `num_classes`. The message begins with the file's path.
     """
 
     def transform(self, results: dict) -> dict:
@@ -147,13 +131,12 @@ def read_labels(path: str) -> np.ndarray:
     """The integers (H, W) in a lossless image file, gray or with a palette."""
     with unreadable(path, Exception), open_image(path) as image:  # see reading.read_image
         image.load()
-    if image.mode not in LABEL_MODES:
+    if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
         raise UserError(f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray or palette PNG')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 
 def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, int]) -> None:
-    """Raises ValueError unless labels (H, W) have the `size` of their image."""
     if labels.shape == size:
         return
     advice = 'expected the same size'
@@ -165,16 +148,13 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
 
 
 def check_range(path: str, labels: np.ndarray, num_classes: int | None, reduced: bool) -> None:
-    """Raises ValueError for labels, as they are in the file, that no class has."""
+    # labels as they are in the file
     limit = IGNORE_INDEX - 1 if num_classes is None else num_classes - 1 + reduced
     wrong = labels[(labels != IGNORE_INDEX) & ((labels < 0) | (labels > limit))]
     if not wrong.size:
         return
+    label = wrong.min() if wrong.min() < 0 else wrong.max()
     count = '' if num_classes is None else f'the dataset has {num_classes} classes, '
+    expected = f'expected {int(reduced)} to {limit}, {IGNORE_INDEX} for ignored'
     zero = '; where 0 marks unlabelled pixels and classes begin at 1, set reduce_zero_label=True'
-    if reduced:
-        zero = ', 0 for unlabelled'
-    raise UserError(
-        f'{path} holds label {wrong.min() if wrong.min() < 0 else wrong.max()}; {count}expected {int(reduced)} to '
-        f'{limit}, {IGNORE_INDEX} for ignored{zero}'
-    )
+    raise UserError(f'{path} holds label {label}; {count}{expected}{", 0 for unlabelled" if reduced else zero}')

@@ -7,7 +7,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import cv2
 import numpy as np
@@ -26,11 +26,9 @@ from beit_mm.terminal import UserError
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
 LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
-MAX_LONG_SIDE = 4  # of a whole image, in short sides: attention takes memory with the square of the patches
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
 BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
-BLOCK = 16  # output pixels that share one matrix
 MAX_CACHED_LENGTH = 1000  # pixels; weights of longer crops are computed anew, 8% of the resizing at 2000
 
 
@@ -53,7 +51,7 @@ class TwoViews(BaseTransform, ABC):
         """The box of an image, and whether the views are flipped."""
 
     def choose_scale(self, results: dict, height: int, width: int) -> int:
-        """For LoadImage: draws before the image is decoded, so that the box does not depend on the scale."""
+        # for LoadImage: drawn before the image is decoded, so that the box does not depend on the scale
         box, flip = self.draw(height, width)
         results['drawn'] = box, flip, height
         return decoding_scale(box[2:], np.maximum(self.size, self.second_size or 1).tolist())
@@ -63,15 +61,14 @@ class TwoViews(BaseTransform, ABC):
         box, flip, height = results.pop('drawn', None) or (*self.draw(*image.shape[:2]), len(image))
         if (scale := round(height / len(image))) > 1:
             box = tuple(side / scale for side in box)
-            views = dict(images=resize_box(image, box, self.size, Image.Resampling.BICUBIC))
-            if self.second_size is not None:
-                views['tokenizer_images'] = resize_box(image, box, self.second_size, Image.Resampling.LANCZOS)
+            bicubic = partial(resize_box, image, box, resample=Image.Resampling.BICUBIC)
+            lanczos = partial(resize_box, image, box, resample=Image.Resampling.LANCZOS)
         else:
-            top, left, height, width = box
-            crop = np.ascontiguousarray(image[top : top + height, left : left + width])
-            views = dict(images=resize_bicubic(crop, self.size))
-            if self.second_size is not None:
-                views['tokenizer_images'] = resize_lanczos(crop, self.second_size)
+            crop = cut(image, box)
+            bicubic, lanczos = partial(resize_bicubic, crop), partial(resize_lanczos, crop)
+        views = dict(images=bicubic(size=self.size))
+        if self.second_size is not None:
+            views['tokenizer_images'] = lanczos(size=self.second_size)
         if flip:  # by torch: numpy takes 15 times as long
             views = {key: torch.from_numpy(view).flip(1).numpy() for key, view in views.items()}
         results.update(views)
@@ -120,8 +117,7 @@ class RandomResizedCrop(TwoViewRandomResizedCrop):
     """The same crop for classification: one view, which takes the place of `img`.
 
     A quarter of the time of mmpretrain's RandomResizedCrop with Pillow and RandomFlip; pixels differ by one level.
-
-    Args: `size` in pixels, `scale`, `ratio`, `flip_prob` as TwoViewRandomResizedCrop.
+    Args as TwoViewRandomResizedCrop.
     """
 
     def __init__(self, size: Size = 224, **options) -> None:
@@ -148,7 +144,7 @@ class ResizeToPatches(BaseTransform):
     """Resizes `img` (H, W, C) without cropping: its short side to about `short_side`, both to full patches; bicubic.
 
     The aspect ratio changes by at most half a patch a side. The long side becomes at most 4 times `short_side`, as by
-    mmseg's Resize(scale=(2048, 512)): a longer image becomes smaller.
+    mmseg's Resize(scale=(2048, 512)): attention takes memory with the square of the patches.
 
     Args:
         short_side: in pixels.
@@ -156,24 +152,22 @@ class ResizeToPatches(BaseTransform):
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
-        if min(short_side, patch_size) < 1:
-            raise UserError(f'short_side is {short_side}, patch_size {patch_size}; expected at least 1 pixel each')
         self.short_side = short_side
         self.patch_size = patch_size
 
     def transform(self, results: dict) -> dict:
-        limits = self.short_side, MAX_LONG_SIDE * self.short_side
-        grid = whole_grid(results['img'].shape[:2], *limits, self.patch_size)
-        results['img_shape'] = size = (grid[0] * self.patch_size, grid[1] * self.patch_size)
-        results['img'] = resize_bicubic(np.ascontiguousarray(results['img']), size)
+        sides = results['img'].shape[:2]
+        scale = min(self.short_side / min(sides), 4 * self.short_side / max(sides)) / self.patch_size
+        height, width = (max(1, round(side * scale)) * self.patch_size for side in sides)
+        results['img_shape'] = (height, width)
+        results['img'] = resize_bicubic(np.ascontiguousarray(results['img']), (height, width))
         return results
 
 
-def whole_grid(sides: Sequence[int], short_side: float, long_side: float, patch_size: int) -> tuple[int, int]:
-    """Patches (rows, columns) of an image (height, width) that is resized to at most about these sides in pixels."""
-    scale = min(short_side / min(sides), long_side / max(sides)) / patch_size
-    rows, columns = (max(1, round(side * scale)) for side in sides)
-    return rows, columns
+def cut(image: np.ndarray, box: Box) -> np.ndarray:
+    """The pixels of a box; contiguous."""
+    top, left, height, width = box
+    return np.ascontiguousarray(image[top : top + height, left : left + width])
 
 
 def draw_box(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
@@ -199,7 +193,7 @@ def center_box(height: int, width: int, min_ratio: float, max_ratio: float) -> B
 
 
 def as_size(size: Size) -> tuple[int, int]:
-    """(height, width) of a side, or of both; raises ValueError where there is no pixel."""
+    """(height, width) of a side, or of both."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise UserError(f'size is {size}; a view has at least 1 pixel')
@@ -246,13 +240,19 @@ class TwoViewColorJitter(BaseTransform):
 
 
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
-    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast.
+    """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast."""
+    rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 of them: 0.3 levels off on average
+    return mean_gray(jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)]))
 
-    Of about 64 evenly spaced rows: 0.3 levels off on average.
-    """
-    rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])
-    rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
-    return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+
+def mean_gray(image: np.ndarray) -> int:
+    """Mean gray level, 0-255, of uint8 (H, W, 3), RGB."""
+    return int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
+
+
+def to_gray(image: np.ndarray) -> np.ndarray:
+    """Grayscale of uint8 (H, W, 3), RGB, with three equal channels."""
+    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
@@ -262,7 +262,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
         image: uint8 (H, W, 3), RGB.
         factors: of brightness, contrast, saturation.
         level: gray level that contrast blends with, 0-255.
-        order: the operations to do: 0 brightness, 1 contrast, 2 saturation.
+        order: the operations to do: BRIGHTNESS, CONTRAST, SATURATION.
     """
     for operation in order:
         if operation == BRIGHTNESS:
@@ -270,31 +270,26 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
         elif operation == CONTRAST:
             base = np.full_like(image, level)
         else:
-            base = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+            base = to_gray(image)
         # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
         image = cv2.addWeighted(image, factors[operation], base, 1 - factors[operation], -0.499)
     return image
 
 
 def jitter_images(images: Tensor, params: Tensor) -> Tensor:
-    """Jitters a batch on its device, every image with its own factors and order.
+    """jitter_pixels for a batch on its device, every image with its own factors and order; keeps fractions of levels.
 
     Args:
         images: float (B, 3, H, W), RGB, 0-255.
-        params: float (B, 7): factors of brightness, contrast and saturation, gray level for contrast (0-255), order
-            of the operations (see jitter_pixels).
-
-    Returns:
-        float (B, 3, H, W), 0-255, clamped after each operation. Fractions of levels are kept, where jitter_pixels cuts
-        them off.
+        params: float (B, 7): three `factors`, `level`, and `order`, as jitter_pixels.
     """
     factors, level, order = params[:, :3], params[:, 3].view(-1, 1, 1, 1), params[:, 4:].long()
     for operation in order.T:
         factor = factors.gather(1, operation[:, None]).view(-1, 1, 1, 1)
         operation = operation.view(-1, 1, 1, 1)
         base = torch.where(operation == CONTRAST, level, 0)  # 0: black, for brightness
-        luma = sum(weight * channel for weight, channel in zip(LUMA, images.unbind(1), strict=True))  # B, H, W
-        base = torch.where(operation == SATURATION, luma.unsqueeze(1), base)
+        luma = sum(weight * channel for weight, channel in zip(LUMA, images.split(1, dim=1), strict=True))  # B, 1, H, W
+        base = torch.where(operation == SATURATION, luma, base)
         images = (base + factor * (images - base)).clamp(0, 255)
     return images
 
@@ -323,10 +318,10 @@ class RandAugment(RandAugmentBGR):
 
 @TRANSFORMS.register_module()
 class RandomErasing(BaseTransform):
-    """Draws the box of an image that is to be erased and adds it as `erase_box`: (top, left, height, width) in pixels.
+    """Draws a box to erase for some images and adds it as `erase_box`: (top, left, height, width) in pixels.
 
     ClassificationDataPreprocessor fills it with noise after normalisation. Stands after every transform that moves
-    pixels, with `erase_box` among PackInputs' `meta_keys`. Other images get no `erase_box`.
+    pixels, with `erase_box` among PackInputs' `meta_keys`.
 
     Args:
         prob: probability of a box.
@@ -365,9 +360,8 @@ class PackViews(BaseTransform):
     """Keeps what the model takes, as `dict(inputs=dict(...))` of tensors that a collate function can stack.
 
     Returns:
-        images: (H, W, C); tokenizer_images: (h, w, C), both as TwoViews says; mask: bool (rows, columns), True =
-        masked; positions: int64 (K,), see `masked_positions`; jitter: float32 (7,), see TwoViewColorJitter;
-        second_images, local_images: see MultiCrop; each only if a transform before made it.
+        What the transforms before made of: images (H, W, C), tokenizer_images (h, w, C), mask, jitter, second_images,
+        local_images; with a mask, positions int64 (K,), see `masked_positions`.
         unreadable: str, path of the unreadable image that this one replaces, else ''.
     """
 
@@ -385,16 +379,13 @@ class PackViews(BaseTransform):
         return dict(inputs=dict(inputs, unreadable=results.get('unreadable', '')))
 
 
-# --- antialiased resizing with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast as Pillow ---------
-# Both filter every row, round to whole levels, then every column, as Pillow does. Newer Pillow filters columns first
-# where that is less work: single pixels beside hard edges then differ by several levels, others by at most 1.
+# Antialiased resizing with Pillow's filters, four times (bicubic) and twice (Lanczos) as fast as Pillow. Both filter
+# every row, round to levels, then every column, as Pillow does. Newer Pillow filters columns first where that is less
+# work: single pixels beside hard edges then differ by several levels, others by at most 1.
 
 
 def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width); contiguous.
-
-    By torch's kernel, which is vectorised for uint8 of at most 4 channels.
-    """
+    """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width); contiguous."""
     # the new axis first: then torch sees channels_last, and the result needs no reordering
     channels_first = torch.from_numpy(image)[None].permute(0, 3, 1, 2)
     resized = F.interpolate(channels_first, size=size, mode='bicubic', antialias=True)
@@ -404,9 +395,8 @@ def resize_bicubic(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def resize_lanczos(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes (H, W, C), uint8 or float32, 0-255, to `size` (height, width) by a Lanczos filter of 3 lobes, widened by
-    the scale when shrinking; contiguous."""
-    resized = _filter_columns(_transpose(_filter_columns(_transpose(image), size[1])), size[0])
+    """As resize_bicubic, by a Lanczos filter of 3 lobes, widened by the scale when shrinking."""
+    resized = _lanczos_transposed(_lanczos_transposed(image, size[1]), size[0])
     return resized if image.dtype == np.uint8 else resized.clip(0, 255, out=resized)
 
 
@@ -418,25 +408,16 @@ def resize_box(image: np.ndarray, box: Sequence[float], size: tuple[int, int], r
     return np.array(crop.resize(size[::-1], resample, (left - x, top - y, left - x + width, top - y + height)))
 
 
-def _transpose(image: np.ndarray) -> np.ndarray:
-    """(H, W, C) to (W, H, C); contiguous."""
-    if image.shape[2] == 3:
-        return cv2.transpose(image)
-    return np.ascontiguousarray(image.transpose(1, 0, 2))
-
-
-def _filter_columns(image: np.ndarray, new_height: int) -> np.ndarray:
-    """Lanczos along the first axis, by a product with a banded matrix.
-
-    In blocks of 16 output pixels the band is nearly dense, so that matrix products beat a loop over pixels.
-    """
-    height, width, channels = image.shape
-    pixels = torch.from_numpy(image).float().view(height, width * channels)
-    weights = cached_bands if height <= MAX_CACHED_LENGTH else lanczos_bands
-    filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(height, new_height)])
+def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
+    """Filters the rows of (H, W, C), by a product with a banded matrix: (new_width, H, C)."""
+    image = cv2.transpose(image) if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 0, 2))
+    width, height, channels = image.shape
+    pixels = torch.from_numpy(image).float().view(width, height * channels)
+    weights = cached_bands if width <= MAX_CACHED_LENGTH else lanczos_bands
+    filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(width, new_width)])
     if image.dtype == np.uint8:
         filtered = filtered.round_().clamp_(0, 255).byte()
-    return filtered.view(new_height, width, channels).numpy()
+    return filtered.view(new_width, height, channels).numpy()
 
 
 def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Tensor]]:
@@ -447,8 +428,8 @@ def lanczos_bands(length: int, new_length: int) -> list[tuple[int, int, torch.Te
     first = np.maximum((center - LOBES * stretch + 0.5).astype(int), 0)
     last = np.minimum((center + LOBES * stretch + 0.5).astype(int), length)
     bands = []
-    for start in range(0, new_length, BLOCK):
-        block = slice(start, start + BLOCK)
+    for start in range(0, new_length, 16):  # in such blocks the band is nearly dense: products beat a loop over pixels
+        block = slice(start, start + 16)
         inputs = np.arange(first[block][0], last[block][-1])
         x = (inputs + 0.5 - center[block, None]) / stretch
         weights = np.sinc(x) * np.sinc(x / LOBES)
