@@ -95,19 +95,13 @@ def stop(error: OSError) -> None:
     raise error
 
 
+@dataclass
 class Samples(Sequence[dict]):
-    """The data_list of a dataset: a dict of `img_path` and, if there are labels, `gt_label` for each sample.
+    """The data_list of a dataset: a dict of `img_path` and, if there are labels, `gt_label` for each sample."""
 
-    Args:
-        folder: of the paths.
-        paths: relative to the folder; or the images of shards.
-        labels: int (N,), or None.
-    """
-
-    def __init__(self, folder: str, paths: Sequence[str], labels: np.ndarray | None = None) -> None:
-        self.folder = folder
-        self.paths = paths
-        self.labels = labels
+    folder: str
+    paths: Sequence[str]  # relative to the folder; or the images of shards
+    labels: np.ndarray | None = None  # int (N,)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -143,8 +137,7 @@ class Shards(Sequence[str]):
             of_images = 'names', 'shard', 'offset', 'length', 'label'
             return replace(self, **{name: getattr(self, name)[index] for name in of_images})
         archive = os.path.join(self.folder, self.archives[self.shard[index]])
-        path = f'{archive}/{self.names[index]}'
-        return MemberPath(path, archive, int(self.offset[index]), int(self.length[index]))
+        return MemberPath(f'{archive}/{self.names[index]}', archive, int(self.offset[index]), int(self.length[index]))
 
     def listed(self, names: Iterable[str], source: str) -> 'Shards':
         """The images of these names, which the list `source` has."""

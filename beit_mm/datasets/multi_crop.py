@@ -6,17 +6,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.transforms import (
-    CONTRAST,
-    Size,
-    as_size,
-    cut,
-    draw_box,
-    jitter_pixels,
-    mean_gray,
-    resize_bicubic,
-    to_gray,
-)
+from beit_mm.datasets.transforms import Size, as_size, cut, draw_box, jitter_pixels, resize_bicubic
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError
 
@@ -80,14 +70,14 @@ class MultiCrop(BaseTransform):
     def _crop(self, image: np.ndarray, kind: str) -> np.ndarray:
         size, scale = (self.local_size, self.local_scale) if kind == 'local' else (self.size, self.scale)
         flip = random.random() < FLIP_PROB
-        box = draw_box(*image.shape[:2], scale, ratio=(3 / 4, 4 / 3))
-        crop = resize_bicubic(cut(image, box), size)
+        height, width = image.shape[:2]
+        crop = resize_bicubic(cut(image, draw_box(height, width, scale, ratio=(3 / 4, 4 / 3))), size)
         if flip:
             crop = cv2.flip(crop, 1)
         if random.random() < JITTER_PROB:
             crop = jitter_with_hue(crop)
         if random.random() < GRAY_PROB:
-            crop = to_gray(crop)
+            crop = cv2.cvtColor(cv2.cvtColor(crop, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
         if random.random() < BLUR_PROBS[kind]:
             crop = cv2.GaussianBlur(crop, (0, 0), random.uniform(*self.blur_sigma))
         if kind == 'second' and random.random() < SOLARIZE_PROB:
@@ -103,13 +93,13 @@ def jitter_with_hue(image: np.ndarray) -> np.ndarray:
         if operation == 3:  # beside the three of jitter_pixels
             image = shift_hue(image, shift)
         else:
-            level = mean_gray(image) if operation == CONTRAST else 0
-            image = jitter_pixels(image, factors, level, [operation])
+            gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+            image = jitter_pixels(image, factors, int(cv2.mean(gray)[0] + 0.5), [operation])
     return image
 
 
 def shift_hue(image: np.ndarray, shift: float) -> np.ndarray:
-    """Turns the hue of uint8 (H, W, 3), RGB, by `shift` colour circles."""
+    # of uint8 (H, W, 3), RGB, by `shift` colour circles
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
     hsv[..., 0] += np.uint8(int(shift * 255) % 256)  # wraps around
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)

@@ -121,9 +121,6 @@ def read_image(
         path, max_pixels: as LoadImage.
         choose_scale: called with the upright height and width of a JPEG of more than a megapixel, returns the scale k,
             1, 2, 4 or 8, that is small enough. The array is (ceil(H / k), ceil(W / k), 3) for this k or a smaller one.
-
-    Raises:
-        UnreadableImageError: the file cannot be read.
     """
     # decoders of broken files raise nearly everything: struct.error, SyntaxError, TypeError
     with unreadable(path, Exception), open_image(path, max_pixels) as image:
@@ -140,8 +137,7 @@ def read_image(
             data = torch.frombuffer(bytearray(image.fp.read()), dtype=torch.uint8)
             return np.ascontiguousarray(decode_jpeg(data, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy())
         image.load()  # decodes; some formats learn of their palette or transparency only here
-    # Decoded pixels have only these faults of the file: a mode without conversion to RGB, too little memory. Any other
-    # error is a mistake in this code, which skipping images would hide.
+    # a mode without conversion to RGB, too little memory; any other error is a mistake in this code
     with unreadable(path, OSError, ValueError, MemoryError):
         return rgb_array(image)
 

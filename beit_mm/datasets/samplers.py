@@ -27,7 +27,7 @@ class SampleKey(NamedTuple):
 
 
 def mixed_seed(*numbers: int) -> int:
-    """64 bits from 64-bit integers: numbers that lie near each other give unrelated seeds."""
+    """64 bits from 64-bit integers; near numbers give unrelated seeds."""
     packed = struct.pack(f'<{len(numbers)}q', *numbers)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), 'little')
 
@@ -68,7 +68,7 @@ class SeededSampler(DefaultSampler):
         self.skipped = 0
 
     def skip(self, num_samples: int) -> None:
-        """Skips this rank's first samples once, on resuming."""
+        """Leaves out this rank's first samples of the next epoch, on resuming."""
         self.skipped = num_samples
 
     def __iter__(self) -> Iterator[SampleKey]:

@@ -137,13 +137,12 @@ def read_labels(path: str) -> np.ndarray:
 
 
 def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, int]) -> None:
-    if labels.shape == size:
+    (height, width), advice = labels.shape, 'expected the same size'
+    if (height, width) == size:
         return
-    advice = 'expected the same size'
     with open_image(image_path) as image:
-        if labels.shape == size[::-1] and orientation(image) in SIDEWAYS:
+        if (width, height) == size and orientation(image) in SIDEWAYS:
             advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
-    height, width = labels.shape
     raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')
 
 

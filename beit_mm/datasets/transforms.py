@@ -1,7 +1,4 @@
-"""Transforms of images: antialiased resizing, two views of one crop, jitter, augmentation, packing.
-
-What is random is drawn from `random` and `numpy.random`, which the datasets seed for each sample.
-"""
+"""Transforms of images; they draw from `random` and `numpy.random`, which the datasets seed for each sample."""
 
 import math
 import random
@@ -103,9 +100,7 @@ class TwoViewRandomResizedCrop(TwoViews):
             raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:
             raise UserError(f'flip_prob is {flip_prob}; a probability lies between 0 and 1')
-        self.scale = scale
-        self.ratio = ratio
-        self.flip_prob = flip_prob
+        self.scale, self.ratio, self.flip_prob = scale, ratio, flip_prob
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
         flip = random.random() < self.flip_prob
@@ -147,8 +142,7 @@ class ResizeToPatches(BaseTransform):
     mmseg's Resize(scale=(2048, 512)): attention takes memory with the square of the patches.
 
     Args:
-        short_side: in pixels.
-        patch_size: side of a patch in pixels.
+        short_side, patch_size: in pixels.
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
@@ -242,17 +236,8 @@ class TwoViewColorJitter(BaseTransform):
 def contrast_level(image: np.ndarray, factors: Sequence[float], order: Sequence[int]) -> int:
     """Mean gray, 0-255, of an image (see jitter_pixels) after the operations that come before contrast."""
     rows = np.ascontiguousarray(image[:: -(-len(image) // 64)])  # about 64 of them: 0.3 levels off on average
-    return mean_gray(jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)]))
-
-
-def mean_gray(image: np.ndarray) -> int:
-    """Mean gray level, 0-255, of uint8 (H, W, 3), RGB."""
-    return int(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)
-
-
-def to_gray(image: np.ndarray) -> np.ndarray:
-    """Grayscale of uint8 (H, W, 3), RGB, with three equal channels."""
-    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    rows = jitter_pixels(rows, factors, 0, order[: order.index(CONTRAST)])
+    return int(cv2.mean(cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY))[0] + 0.5)
 
 
 def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order: Sequence[int]) -> np.ndarray:
@@ -262,7 +247,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
         image: uint8 (H, W, 3), RGB.
         factors: of brightness, contrast, saturation.
         level: gray level that contrast blends with, 0-255.
-        order: the operations to do: BRIGHTNESS, CONTRAST, SATURATION.
+        order: of the operations.
     """
     for operation in order:
         if operation == BRIGHTNESS:
@@ -270,7 +255,7 @@ def jitter_pixels(image: np.ndarray, factors: Sequence[float], level: int, order
         elif operation == CONTRAST:
             base = np.full_like(image, level)
         else:
-            base = to_gray(image)
+            base = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
         # Pillow cuts fractions off, cv2 rounds: 0.499 less makes the two agree
         image = cv2.addWeighted(image, factors[operation], base, 1 - factors[operation], -0.499)
     return image
