@@ -39,7 +39,6 @@ from beit_mm.terminal import UserError
 
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
-OTHER_CLASSIFIERS = ('heads.', 'head.layers.')  # names in linear probes, and in heads of several layers
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 
@@ -107,7 +106,7 @@ class Checkpoint:
     @property
     def task(self) -> str:
         """As `names.task_of`. Raises CheckpointError for no BEiT."""
-        if any(name.startswith(OTHER_CLASSIFIERS) for name in self.weights):
+        if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
         return task_of(self.converted.state_dict)
 
@@ -150,27 +149,24 @@ class Checkpoint:
             state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
         return state_dict
 
-    def for_mmengine(self) -> dict[str, Any]:
-        """The content as mmengine's loaders give it: dict(state_dict=..., meta=..., ...), or a state dict by itself."""
-        state_dict = self.state_dict
-        source = state_dict._metadata[''][SOURCE_KEY]  # type: ignore[attr-defined]
-        if source['format'] in TRANSLATED:
-            return dict(state_dict=state_dict, meta=self.meta)
-        if source['format'] is None and 'state_dict' not in self.content:
-            return state_dict
-        return dict(self.content, state_dict=state_dict)
-
 
 CheckpointInput: TypeAlias = str | Path | Checkpoint
 
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
-    """How mmengine reads paths and URLs, see `Checkpoint.open`; models copy to their own device.
+    """How mmengine reads paths and URLs: dict(state_dict=..., meta=..., ...), or a state dict by itself.
 
     mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
     """
-    return Checkpoint.open(filename).for_mmengine()
+    checkpoint = Checkpoint.open(filename)
+    state_dict: Any = checkpoint.state_dict
+    format = state_dict._metadata[''][SOURCE_KEY]['format']
+    if format in TRANSLATED:
+        return dict(state_dict=state_dict, meta=checkpoint.meta)
+    if format is None and 'state_dict' not in checkpoint.content:
+        return state_dict
+    return dict(checkpoint.content, state_dict=state_dict)
 
 
 @dataclass

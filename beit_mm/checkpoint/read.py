@@ -30,9 +30,7 @@ NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how 
     b'--20': 'a log of wget (its option -o names the log; -O names the file)',
 }
 # What torch.save writes, below one folder of any name
-ZIP_ENTRY = re.compile(
-    r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
-)
+ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 CONTAINERS = (dict, list, tuple, set, frozenset)
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath)
@@ -252,7 +250,7 @@ def check_zip(path: Path, sums: bool = True) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if not ZIP_ENTRY.fullmatch(name):
+            if not re.fullmatch(ZIP_ENTRY, name):
                 raise CheckpointError(f'it holds {name[:MAX_NAME]!r}, and torch.save did not write it')
         if sums and (damaged := archive.testzip()):
             raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
@@ -348,8 +346,7 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         content: plain containers, values and tensors; for .safetensors either tensors by name or
             dict(state_dict=..., meta=...), where `meta` has what JSON has.
 
-    Raises:
-        CheckpointError: another suffix, or content that such a file cannot hold.
+    Raises CheckpointError for another suffix, or content that such a file cannot hold.
     """
     path = Path(path)
     check_suffix(path)
