@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.models.beit import preprocessing_of_model
+from beit_mm.models.interop import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias, patch_grid
 from beit_mm.positions import resize_bias_table, resize_position_embedding
 from beit_mm.terminal import UserError
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
-NUM_CHECKED = 3  # random images
-MAX_BATCH = 2**31 - 1  # torch 2.6 needs an upper bound
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB, and the graph itself needs a few MB
 
 
@@ -38,23 +36,17 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     """Writes a classifier or segmentor as an ONNX graph of float32 and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax, for any N. A segmentor sees the image as one window. Position embedding and
-    bias tables are resampled to this size before. The metadata hold JSON lists `mean` and `std` (of pixel values 0 to
-    255, where the data preprocessor knows them) and `size` (height, width), and describe `input` and `output` in words.
-    A graph above 2 GB has its weights in a second file, PATH.data.
+    (N, classes, H, W), before the softmax, for any N. A segmentor sees the image as one window. The metadata hold JSON
+    lists `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them) and `size` (height,
+    width), and describe `input` and `output` in words. A graph above 2 GB has its weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
         path: where the file goes; written only when the check passes.
-        size: height and width of the images in pixels; need not be the size that the model is built for.
+        size: height and width of the images in pixels.
 
     Returns:
-        The largest difference between onnxruntime's and the model's logits over random images, as a fraction of the
-        largest logit.
-
-    Raises:
-        ValueError: the ONNX packages are missing; not a classifier or SlidingSegmentor on a BEiTBackbone; a size that
-            its pyramid cannot halve; a segmentor with torch 2.6; the graph's logits are not the model's.
+        The largest difference between onnxruntime's and the model's logits, as a fraction of the largest logit.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
@@ -75,7 +67,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     if divisor:
         model = WholeImage(model)
     channels = backbone.patch_embed.proj.in_channels
-    images = torch.randn(NUM_CHECKED, channels, *size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(3, channels, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = model(images)
         if not isinstance(logits, Tensor) or logits.dim() != (4 if divisor else 2):
@@ -87,7 +79,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
             model,
             (images,),
             dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim('batch', max=MAX_BATCH)},),
+            dynamic_shapes=({0: torch.export.Dim('batch', max=2**31 - 1)},),  # torch 2.6 needs an upper bound
             input_names=['images'],
             output_names=['logits'],
             verbose=False,

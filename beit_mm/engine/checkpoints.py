@@ -31,7 +31,7 @@ from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, s
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.steps import fetch_logs, unwrap
 from beit_mm.files import atomic_file, inert, remove_leftovers
-from beit_mm.models.beit import backbone_of, preprocessing_of_model, tokenizer_provenance
+from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 

@@ -21,14 +21,8 @@ from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.steps import unwrap
-from beit_mm.models.beit import (
-    BEiTPretrainer,
-    PixelRegressionHead,
-    TwoViewDataPreprocessor,
-    backbone_of,
-    preprocessing_of_model,
-    tokenizer_provenance,
-)
+from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
+from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS

@@ -17,7 +17,7 @@ from beit_mm.features.evaluation import (
     spread_rows,
 )
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.models.beit import backbone_of
+from beit_mm.models.interop import backbone_of
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 

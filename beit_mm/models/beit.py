@@ -35,9 +35,8 @@ TOKENIZER_PREFIX = 'target_generator.'
 class BEiTPretrainer(BaseModel):
     """Masked image modeling on visual tokens, with the rows of the paper's ablation table.
 
-    The tokenizer is frozen, in evaluation mode and outside autocast. Checkpoints do not hold it; they record where its
-    weights came from. For the loss, the backbone's last block and the tokenizer's output layer run only at the patches
-    to predict: the same loss with less work.
+    The tokenizer is frozen. Checkpoints do not hold it; they record where its weights came from. For the loss, the
+    backbone's last block and the tokenizer's output layer run only at the patches to predict: less work.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw', or of mmpretrain's BEiTPretrainViT.
@@ -46,10 +45,6 @@ class BEiTPretrainer(BaseModel):
             None for pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
-        init_cfg: mmengine's.
-
-    Raises:
-        ValueError: components that do not fit each other; when called, a mask or second view is needed and missing.
 
     Source: paper section 2.3; microsoft/unilm `beit/engine_for_pretraining.py`.
     """
@@ -79,11 +74,7 @@ class BEiTPretrainer(BaseModel):
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
 
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
-        """mmengine's entry, for what TwoViewDataPreprocessor returns.
-
-        Returns:
-            mode 'loss': dict of tensors. 'predict': one dict an image, see `predict`. 'tensor': (B, 1+h*w, C).
-        """
+        """mmengine's entry, for what TwoViewDataPreprocessor returns; mode 'tensor' gives (B, 1+h*w, C)."""
         if not isinstance(inputs, dict):
             raise UserError(
                 f'the inputs are a {type(inputs).__name__}; BEiTPretrainer needs a beit_mm.TwoViewDataPreprocessor and '
@@ -104,11 +95,9 @@ class BEiTPretrainer(BaseModel):
 
     def _predicted_positions(self, inputs: dict) -> Tensor | None:
         """int64 (B, K) patches to predict, -1 = padding; None for all."""
-        if self.recover == 'all':
-            return None
-        if inputs['positions'] is None:
+        if self.recover == 'masked' and inputs['positions'] is None:
             raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
-        return inputs['positions']
+        return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
         """Visual tokens (B, K), or pixels (B, K, P), at the positions; of all patches where they are None."""
@@ -135,12 +124,7 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
-        """Evaluates held-out images one by one.
-
-        Returns:
-            For each image the sums `loss`, `count` and, for tokens, `correct` (floats), and its `tokens`, int64
-            (h*w,) on the CPU.
-        """
+        """Of each image the sums `loss`, `count` and, for tokens, `correct` (floats), and `tokens`, int64 (h*w,)."""
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, None)  # B, h*w tokens, or B, h*w, P pixels
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
@@ -156,9 +140,6 @@ class BEiTPretrainer(BaseModel):
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
         """What the model saw, what it was to predict and what it predicted.
 
-        Predicted tokens rarely equal the right ones (5 % after 300 epochs on ImageNet); decoded, they show whether the
-        colours and edges of the masked patches were guessed.
-
         Returns:
             Title -> float (B, C, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
             the image of its tokens and the same with the predicted tokens in the masked patches.
@@ -168,8 +149,7 @@ class BEiTPretrainer(BaseModel):
         columns = dict(image=image)
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
-            masked = masked[:, :, : image.shape[2], : image.shape[3]]
-            columns['masked'] = torch.where(masked, 0.5, image)
+            columns['masked'] = torch.where(masked[:, :, : image.shape[2], : image.shape[3]], 0.5, image)
         tokenizer = self.target_generator
         if tokenizer is not None and tokenizer.can_decode:
             tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
@@ -189,7 +169,7 @@ class BEiTPretrainer(BaseModel):
 
 
 def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
-    """Raises ValueError where a head does not predict what the tokenizer, or without one the image, gives."""
+    """Raises UserError where a head does not predict what the tokenizer, or without one the image, gives."""
     if tokenizer is None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):
             raise UserError(
@@ -213,8 +193,8 @@ def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metad
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
-    missing = incompatible_keys.missing_keys
     # Below any prefix: the model may be inside a wrapper.
+    missing = incompatible_keys.missing_keys
     missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
 
 
@@ -225,7 +205,6 @@ class BEiTMIMHead(BaseModule):
     Args:
         embed_dims: width of the hidden states.
         vocab_size: number of visual tokens.
-        init_cfg: mmengine's.
 
     Source: paper section 2.3; microsoft/unilm `beit/modeling_pretrain.py` (`lm_head`) and
     `beit/engine_for_pretraining.py` (loss and accuracy over all masked patches of the batch, not image by image).
@@ -239,19 +218,15 @@ class BEiTMIMHead(BaseModule):
         nn.init.zeros_(self.lm_head.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., embed_dims) to logits (..., vocab_size)."""
-        return self.lm_head(hidden)
+        return self.lm_head(hidden)  # ..., vocab_size
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor] | Tensor:
-        """Cross entropy and accuracy.
+        """Mean cross entropy and share predicted right, `mim_acc`; 0 where no patch counts.
 
         Args:
             hidden: (B, K, embed_dims).
             targets: int64 (B, K) visual tokens.
             positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
-
-        Returns:
-            loss: mean over the patches that count, 0 when there are none. mim_acc: share predicted right.
 
         mmpretrain's BEiT calls its head with the class token before the patches (B, 1+h*w, embed_dims), targets
         (B, vocab_size, h, w) of which the argmax is the visual token, and the mask (B, h, w); it gets the loss alone.
@@ -272,23 +247,20 @@ class BEiTMIMHead(BaseModule):
         """Loss and correctness (B, K) of every prediction, those at padding included."""
         logits = self(hidden)  # B, K, vocab_size
         targets = targets.clamp(min=0)
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none')
-        correct = (logits.detach().argmax(dim=-1) == targets).float()
-        return losses.view_as(correct), correct
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none').view_as(targets)
+        return losses, (logits.detach().argmax(dim=-1) == targets).float()
 
 
 @MODELS.register_module()
 class PixelRegressionHead(BaseModule):
-    """Predicts the normalised pixels of patches ("- visual tokens" of the ablation table).
+    """Predicts the pixels of patches, as the backbone sees them ("- visual tokens" of the ablation table).
 
-    The paper states neither the loss nor the normalisation; this is the mean squared error on the image as the backbone
-    sees it.
+    The loss is the mean squared error; the paper states neither loss nor normalisation.
 
     Args:
         embed_dims: width of the hidden states.
         patch_size: side of a patch in pixels.
         in_channels: of the images: 3 for RGB, or any number of bands.
-        init_cfg: mmengine's.
 
     Source: paper section 3.3 (no code was released).
     """
@@ -302,8 +274,7 @@ class PixelRegressionHead(BaseModule):
         nn.init.zeros_(self.pixel_head.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., embed_dims) to pixels (..., in_channels * patch_size**2)."""
-        return self.pixel_head(hidden)
+        return self.pixel_head(hidden)  # ..., in_channels * patch_size**2
 
     def loss(self, hidden: Tensor, targets: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
         """Mean squared error; targets (B, K, in_channels * patch_size**2), the rest as in BEiTMIMHead."""
@@ -324,15 +295,11 @@ def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
     if positions is None:
         return values.mean()
     counts = positions >= 0
-    # torch.where, not a product: a value at padding may be NaN.
-    return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)
+    return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)  # a value at padding may be NaN
 
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images (B, C, H, W) into patches (B, h*w, C*patch_size**2), channels slowest.
-
-    The order of the values is that of the patch embedding's convolution weight.
-    """
+    """Cuts images (B, C, H, W) into patches (B, h*w, C*patch_size**2), ordered as the patch embedding's weight."""
     patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
@@ -347,11 +314,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
             (`second_size=None`): its side as a fraction of the first view's, resized bicubic and antialiased. None:
             not made.
 
-    Raises:
-        ValueError: mean and std of different lengths, or a fraction that is not above 0 and at most 1.
-
-    Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for one view of both networks
-    (`tokenizer_scale=1`).
+    Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for `tokenizer_scale=1`.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
@@ -365,7 +328,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch, in training and evaluation alike.
+        """Prepares one batch.
 
         Args:
             data: `inputs` holds images (B, H, W, C), uint8 or float, 0-255, and, where the pipeline makes them,
@@ -385,22 +348,17 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
         images = self.planar(inputs['images'], jitter)
-        tokenizer_images = None
+        prepared = dict(images=(images - self.mean) / self.std, tokenizer_images=None)
+        prepared.update(mask=inputs.get('mask'), positions=inputs.get('positions'))
         if 'tokenizer_images' in inputs:
-            tokenizer_images = self.planar(inputs['tokenizer_images'], jitter)
+            prepared['tokenizer_images'] = self.planar(inputs['tokenizer_images'], jitter) / 255
         elif self.tokenizer_scale == 1:
-            tokenizer_images = images
+            prepared['tokenizer_images'] = images / 255
         elif self.tokenizer_scale is not None:
             size = self.tokenizer_size(*images.shape[2:])
-            tokenizer_images = F.interpolate(images, size=size, mode='bicubic', antialias=True).clamp(0, 255)
-        return dict(
-            inputs=dict(
-                images=(images - self.mean) / self.std,
-                tokenizer_images=None if tokenizer_images is None else tokenizer_images / 255,
-                mask=inputs.get('mask'),
-                positions=inputs.get('positions'),
-            )
-        )
+            resized = F.interpolate(images, size=size, mode='bicubic', antialias=True)
+            prepared['tokenizer_images'] = resized.clamp(0, 255) / 255
+        return dict(inputs=prepared)
 
     @staticmethod
     def planar(images: Tensor, jitter: Tensor | None = None) -> Tensor:
@@ -416,27 +374,3 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def denormalize(self, images: Tensor) -> Tensor:
         """First-view images back to [0, 1], for drawing."""
         return ((images * self.std + self.mean) / 255).clamp(0, 1)
-
-
-def backbone_of(model: nn.Module) -> BEiTBackbone | None:
-    """The BEiTBackbone in a model; None where it has none."""
-    return next((module for module in model.modules() if isinstance(module, BEiTBackbone)), None)
-
-
-def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
-    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
-    preprocessing = {}
-    for name in ('mean', 'std'):
-        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
-            # six digits are what a float32 keeps of 123.675
-            preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
-    if (backbone := backbone_of(model)) is not None:
-        preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]
-    return preprocessing
-
-
-def tokenizer_provenance(model: nn.Module) -> dict | None:
-    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
-    if isinstance(model, BEiTPretrainer) and model.target_generator is not None:
-        return model.target_generator.provenance
-    return None

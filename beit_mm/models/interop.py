@@ -1,5 +1,6 @@
-"""Components of mmpretrain in our algorithms, and ours in theirs: what their interfaces ask for beyond our own."""
+"""Components of mmpretrain in our algorithms, ours in theirs, and what a checkpoint records of any such model."""
 
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -20,9 +21,8 @@ from beit_mm.terminal import UserError
 class MMPretrainTokenizer(Tokenizer):
     """A target generator of mmpretrain's, DALL-E or VQKD, as a Tokenizer.
 
-    Args:
-        generator: the built DALLEEncoder or VQKD. Its `init_cfg` names its weights, as in mmpretrain's recipes. They
-            are loaded here: a test never calls `init_weights`, and a pretraining's checkpoints hold no tokenizer.
+    Its `init_cfg` names its weights, as in mmpretrain's recipes. They are loaded here: a test never calls
+    `init_weights`, and a pretraining's checkpoints hold no tokenizer.
     """
 
     def __init__(self, generator: DALLEEncoder | VQKD) -> None:
@@ -57,7 +57,7 @@ def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
 
 
 def as_tokenizer(module: nn.Module) -> Tokenizer:
-    """A target generator, of ours or of mmpretrain's, as a Tokenizer; ValueError for another module."""
+    """A target generator, of ours or of mmpretrain's, as a Tokenizer."""
     if isinstance(module, (DALLEEncoder, VQKD)):
         return MMPretrainTokenizer(module)
     if not isinstance(module, Tokenizer):
@@ -69,7 +69,7 @@ def as_tokenizer(module: nn.Module) -> Tokenizer:
 
 
 def expect_own_backbone(config: dict, algorithm: str) -> None:
-    """Raises ValueError where the config of a backbone is not that of a BEiTBackbone, before it is built."""
+    """Raises UserError where the config of a backbone is not that of a BEiTBackbone, before it is built."""
     kind = config['type']
     if isinstance(kind, str):
         with MODELS.switch_scope_and_registry(config.get('_scope_')) as registry:  # as `build` finds it
@@ -90,7 +90,7 @@ def rename_mmpretrain_weights(model: nn.Module, state_dict: dict, prefix: str, *
 
 
 def as_pretraining_backbone(module: nn.Module) -> nn.Module:
-    """A backbone that takes masks: ours, or mmpretrain's with the `patch_size` that ours has; else ValueError."""
+    """A backbone that takes masks: ours, or mmpretrain's with the `patch_size` that ours has."""
     if isinstance(module, BEiTPretrainViT):
         (module.patch_size, _) = module.patch_embed.projection.stride
     elif not isinstance(module, BEiTBackbone):
@@ -99,3 +99,25 @@ def as_pretraining_backbone(module: nn.Module) -> nn.Module:
             "beit_mm, or mmpretrain's BEiTPretrainViT"
         )
     return module
+
+
+def backbone_of(model: nn.Module) -> BEiTBackbone | None:
+    """The BEiTBackbone in a model; None where it has none."""
+    return next((module for module in model.modules() if isinstance(module, BEiTBackbone)), None)
+
+
+def preprocessing_of_model(model: nn.Module) -> dict[str, Any]:
+    """Lists `mean` and `std` of the channels, pixels 0-255, and `size` (height, width), each where the model has it."""
+    preprocessing = {}
+    for name in ('mean', 'std'):
+        if (values := getattr(getattr(model, 'data_preprocessor', None), name, None)) is not None:
+            # six digits are what a float32 keeps of 123.675
+            preprocessing[name] = [float(f'{value:.6g}') for value in values.flatten().tolist()]
+    if (backbone := backbone_of(model)) is not None:
+        preprocessing['size'] = [side * backbone.patch_size for side in backbone.grid]
+    return preprocessing
+
+
+def tokenizer_provenance(model: nn.Module) -> dict[str, Any] | None:
+    """Type, path, SHA-256 and precision of the tokenizer that the targets come from; None without one."""
+    return next((module.provenance for module in model.children() if isinstance(module, Tokenizer)), None)

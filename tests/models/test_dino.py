@@ -12,8 +12,8 @@ from mmengine.runner import load_checkpoint
 from beit_mm.checkpoint.checkpoint import of_all_tasks
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.engine.optim import parameter_groups
-from beit_mm.models.beit import backbone_of, tokenizer_provenance
 from beit_mm.models.dino import DINOHead, MultiCropDataPreprocessor, dino_loss, entropies
+from beit_mm.models.interop import backbone_of, tokenizer_provenance
 from beit_mm.registry import MODELS
 
 ALONE = dict(head=None, target_generator=None)
