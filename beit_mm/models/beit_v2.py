@@ -24,17 +24,13 @@ class BEiTV2Pretrainer(BEiTPretrainer):
 
     A few additional blocks take the class token of the last block and the patches of an early one, and predict the same
     visual tokens through the same head. What the early patches do not know they can learn from the class token only.
-    The additional blocks have the sizes of those that follow the early one in the backbone, and are dropped after
-    pretraining. As in the released code their linear layers begin with torch's uniform weights and biases, about twice
-    as large as the backbone's, and the output matrices are divided by sqrt(2 * depth).
+    The additional blocks are dropped after pretraining. As in the released code their linear layers begin with torch's
+    uniform weights and biases, and the output matrices are divided by sqrt(2 * depth).
 
     Args:
         early_layers: number of blocks after which the patches are taken (released: 9 of 12 base, 21 of 24 large).
         aggregation_layers: number of additional blocks.
         **options: as of BEiTPretrainer.
-
-    Raises:
-        ValueError: another backbone, or one with fewer blocks than both numbers together; else as BEiTPretrainer.
 
     Source: BEiT v2 (arXiv 2208.06366) section 2.3; microsoft/unilm `beit2/modeling_pretrain.py`,
     `VisionTransformerForMaskedImageModelingCLS` with a shared head.
@@ -60,7 +56,6 @@ class BEiTV2Pretrainer(BEiTPretrainer):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        """Losses and accuracies of one batch: `mim` of the last block, `aggregation` of the additional ones."""
         positions = self._predicted_positions(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K
         results = {}

@@ -32,16 +32,12 @@ class DINOPretrainer(BEiTPretrainer):
 
     A student sees all crops, a teacher the two global ones. The student's output for a crop is trained to match the
     teacher's for another crop of the same image. The teacher is a moving average of the student, without gradient,
-    drop path or mask. Its outputs are centred and sharpened, so that neither one prototype nor all of them alike become
-    the answer to everything. DINOHook, which belongs into `custom_hooks`, schedules the teacher's momentum and
-    temperature and the frozen start of the last layer.
+    drop path or mask. Its outputs are centred and sharpened against collapse. DINOHook in `custom_hooks` schedules the
+    teacher's momentum and temperature and the frozen start of the last layer.
 
     With a `head`, the same backbone learns BEiT's task too: loss = loss_mim + dino_weight * DINO's loss. The first
-    global crop is masked, and the tokenizer sees the same crop. The paper only says that both tasks are trained
-    together; the weight, and who sees what, are our reading.
-
-    The student's backbone, `backbone.*`, is fine-tuned like a BEiTPretrainer's; of the teacher's by
-    `init_cfg=dict(type='Pretrained', checkpoint=..., prefix='teacher.backbone.')`.
+    global crop is masked, and the tokenizer sees the same crop. The paper gives neither the weight nor who sees what.
+    The teacher's weights have the prefix 'teacher.backbone.'.
 
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw'; it gets a mask token where there is a head.
@@ -49,11 +45,7 @@ class DINOPretrainer(BEiTPretrainer):
         head, target_generator, init_cfg: as BEiTPretrainer; no head for DINO alone.
         data_preprocessor: config of a MultiCropDataPreprocessor.
         dino_weight: factor of DINO's loss.
-        dino_on_masked: take the student's class token of the first global crop from the masked pass. False adds an
-            unmasked pass, so that each task sees what it sees alone.
-
-    Raises:
-        ValueError: configs that do not fit each other; when called, a crop is missing, or DINOHook is.
+        dino_on_masked: take the student's class token of the first global crop from the masked pass, not an added one.
 
     Source: paper, appendix "Multi-Task Pre-Training with DINO"; arXiv 2104.14294; facebookresearch/dino `main_dino.py`.
     """
@@ -97,16 +89,11 @@ class DINOPretrainer(BEiTPretrainer):
 
     @torch.no_grad()
     def update_teacher(self, momentum: float, taken: Tensor | None = None) -> None:
-        """Moves the teacher to momentum * teacher + (1 - momentum) * student.
-
-        `taken`, bool () on the model's device, says whether the student has moved; the teacher stays where it is False.
-        """
+        """Moves the teacher to momentum * teacher + (1 - momentum) * student, unless `taken`, bool (), is False."""
         names, weights = zip(*self.teacher.named_parameters(), strict=True)
         students = [self.get_parameter(name) for name in names]
-        if taken is None:
-            torch._foreach_lerp_(weights, students, 1 - momentum)
-        else:
-            torch._foreach_lerp_(weights, students, [(1 - momentum) * taken] * len(weights))
+        steps = 1 - momentum if taken is None else [(1 - momentum) * taken] * len(weights)
+        torch._foreach_lerp_(weights, students, steps)
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         """loss_dino, with its weight, and what `entropies` returns; with a head, loss_mim and mim_acc too."""
@@ -158,11 +145,9 @@ def class_tokens(backbone: BEiTBackbone, images: Tensor) -> Tensor:
 
 
 def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy between the teacher's global crops and all other crops of the same image.
+    """Mean cross entropy between the teacher's distributions (2, B, P) and the student's logits (V, B, P).
 
-    Args:
-        student: (V, B, P) logits, the crops in the teacher's order, then the local ones.
-        targets: (2, B, P) distributions.
+    The teacher's two global crops are the student's first two; a crop is not compared with itself.
     """
     with without_autocast(student):
         log_probs = (student.float() / STUDENT_TEMPERATURE).log_softmax(dim=-1)
@@ -172,15 +157,10 @@ def dino_loss(student: Tensor, targets: Tensor) -> Tensor:
 
 
 def entropies(targets: Tensor) -> dict[str, Tensor]:
-    """Entropies of the teacher's outputs that reveal collapse, in nats.
+    """Entropies in nats of the teacher's distributions (2, B, P) that reveal collapse.
 
-    Args:
-        targets: (2, B, P) distributions.
-
-    Returns:
-        teacher_entropy: mean entropy of the distributions. teacher_mean_entropy: entropy of their mean, which is larger
-        as long as different images get different answers. Where the two meet, all images get the same answer: one
-        prototype (both near 0), or all prototypes alike (both near ln P).
+    The entropy of their mean is larger than their mean entropy as long as different images get different answers. Where
+    the two meet, all images get the same answer: one prototype (both near 0), or all alike (both near ln P).
     """
     targets = targets.flatten(0, 1)
     entropy, mean_entropy = (torch.special.entr(p).sum(dim=-1).mean() for p in (targets, targets.mean(dim=0)))
@@ -197,7 +177,6 @@ class DINOHead(BaseModule):
         embed_dims: width of the class tokens.
         num_prototypes: outputs.
         hidden_dims, bottleneck_dims: widths of the MLP's two hidden layers and of its output.
-        init_cfg: mmengine's.
 
     Source: facebookresearch/dino `vision_transformer.py`, DINOHead.
     """
@@ -227,10 +206,9 @@ class DINOHead(BaseModule):
         nn.init.ones_(lengths).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class tokens (B, embed_dims) to logits float32 (B, num_prototypes)."""
         x = self.mlp(x)  # B, bottleneck_dims
         with without_autocast(x):
-            return self.last_layer(F.normalize(x.float(), dim=-1))
+            return self.last_layer(F.normalize(x.float(), dim=-1))  # B, num_prototypes
 
 
 @MODELS.register_module()
@@ -238,16 +216,13 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
     """TwoViewDataPreprocessor for the crops of MultiCrop too; the same Args."""
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """As TwoViewDataPreprocessor, with two more inputs, uint8, None where they are absent.
-
-        Normalises second_images (B, H, W, 3) to (B, 3, H, W) and local_images (B, L, h, w, 3) to (L*B, 3, h, w), the
-        first local crops of all images first.
-        """
+        """Adds second_images (B, H, W, 3) as (B, 3, H, W), and local_images (B, L, h, w, 3) as (L*B, 3, h, w)."""
         inputs = dict(data['inputs'])
         crops = self.cast_data({name: inputs.pop(name) for name in CROPS if name in inputs})
         prepared = super().forward(dict(inputs=inputs), training)['inputs']
         if 'local_images' in crops:
-            crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)  # L*B, h, w, 3
+            # The first local crops of all images come first: L*B, h, w, 3.
+            crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)
         for name in CROPS:
             prepared[name] = (self.planar(crops[name]) - self.mean) / self.std if name in crops else None
         return dict(inputs=prepared)

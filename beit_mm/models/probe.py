@@ -15,8 +15,6 @@ from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
-FEATURES = ('mean', 'cls_mean')
-
 
 @MODELS.register_module()
 class LinearProbe(BaseModel):
@@ -33,10 +31,6 @@ class LinearProbe(BaseModel):
         feature: 'mean' of the patch tokens (paper, C numbers) or 'cls_mean', the class token before it (released code,
             2 C numbers); both of the block's own output, without a norm.
         data_preprocessor: config of mmpretrain's ClsDataPreprocessor.
-        init_cfg: mmengine's.
-
-    Raises:
-        ValueError: an unknown feature, a block that does not exist, or another backbone.
 
     Source: paper appendix "linear probes"; microsoft/unilm `beit/run_linear_eval.py`.
     """
@@ -51,8 +45,8 @@ class LinearProbe(BaseModel):
         init_cfg: dict | None = None,
     ):
         super().__init__(data_preprocessor, init_cfg)
-        if feature not in FEATURES:
-            raise UserError(f'feature is {feature!r}; choose one of {FEATURES}')
+        if feature not in ('mean', 'cls_mean'):
+            raise UserError(f"feature is {feature!r}; choose one of ('mean', 'cls_mean')")
         self.feature = feature
         self.num_classes = num_classes
         expect_own_backbone(backbone, 'LinearProbe')
@@ -92,8 +86,7 @@ class LinearProbe(BaseModel):
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
         """The data samples with `layer_labels`, a dict layer -> most likely class.
 
-        A single probed layer is a classifier like any other: it also gives `pred_score` (num_classes,) and
-        `pred_label`.
+        A single probed layer also gives `pred_score` (num_classes,) and `pred_label`, like any other classifier.
         """
         labels = torch.stack([scores.argmax(dim=1) for scores in logits], dim=1).tolist()
         data_samples = data_samples or [DataSample() for _ in labels]
@@ -125,7 +118,6 @@ class ClassificationDataPreprocessor(ClsDataPreprocessor):
         self._non_blocking = True  # pinned memory is copied while the host goes on; mmpretrain's has no argument for it
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Prepares one batch; returns dict(inputs=float (B, C, H, W), data_samples)."""
         data = super().forward(data, training=False)  # normalises and makes one-hot labels, but does not mix yet
         inputs, samples = data['inputs'], data['data_samples']
         if not training or samples is None:

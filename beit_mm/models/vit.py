@@ -35,19 +35,12 @@ NORM_EPS = 1e-6
 
 
 def truncated_normal_(tensor: Tensor) -> None:
-    """Normal with sigma 0.02 cut at one sigma, BERT's rule: the values that remain have sigma 0.0108.
-
-    Source: microsoft/unilm `beit/modeling_pretrain.py` (its fine-tuning code and mmpretrain cut at an absolute +-2,
-    which is no cut).
-    """
+    """Normal with sigma 0.02 cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
 
 
 class PatchEmbed(nn.Module):
-    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1.1).
-
-    Sides that are no multiple of the patch are padded with zeros at the bottom and right.
-    """
+    """Linear projection of patches of `patch_size` pixels, as a strided convolution (paper section 2.1.1)."""
 
     def __init__(self, patch_size: int, in_channels: int, embed_dims: int):
         super().__init__()
@@ -55,7 +48,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, embed_dims, patch_size, patch_size)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Images (B, 3, H, W) to tokens (B, h*w, C) and their grid (h, w)."""
+        """Images (B, 3, H, W), padded with zeros to full patches, to tokens (B, h*w, C) and their grid (h, w)."""
         bottom, right = (-side % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
@@ -72,15 +65,14 @@ class SharedRelativePositionBias(nn.Module):
         self.table_grid = grid
 
     def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        """The bias (1, heads, N, P) of a patch grid (h, w)."""
-        return bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
+        return bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)  # 1, heads, N, P
 
 
 class Attention(nn.Module):
     """Self-attention over class token and patches; bias for query and value, none for key.
 
-    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own. Source:
-    microsoft/unilm `beit/modeling_finetune.py`.
+    With a `table_grid`, a patch grid (h, w), the layer has a relative position bias table of its own.
+    Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(self, dims: int, num_heads: int, table_grid: Grid | None = None):
@@ -93,8 +85,7 @@ class Attention(nn.Module):
         self.table_grid = table_grid
         self.relative_position_bias_table = None
         if table_grid is not None:
-            rows = num_relative_positions(table_grid)
-            self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, num_heads))
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(num_relative_positions(table_grid), num_heads))
 
     def forward(
         self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
@@ -119,10 +110,8 @@ class Attention(nn.Module):
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return self.proj(x.transpose(1, 2).flatten(2))  # B, K, C
 
-    def attention_scores(
-        self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
-    ) -> Tensor:
-        """What goes into the softmax, (B, heads, K, N); arguments as in forward."""
+    def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
+        """What goes into the softmax, (B, heads, K, N); Args as of forward."""
         q, k, _ = self._qkv(x, queries)
         return _attention_scores(q, k, self._bias(grid, shared_bias, queries, q.dtype))
 
@@ -138,11 +127,8 @@ class Attention(nn.Module):
             k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
-    def _bias(
-        self, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype
-    ) -> Tensor | None:
-        """Bias (1 or B, heads, K, N) of the queries' rows."""
-        bias = shared_bias
+    def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Bias (1 or B, heads, K, N) of the queries' rows, from the layer's own table or the shared `bias`."""
         if self.relative_position_bias_table is not None and self.table_grid is not None:
             bias = bias_from_table(self.relative_position_bias_table, self.table_grid, grid, dtype)
         if bias is None:
@@ -171,10 +157,7 @@ class MLP(nn.Module):
 
 
 class DropPath(StochasticDepth):
-    """Sets a sample's branch to zero with probability p, and divides the others by 1 - p.
-
-    The factor is a float32: torchvision's is of the branch's type, where 1 / 0.9 is 1.109 (bfloat16).
-    """
+    """Sets a sample's branch to zero with probability p, and divides the others by 1 - p."""
 
     def __init__(self, p: float):
         super().__init__(p, mode='row')
@@ -182,6 +165,7 @@ class DropPath(StochasticDepth):
     def forward(self, branch: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return branch
+        # The factor is a float32: torchvision's is of the branch's type, where 1 / 0.9 is 1.109 (bfloat16).
         ones = torch.ones(branch.shape[0], 1, 1, device=branch.device)
         return (branch * super().forward(ones)).to(branch.dtype)
 
@@ -189,51 +173,41 @@ class DropPath(StochasticDepth):
 class Block(nn.Module):
     """x + DropPath(gamma_1 * Attention(norm(x))), then the same with the MLP and gamma_2.
 
-    `drop_path` is the probability that a sample skips a branch, `layer_scale` the start value of the gammas; None for
-    none. Source: microsoft/unilm `beit/modeling_finetune.py`.
+    `drop_path` is the probability that a sample skips a branch, `gamma` the start value of both gammas (None: no
+    gammas). Source: microsoft/unilm `beit/modeling_finetune.py`.
     """
 
     def __init__(
-        self,
-        dims: int,
-        num_heads: int,
-        hidden_dims: int,
-        drop_path: float,
-        layer_scale: float | None,
-        table_grid: Grid | None,
+        self, dims: int, num_heads: int, hidden_dims: int, drop_path: float, gamma: float | None, grid: Grid | None
     ):
         super().__init__()
         self.norm1 = nn.LayerNorm(dims, eps=NORM_EPS)
-        self.attn = Attention(dims, num_heads, table_grid)
+        self.attn = Attention(dims, num_heads, grid)
         self.norm2 = nn.LayerNorm(dims, eps=NORM_EPS)
         self.mlp = MLP(dims, hidden_dims)
         self.drop_path = DropPath(drop_path)
-        self.gamma_1 = self.gamma_2 = None
-        if layer_scale is not None:
-            self.gamma_1 = nn.Parameter(torch.full((dims,), float(layer_scale)))
-            self.gamma_2 = nn.Parameter(torch.full((dims,), float(layer_scale)))
+        self.gamma_1 = None if gamma is None else nn.Parameter(torch.full((dims,), float(gamma)))
+        self.gamma_2 = None if gamma is None else nn.Parameter(torch.full((dims,), float(gamma)))
 
     def forward(
         self, x: Tensor, grid: Grid, shared_bias: Tensor | None = None, queries: Tensor | None = None
     ) -> Tensor:
         """Tokens (B, N, C) to (B, N, C), or (B, K, C) at `queries`; see Attention.forward."""
-        attended = self.attn(self.norm1(x), grid, shared_bias, queries)
-        if queries is not None:
-            x = take_tokens(x, queries)
-        x = x + self.drop_path(_scale(attended, self.gamma_1))
-        return x + self.drop_path(_scale(self.mlp(self.norm2(x)), self.gamma_2))
-
-
-def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
-    return x if gamma is None else x * gamma
+        attended = self.attn(self.norm1(x), grid, shared_bias, queries)  # B, N or K, C
+        x = x if queries is None else take_tokens(x, queries)
+        x = x + self.drop_path(attended if self.gamma_1 is None else attended * self.gamma_1)
+        mixed = self.mlp(self.norm2(x))  # B, N or K, C
+        return x + self.drop_path(mixed if self.gamma_2 is None else mixed * self.gamma_2)
 
 
 @MODELS.register_module()
 class BEiTBackbone(BaseModule):
-    """Vision Transformer of the paper and of the released checkpoints, in one class.
+    """Vision Transformer of the paper (the defaults) and of the released checkpoints.
 
-    The paper's model has an absolute position embedding and nothing else (the defaults). The released checkpoints have
-    a relative position bias and LayerScale instead ("BEiT+" in our configs).
+    The paper's model has an absolute position embedding, the released ones a relative position bias and LayerScale
+    ("BEiT+" in our configs). Weights of any BEiT can be loaded, by name of the file or as a state dict, and are
+    resampled to fit; `load_report` says what became of each tensor. The last block's output, where it is returned, is
+    normalised: 'raw' and 'cls_token' have `norm`, 'avg_featmap' has `fc_norm` after the mean, 'featmap' has neither.
 
     Args:
         arch: 'tiny', 'small', 'base', 'large', or a dict of `embed_dims`, `num_layers`, `num_heads` and optionally
@@ -242,8 +216,8 @@ class BEiTBackbone(BaseModule):
         patch_size: side of a patch in pixels.
         in_channels: channels of the image.
         out_indices: blocks whose output is returned, in this order; 0-based, negative from the end.
-        out_type: 'raw' for tokens (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap' for the mean of the patch tokens
-            (B, C), 'featmap' for (B, C, h, w).
+        out_type: 'raw' (B, 1+h*w, C), 'cls_token' (B, C), 'avg_featmap', the mean of the patches (B, C), or 'featmap'
+            (B, C, h, w).
         masked_input: have a mask token, for pretraining.
         abs_pos_embed: have an absolute position embedding.
         rel_pos_bias: None, 'shared' by all blocks (pretraining) or 'per_layer' (fine-tuning).
@@ -254,14 +228,6 @@ class BEiTBackbone(BaseModule):
         interpolate_mode: how the position embedding is resampled, 'bicubic' or 'bilinear'.
         init_cfg: mmengine's, for example dict(type='Pretrained', checkpoint=..., prefix='backbone.').
         pretrained: such a checkpoint, as mmseg's segmentors hand on their own `pretrained`.
-
-    Weights of any BEiT can be loaded, by name of the file or as a state dict, and are resampled to fit; `load_report`
-    says what became of each tensor. The last block's output, where it is returned, is normalised: 'raw' and 'cls_token'
-    have `norm`, 'avg_featmap' has `fc_norm` after the mean, 'featmap' has neither.
-
-    Raises:
-        ValueError: an unknown name, an image smaller than a patch, or a block that does not exist.
-        CheckpointError: on loading, weights of another model; nothing is loaded then.
 
     Source: paper section 2.2 and appendix A; microsoft/unilm `beit/modeling_{pretrain,finetune}.py`.
     """
@@ -288,10 +254,10 @@ class BEiTBackbone(BaseModule):
         if pretrained is not None:
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg)
-        sizes = sizes_of(arch)
         _check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
         _check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
         _check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear'))
+        sizes = sizes_of(arch)
         self.embed_dims = dims = sizes['embed_dims']
         self.num_layers = depth = sizes['num_layers']
         self.num_heads = heads = sizes['num_heads']
@@ -318,8 +284,8 @@ class BEiTBackbone(BaseModule):
                 heads,
                 sizes.get('feedforward_channels', 4 * dims),
                 drop_path=drop_path_rate * index / max(depth - 1, 1),
-                layer_scale=layer_scale_init or None,
-                table_grid=self.grid if rel_pos_bias == 'per_layer' else None,
+                gamma=layer_scale_init or None,
+                grid=self.grid if rel_pos_bias == 'per_layer' else None,
             )
             for index in range(depth)
         )
@@ -337,7 +303,7 @@ class BEiTBackbone(BaseModule):
         """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
 
         The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual stream
-        does not grow with depth. Biases start at 0, norms at (1, 0), bias tables at 0.
+        does not grow with depth.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
@@ -362,17 +328,13 @@ class BEiTBackbone(BaseModule):
     def forward(
         self, images: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Features of an image batch.
+        """One tensor for each of `out_indices`, shaped as `out_type` says.
 
         Args:
             images: (B, 3, H, W) normalised.
             mask: bool (B, h, w), True (or 1) = replaced by the mask token; needs `masked_input=True`.
-            positions: int64 (B, K) patches, -1 = padding. The last block then computes these only, and the result is
-                their hidden states (B, K, C), the class token's at padding. Needs out_type 'raw' and the last block as
-                the only output.
-
-        Returns:
-            One tensor for each of `out_indices`, shaped as `out_type` says.
+            positions: int64 (B, K) patches, -1 = padding. The last block then computes these only and gives (B, K, C),
+                the class token's at padding. Needs out_type 'raw' and the last block as the only output.
         """
         self._check_call(mask, positions)
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
@@ -388,10 +350,9 @@ class BEiTBackbone(BaseModule):
         return tuple(outputs[index] for index in self.out_indices)
 
     def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
-        """H_0 of the paper: the embedded patches, masked ones replaced, after the class token, all with positions.
+        """H_0 of the paper: the class token, then the embedded patches, masked ones replaced, all with positions.
 
-        Returns:
-            Tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share or None.
+        Returns tokens (B, N, C), the patch grid (h, w), and the bias (1, heads, N, P) that all blocks share or None.
         """
         x, grid = self.patch_embed(images)  # B, h*w, C
         compute_dtype = x.dtype  # autocast's, where it is on; positions below are of the parameters' type
@@ -407,11 +368,7 @@ class BEiTBackbone(BaseModule):
     def run_blocks(
         self, blocks: nn.ModuleList, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None = None
     ) -> Tensor:
-        """Runs some blocks, recomputed in the backward pass with `with_cp`: tokens (B, N, C) to (B, N, C).
-
-        At `queries`, int64 (B, K) indices of tokens, the last of these blocks gives (B, K, C). `grid` and `shared_bias`
-        are as `embed` returns them.
-        """
+        """Takes what `embed` returns; gives tokens (B, N, C), or (B, K, C) at `queries`, int64 (B, K)."""
         for index, block in enumerate(blocks, start=1):
             wanted = queries if index == len(blocks) else None
             if self.with_cp and self.training:
@@ -421,9 +378,8 @@ class BEiTBackbone(BaseModule):
         return x
 
     def _format(self, x: Tensor, grid: Grid, last: bool) -> Tensor:
-        """A block's output (B, N, C) in the form that `out_type` asks for."""
         if last and self.norm is not None:
-            x = self.norm(x)
+            x = self.norm(x)  # B, N, C
         if self.out_type == 'raw':
             return x
         if self.out_type == 'cls_token':
@@ -445,16 +401,13 @@ class BEiTBackbone(BaseModule):
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True
     ) -> tuple[Tensor, Grid]:
-        """What the tokens of one block attend to.
+        """What the tokens of one block attend to: (B, heads, K, N), class token first, and the patch grid (h, w).
 
         Args:
             images: (B, 3, H, W) normalised.
             layer: block, 0-based, negative from the end.
             queries: int64 (B, K) tokens whose attention is wanted, 0 is the class token; None for all (K = N).
             softmax: False for the scores before the softmax: q @ k / sqrt(d) plus the relative position bias.
-
-        Returns:
-            (B, heads, K, N), columns with the class token first; and the patch grid (h, w).
         """
         (layer,) = block_indices(layer, self.num_layers)
         x, grid, shared_bias = self.embed(images, None)
@@ -465,30 +418,22 @@ class BEiTBackbone(BaseModule):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointInput) -> 'BEiTBackbone':
-        """The backbone of a checkpoint of any format, built as its weights are, in evaluation mode.
-
-        Raises:
-            CheckpointError: no BEiT, or neither file nor shapes say how many heads or which rectangle of patches.
-        """
+        """The backbone of a checkpoint of any format, built as its weights are, in evaluation mode."""
         checkpoint = Checkpoint.open(checkpoint)
         with blaming(checkpoint.path):
             (backbone := cls(**checkpoint.backbone_arguments())).load_state_dict(checkpoint.state_dict)
         return backbone.eval()
 
     def init_weights(self) -> None:
-        """As `init_cfg` says. A 'Pretrained' file may have any BEiT format.
-
-        `prefix='backbone.'` is dropped: if mmengine cut the prefix off, what the file says of its images would be lost.
-        """
         if isinstance(self.init_cfg, dict) and self.init_cfg.get('prefix') in ('backbone', 'backbone.'):
-            self.init_cfg.pop('prefix')
+            self.init_cfg.pop('prefix')  # if mmengine cut it off, what the file says of its images would be lost
         super().init_weights()
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """A parameter's layer, for layer-wise learning rates, and the number of layers, num_layers + 2.
 
-        `param_name` is its name in the whole model, `prefix` what stands there before our names, such as 'backbone.'.
-        The layer is 0 for the embeddings, i + 1 for block i, num_layers + 1 for all else, also outside of the backbone.
+        The layer is 0 for the embeddings, i + 1 for block i, num_layers + 1 for all else, also outside of the backbone,
+        whose names in the model begin with `prefix`.
         """
         name = param_name.removeprefix(prefix) if param_name.startswith(prefix) else ''
         part, _, rest = name.partition('.')
@@ -524,7 +469,7 @@ def _fit_on_load(
 
 
 def sizes_of(arch: str | dict) -> dict:
-    """Width, depth and heads of an architecture, a name or a dict; ValueError where it is none."""
+    """Width, depth and heads of an architecture, a name or a dict."""
     if isinstance(arch, str):
         _check_choice('arch', arch, tuple(ARCHITECTURES))
         return ARCHITECTURES[arch]

@@ -22,9 +22,7 @@ PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
 class Tokenizer(nn.Module, ABC):
-    """Images to visual tokens. Frozen when it gives the targets of pretraining.
-
-    Images are RGB (C = 3), but for a tokenizer of other bands.
+    """Images, RGB (C = 3) but for a tokenizer of other bands, to visual tokens.
 
     Attributes:
         vocab_size: number of visual tokens.
@@ -43,15 +41,7 @@ class Tokenizer(nn.Module, ABC):
         """Visual tokens int64 (B, H / stride, W / stride) of images float (B, C, H, W) in [0, 1]."""
 
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
-        """Visual tokens at some positions only.
-
-        Args:
-            images: float (B, C, H, W) in [0, 1].
-            positions: int64 (B, K), row-major indices of the token grid, -1 where there is none.
-
-        Returns:
-            int64 (B, K), -1 where there is no position.
-        """
+        """Visual tokens int64 (B, K) at `positions` only, int64 (B, K) row-major in the token grid; -1 stays -1."""
         tokens = take_tokens(self.encode(images).flatten(1), positions.clamp(min=0))
         return tokens.masked_fill(positions < 0, PADDING)
 
@@ -63,31 +53,24 @@ class Tokenizer(nn.Module, ABC):
     def forward(self, images: Tensor) -> Tensor:
         """What mmpretrain's BEiT and CAE, which take the argmax, expect of DALL-E.
 
-        Args:
-            images: float (B, 3, H, W), RGB after `map_pixels`.
-
-        Returns:
-            uint8 (B, vocab_size, H / stride, W / stride), 1 at each visual token.
+        Of images float (B, 3, H, W) after `map_pixels` uint8 (B, vocab_size, h, w), 1 at each visual token.
         """
         tokens = self.encode(unmap_pixels(images)).unsqueeze(1)  # B, 1, h, w
         shape = (len(tokens), self.vocab_size, *tokens.shape[2:])
         return torch.zeros(shape, dtype=torch.uint8, device=tokens.device).scatter_(1, tokens, 1)
 
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tokens of an image in pixels; ValueError where a side is no multiple of the stride."""
+        """Rows and columns of tokens of an image in pixels."""
         if height % self.stride or width % self.stride:
             raise UserError(
-                f'{type(self).__name__} takes images of a multiple of {self.stride} '
-                f'pixels a side, got {height} x {width}.'
+                f'{type(self).__name__} takes images of a multiple of {self.stride} pixels a side, '
+                f'got {height} x {width}.'
             )
         return height // self.stride, width // self.stride
 
 
 class CodebookTokenizer(Tokenizer):
-    """A tokenizer made of an encoder, a codebook and a decoder.
-
-    A subclass has the modules `encoder` with `features` and `output` and `decoder` with `from_tokens` (or None).
-    """
+    """A tokenizer made of an `encoder` with `features` and `output`, and a `decoder` with `from_tokens`, or None."""
 
     encoder: nn.Module
     decoder: nn.Module | None
@@ -114,10 +97,7 @@ class CodebookTokenizer(Tokenizer):
 
     @torch.no_grad()
     def encode_at(self, images: Tensor, positions: Tensor) -> Tensor:
-        """As Tokenizer, but the output layer runs at the positions only.
-
-        With DALL-E's 8192 words and 75 of 196 positions this saves 4.1 of 52.1 GFLOP an image.
-        """
+        # The output layer runs at the positions only: with DALL-E's, 75 of 196, this saves 4.1 of 52.1 GFLOP an image.
         with without_autocast(images):
             sequence = self._features(images).flatten(2).transpose(1, 2)  # B, N, C
             picked = take_tokens(sequence, positions.clamp(min=0))  # B, K, C
@@ -170,17 +150,10 @@ def unmap_pixels(images: Tensor) -> Tensor:
 
 
 def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
-    """Negative log likelihood of pixels under the logit-Laplace distribution, elementwise.
+    """Negative log likelihood of pixels under the logit-Laplace distribution, elementwise, in nats.
 
     f(x | mu, b) = exp(-|logit(x) - mu| / b) / (2 b x (1 - x)), hence
-    -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)).
-
-    Args:
-        mapped: pixels x after `map_pixels`, in (0, 1).
-        mu, log_b: location on the logit scale, and ln of the scale b, of the same shape.
-
-    Returns:
-        Nats per value. It is a density: negative values are normal.
+    -ln f = |logit(x) - mu| / b + ln b + ln(2 x (1 - x)), with x in (0, 1), after `map_pixels`.
 
     Source: DALL-E paper (arXiv 2102.12092), appendix A.3.
     """
@@ -189,16 +162,13 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
 
 
 def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Names to tensors of a weight file (path or URL), and its provenance, dict(path, sha256).
-
-    `sha256` is the expected hash, None for any; `advice` says what to do when the file is missing.
-    """
+    """Weights of a file (path or URL, of this hash), and its provenance; `advice` is for when it is missing."""
     path = locate_weights(source, advice)
     return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
 
 
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
-    """Loads a state dict that must be the module's; ValueError says which names or shapes are not."""
+    """Loads a state dict that must be the module's, or says which names or shapes are not."""
     try:
         module.load_state_dict(state)
     except (CheckpointError, RuntimeError) as error:

@@ -27,8 +27,8 @@ ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckp
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
 GET_ENCODER = f'Get {ENCODER_URL} (or https://cdn.openai.com/dall-e/encoder.pkl)'
 ENCODER_ADVICE = (
-    f'{GET_ENCODER} and name the file in '
-    'target_generator.checkpoint; for a smoke run set target_generator.random_weights=True.'
+    f'{GET_ENCODER} and name the file in target_generator.checkpoint; '
+    'for a smoke run set target_generator.random_weights=True.'
 )
 DECODER_ADVICE = f'Get {DECODER_URL} and name the file in target_generator.decoder_checkpoint, or leave that key out.'
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens
@@ -44,16 +44,11 @@ class DALLETokenizer(CodebookTokenizer):
         checkpoint: encoder weights, a path or a URL: a state dict (.pth, .safetensors, ...) or OpenAI's encoder.pkl.
         decoder_checkpoint: decoder weights, e.g. OpenAI's decoder.pkl; None: there is no `decode`.
         precision: of all convolutions but the encoder's output and the decoder's input, which are fp32. 'fp16', which
-            is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. Tokens are an argmax, so precision changes some: fp16
-            0.2 %, bf16 2 % (random weights).
+            is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. It changes some tokens: fp16 0.2 %, bf16 2 %.
         random_weights: no files, seeded random weights for both networks: for smoke runs only.
         sha256: expected hash of the encoder's file.
         hidden: width of the first group.
         vocab_size: number of visual tokens.
-
-    Raises:
-        ValueError: unknown precision, or weights of another network.
-        FileNotFoundError: no weights; says where it looked and where to get them.
 
     Source: openai/DALL-E; tokens as microsoft/unilm `beit/modeling_discrete_vae.py` `Dalle_VAE`.
     """
@@ -94,11 +89,9 @@ class DALLETokenizer(CodebookTokenizer):
         return map_pixels(images).contiguous(memory_format=torch.channels_last)
 
     def to_images(self, output: Tensor) -> Tensor:
-        """The decoder's output (B, 6, H, W) as pixels in [0, 1]: its location, without the scale."""
-        return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
+        return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location, without the scale
 
     def prepare(self, device: torch.device) -> None:
-        """Rounds the weights to the precision that `device` calls for."""
         for network in (self.encoder, self.decoder):
             if network is not None:
                 network.cast_inner(dtype_on(self.precision, device))
@@ -129,11 +122,7 @@ class DALLEConv2d(nn.Module):
 
 
 class DALLEBlock(nn.Module):
-    """Residual block: four convolutions at a quarter of the width, added with a small gain.
-
-    A gain of 1 / (number of blocks)^2 keeps a deep stack's variance at 1. Where the numbers of channels differ, the
-    shortcut is a 1x1 convolution.
-    """
+    """Residual block: four convolutions at a quarter of the width, added with a small gain."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: tuple[int, ...], gain: float) -> None:
         super().__init__()
@@ -155,7 +144,7 @@ def _groups(
     in_channels: int, widths: list[int], kernel_sizes: tuple[int, ...], between: tuple[str, nn.Module]
 ) -> OrderedDict:
     """`group_1` ... `group_n` of residual blocks, with a resampling layer between the groups."""
-    gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2
+    gain = 1 / (len(widths) * BLOCKS_PER_GROUP) ** 2  # keeps a deep stack's variance at 1
     groups: OrderedDict[str, nn.Module] = OrderedDict()
     for g, width in enumerate(widths, start=1):
         group = groups[f'group_{g}'] = nn.Sequential()
@@ -188,8 +177,7 @@ class DALLEEncoder(nn.Module):
         return x
 
     def output(self, x: Tensor) -> Tensor:
-        """(B, 8 hidden, h, w) features to (B, V, h, w) logits; a 1x1 layer, so any h and w."""
-        return self.blocks.output(x)
+        return self.blocks.output(x)  # B, V, h, w
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.features(x))
@@ -203,8 +191,8 @@ class DALLEEncoder(nn.Module):
 class DALLEDecoder(nn.Module):
     """(Relaxed) one-hot tokens to the pixels' distribution. Source: openai/DALL-E `dall_e/decoder.py`.
 
-    The codebook is the input convolution: its columns are the tokens' embeddings, `embed_dims` wide. The
-    `out_channels` are the logit-Laplace's location of each colour, then its ln scale of each.
+    The input convolution is the codebook. The `out_channels` are the logit-Laplace's location of each colour, then its
+    ln scale of each.
     """
 
     def __init__(self, hidden: int = 256, vocab_size: int = 8192, embed_dims: int = 128, out_channels: int = 6) -> None:
@@ -224,9 +212,8 @@ class DALLEDecoder(nn.Module):
         return self.blocks(z)
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
-        """(B, h, w) int64 tokens to (B, out_channels, 8h, 8w)."""
         codebook = self.blocks.input
-        x = F.embedding(tokens, codebook.w[:, :, 0, 0].t()) + codebook.b
+        x = F.embedding(tokens, codebook.w[:, :, 0, 0].t()) + codebook.b  # B, h, w, embed_dims
         return self.blocks[1:](x.permute(0, 3, 1, 2))
 
     def cast_inner(self, dtype: torch.dtype) -> None:

@@ -1,9 +1,8 @@
 """The discrete VAE: a tokenizer that this project trains, so that nobody depends on a download.
 
 First the algorithm, which is a tokenizer once it is trained, then DALLE-pytorch's small networks. Their residual blocks
-stand behind every level, as in the released BEiT code (at 3 levels, hidden 256, 8192 tokens and a codebook of width
-512: 7,953,408 and 12,128,003 parameters), or only at the bottleneck, as in DALLE-pytorch (2 blocks: 6,707,456 and
-9,964,803), which is five times cheaper because no block works at the images' resolution.
+stand behind every level, as in the released BEiT code, or only at the bottleneck, as in DALLE-pytorch, which is five
+times cheaper because no block works at the images' resolution.
 """
 
 import math
@@ -26,9 +25,7 @@ from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
 
-CHECKPOINT_ADVICE = (
-    "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
-)
+ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
 
 
 @MODELS.register_module()
@@ -47,28 +44,20 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
     Args:
         arch: 'dalle' (DALL-E's networks) or 'conv' (DALLE-pytorch's, as in the released BEiT code).
         hidden: width; the widest group of 'dalle' has 8 times as much.
-        vocab_size: number of visual tokens.
-        embed_dims: width of the codebook.
+        vocab_size, embed_dims: number of visual tokens, and width of the codebook.
         num_levels: halvings of the resolution; 'dalle' has 3.
         in_channels: of the images: 3 for RGB, or any number of bands.
         bottleneck_blocks: of 'conv': residual blocks at the bottleneck; None: one behind every level.
         loss: 'laplace' (logit-Laplace likelihood, DALL-E) or 'mse' (on [-1, 1]).
         straight_through: decode one-hot samples with the gradient of relaxed ones; DALL-E decodes relaxed ones.
-        temperature: (start, end) of the Gumbel-softmax.
-        temperature_steps: forward passes in training until `end` is reached, along a cosine.
-        kl_weight: DALL-E's beta, which keeps the vocabulary in use: with too little, a few tokens do all the work. 6.6
-            suits 'laplace', whose values are larger, 0.5 suits 'mse'.
-        kl_steps: forward passes in training over which the weight rises from 0, along a cosine.
+        temperature, temperature_steps: start and end of the Gumbel-softmax's, and the training steps between them.
+        kl_weight: DALL-E's beta, which keeps the vocabulary in use. 6.6 suits 'laplace', 0.5 suits 'mse'.
+        kl_steps: training steps over which the weight rises from 0.
         checkpoint: trained weights, a path or a URL: a run's checkpoint or a plain state dict.
         decoder_checkpoint: the decoder's weights where `checkpoint` holds the encoder's alone, as DALL-E's encoder.pkl
             and decoder.pkl do, for arch 'dalle', loss 'laplace' and embed_dims 128.
         sha256: expected hash of `checkpoint`.
         data_preprocessor: must give `images` in [0, 1].
-        init_cfg: mmengine's.
-
-    Raises:
-        ValueError: unknown `arch` or `loss`, other than 3 levels for 'dalle', or weights of another network.
-        FileNotFoundError: no weights; says where it looked and where to get them.
 
     Source: DALL-E paper (arXiv 2102.12092) appendix A; lucidrains/DALLE-pytorch `dalle_pytorch.py`.
     """
@@ -123,9 +112,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         elif decoder_checkpoint is not None:
             raise UserError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
 
-    def forward(
-        self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss'
-    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
         """mmengine's entry, for `images` float (B, in_channels, H, W) in [0, 1].
 
         Returns:
@@ -136,15 +123,9 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         """
         if isinstance(inputs, Tensor):  # as mmpretrain's BEiT calls its target generator
             return super().forward(inputs)
-        images = inputs['images']
-        if mode == 'loss':
-            return self._losses(images)
-        if mode == 'predict':
-            return self._predict(images)
-        raise UserError(f"DiscreteVAE has modes 'loss' and 'predict', got {mode!r}.")
+        return self._losses(inputs['images']) if mode == 'loss' else self._predict(inputs['images'])
 
     def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Title -> float (B, in_channels, H, W) in [0, 1]: the images, and their tokens decoded."""
         images = inputs['images']
         return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
@@ -157,7 +138,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         return (0.5 * output + 0.5).clamp(0, 1)
 
     def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
-        state, file = read_weights(checkpoint, sha256, CHECKPOINT_ADVICE)
+        state, file = read_weights(checkpoint, sha256, ADVICE)
         self.provenance.update(file)
         if decoder_checkpoint is not None:
             load_exactly(self.encoder, state, checkpoint)
@@ -190,33 +171,26 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         beta = _cosine(0.0, self.kl_weight, self.steps / self.kl_steps)
         if self.training:
             self.steps += 1
+        tokens = logits.argmax(dim=1).flatten()  # B*h*w
+        counts = torch.zeros(self.vocab_size, device=tokens.device)
+        counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))  # does not wait for the device
         return dict(
             loss_recon=loss_recon,
             loss_kl=beta * kl.sum() / target.numel(),
             temperature=tau,
-            **self._usage(logits.argmax(dim=1)),
+            codes_used=(counts > 0).float().sum(),
+            perplexity=torch.special.entr(counts / counts.sum()).sum().exp(),
         )
-
-    def _usage(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Number of different tokens (B, h, w) and their perplexity, without waiting for the device."""
-        tokens = tokens.flatten()
-        counts = torch.zeros(self.vocab_size, device=tokens.device)
-        counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
-        frequencies = counts / counts.sum()
-        return dict(codes_used=(counts > 0).float().sum(), perplexity=torch.special.entr(frequencies).sum().exp())
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
-        def error(decoded: Tensor) -> Tensor:
-            return (decoded - images).abs().mean(dim=(1, 2, 3))  # B
-
         with without_autocast(images):
             posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
             soft = self.to_images(self.decoder(posterior).float())  # B, C, H, W
         tokens = posterior.argmax(dim=1)  # B, h, w
         values = dict(
-            recon_mae_01=error(self.decode(tokens)),
-            recon_mae_01_soft=error(soft),
+            recon_mae_01=(self.decode(tokens) - images).abs().mean(dim=(1, 2, 3)),  # B
+            recon_mae_01_soft=(soft - images).abs().mean(dim=(1, 2, 3)),
             posterior_entropy=torch.special.entr(posterior).sum(dim=1).mean(dim=(1, 2)),
             tokens=tokens.int(),
         )
@@ -230,8 +204,6 @@ def _cosine(start: float, end: float, progress: Tensor) -> Tensor:
 
 
 class ConvResBlock(nn.Module):
-    """x + [3x3, ReLU, 3x3, ReLU, 1x1](x) at constant width."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.net = nn.Sequential(
@@ -266,19 +238,14 @@ class ConvEncoder(nn.Module):
         self.output = nn.Conv2d(hidden, vocab_size, 1)
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, in_channels, H, W) to (B, hidden, H/2^levels, W/2^levels), the input of `output`."""
-        return self.levels(x)
+        return self.levels(x)  # B, hidden, H/2^levels, W/2^levels
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.features(x))
 
 
 class ConvDecoder(nn.Module):
-    """(Relaxed) one-hot tokens to pixels, the encoder mirrored behind a codebook of `width` numbers a token.
-
-    With a number of `bottleneck_blocks` a 1x1 layer comes first. `out_channels` are the images' channels, or the
-    logit-Laplace's location of each and then its ln scale of each.
-    """
+    """(Relaxed) one-hot tokens to pixels: the encoder mirrored behind a codebook of `width` numbers a token."""
 
     def __init__(
         self,
@@ -309,5 +276,4 @@ class ConvDecoder(nn.Module):
         return self.output(self.levels(x))
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
-        """(B, h, w) int64 tokens to (B, out_channels, H, W)."""
         return self.output(self.levels(self.codebook(tokens).permute(0, 3, 1, 2)))

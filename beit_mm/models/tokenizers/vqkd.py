@@ -28,7 +28,7 @@ from beit_mm.registry import MODELS
 VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
 )
-VQKD_ADVICE = (
+ADVICE = (
     f'Get {VQKD_URL} and name the file in target_generator.checkpoint; '
     'for a smoke run set target_generator.random_weights=True.'
 )
@@ -61,12 +61,7 @@ class VQKDTokenizer(Tokenizer):
         random_weights: no file, seeded random weights: for smoke runs only.
         sha256: expected hash of the file.
         arch, img_size, patch_size: of the encoder, as BEiTBackbone.
-        code_dims: width of the codebook.
-        vocab_size: number of visual tokens.
-
-    Raises:
-        ValueError: unknown precision, or weights of another network.
-        FileNotFoundError: no weights; says where it looked and where to get them.
+        vocab_size, code_dims: number of visual tokens, and width of the codebook.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
@@ -97,7 +92,7 @@ class VQKDTokenizer(Tokenizer):
             self.codebook = nn.Parameter(F.normalize(torch.randn(vocab_size, code_dims), dim=-1))
         if not random_weights:
             self.to_empty(device='cpu')  # never initialised in vain
-            state, file = read_weights(checkpoint, sha256, VQKD_ADVICE)
+            state, file = read_weights(checkpoint, sha256, ADVICE)
             load_exactly(self, _own_weights(state, checkpoint), checkpoint)
             self.provenance.update(file)
         self.encoder._load_state_dict_pre_hooks.clear()  # they want weights of any file; a pretraining's has none of it
