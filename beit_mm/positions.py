@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beit_mm.terminal import UserError
 
-Grid = tuple[int, int]
+Grid = tuple[int, int]  # rows and columns of patches
 NUM_CLS_ROWS = 3
 ALIGNMENT = 8  # elements: 16 bytes of bfloat16, at multiples of which fused attention wants each row of a bias to begin
 
@@ -29,7 +29,7 @@ def num_relative_positions(grid: Grid) -> int:
 
 
 def square_grid(num_rows: int) -> Grid:
-    """The square patch grid whose bias table has `num_rows` rows, 14 x 14 for 732; ValueError where there is none."""
+    """The square patch grid whose bias table has `num_rows` rows, 14 x 14 for 732."""
     side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
     if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
         raise UserError(f'a bias table of {num_rows} rows belongs to no square patch grid')
@@ -61,10 +61,7 @@ def _keep(array: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def relative_position_index(grid: Grid) -> Tensor:
-    """Row of the bias table for every (query, key) pair of class token and patches of a patch grid (h, w).
-
-    Returns:
-        int64 (1 + h*w, 1 + h*w); row 0 and column 0 are the class token.
+    """Row of the bias table for every (query, key) pair, int64 (1 + h*w, 1 + h*w), class token first.
 
     Source: microsoft/unilm `beit/modeling_finetune.py`, generalised to rectangles.
     """
@@ -97,13 +94,13 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 
     Args:
         table: (num_relative_positions(table_grid), heads).
-        table_grid: patch grid (h, w) that the table was made for.
-        grid: patch grid (h, w) of the input at hand.
-        dtype: of the bias; without it the table's.
+        table_grid: patch grid that the table was made for.
+        grid: patch grid (h, w) of the input.
+        dtype: of the bias; None: the table's.
 
     Returns:
-        (1, heads, N, P), differentiable with respect to the table, where N = 1 + h*w and P is N rounded up to a
-        multiple of ALIGNMENT: P = 200 for N = 197. The bias is `[..., :N]`; what stands behind means nothing.
+        (1, heads, N, P), where N = 1 + h*w and P is N rounded up to a multiple of ALIGNMENT: P = 200 for N = 197. The
+        bias is `[..., :N]`; what stands behind means nothing.
     """
     table = resize_bias_table(table, table_grid, grid)
     if not (torch.is_grad_enabled() and table.requires_grad):
@@ -114,20 +111,11 @@ def bias_from_table(table: Tensor, table_grid: Grid, grid: Grid, dtype: torch.dt
 
 
 def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
-    """Resamples a bias table to another patch grid, each axis on its own.
+    """Resamples a bias table (num_relative_positions(source), heads) to another patch grid, each axis on its own.
 
     The trained offsets are placed at a geometric sequence, dense near zero, whose end falls on the target's largest
     offset; a cubic spline is read at the target's integer offsets. Linear interpolation was seen to hurt ADE20K clearly
-    (unilm issue 376).
-
-    Args:
-        table: (num_relative_positions(source), heads).
-        source, target: patch grids (h, w).
-
-    Returns:
-        (num_relative_positions(target), heads).
-
-    Source: microsoft/unilm `beit/run_class_finetuning.py`.
+    (unilm issue 376). Source: microsoft/unilm `beit/run_class_finetuning.py`.
     """
     if source == target:
         return table
@@ -146,9 +134,10 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
 def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1
-    if source in (1, target):  # one offset has nothing to interpolate
-        same = np.eye(num_source) if source == target else np.ones((num_target, 1))
-        return _keep(same, device)
+    if source == target:
+        return _keep(np.eye(num_source), device)
+    if source == 1:  # one offset has nothing to interpolate
+        return _keep(np.ones((num_target, 1)), device)
     positions = geometric_offsets(source, target)
     spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
     # The bisection can leave the outermost position some 1e-4 short of the target's last offset.
@@ -159,9 +148,8 @@ def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
 def geometric_offsets(source: int, target: int) -> np.ndarray:
     """Positions of the 2*source-1 trained offsets on the target's axis: 0, +-1, +-(1+q), ...
 
-    q is bisected in [1.01, 1.5] until 1 + q + ... + q^(source-2) reaches target - 1. For 14 patches it is 1.0903
-    towards 24, 1.1349 towards 32 and 1.1685 towards 40. A smaller target leaves it at 1.01, which crops the table
-    around zero and keeps absolute distances.
+    q is bisected in [1.01, 1.5] until 1 + q + ... + q^(source-2) reaches target - 1. A smaller target leaves it at
+    1.01, which crops the table around zero and keeps absolute distances.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -175,7 +163,7 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
 
 
 def square_token_grid(num_rows: int) -> Grid:
-    """The square grid whose position embedding has `num_rows` rows, 14 x 14 for 197; ValueError where there is none."""
+    """The square grid whose position embedding has `num_rows` rows, 14 x 14 for 197."""
     side = math.isqrt(max(num_rows - 1, 0))
     if side**2 != num_rows - 1:
         raise UserError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
@@ -183,15 +171,7 @@ def square_token_grid(num_rows: int) -> Grid:
 
 
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:
-    """Resamples a learned position embedding; the class token's row is kept.
-
-    Args:
-        pos_embed: (1, 1 + h*w, channels) of the source grid.
-        source, target: patch grids (h, w).
-        mode: 'bicubic', or 'bilinear' as the paper's ADE20K table says.
-
-    Returns:
-        (1, 1 + h'*w', channels) of the target grid.
+    """Resamples a position embedding (1, 1 + h*w, channels) to another grid; the class token's row is kept.
 
     Source: microsoft/unilm `beit/run_class_finetuning.py` (bicubic, align_corners=False); paper appendix,
     hyper-parameters of ADE20K (bilinear).

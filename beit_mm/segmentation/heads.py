@@ -29,10 +29,9 @@ class EfficientUPerHead(UPerHead):
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Logits (B, num_classes, h, w) at the resolution of the finest level."""
         if self.training or torch.is_grad_enabled():
             return super().forward(inputs)
-        return self.cls_seg(self._fuse(self._levels(inputs)))
+        return self.cls_seg(self._fuse(self._levels(inputs)))  # B, num_classes, h, w of the finest level
 
     def _levels(self, inputs: list[Tensor]) -> list[Tensor]:
         """The feature pyramid, finest level first; each (B, channels, h_i, w_i)."""
@@ -82,23 +81,20 @@ def resize_and_shift(source: int, target: int, align_corners: bool, device: torc
 class EfficientSETRUPHead(SETRUPHead):
     """SETRUPHead that classifies before the last resizing instead of after it, in training too.
 
-    Its logits have the resolution before the last resizing; whoever compares them with an image or a label resizes
-    them, bilinearly, as mmseg does for every head. Where the last resizing comes to the image's size, as in training
-    and in SlidingSegmentor, that is the same as SETRUPHead; elsewhere that one resizes twice.
+    Its logits have the resolution before the last resizing; mmseg resizes them bilinearly to the image or the label.
+    Where the last resizing comes to the image's size, as in training and in SlidingSegmentor, that is the same as
+    SETRUPHead; elsewhere that one resizes twice.
 
-    Args: as SETRUPHead; state dicts are the same.
-
-    Source: SETR's own VisionTransformerUpHead has this order.
+    Args: as SETRUPHead; state dicts are the same. Source: SETR's own VisionTransformerUpHead has this order.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Logits (B, num_classes, h, w)."""
         x = self._transform_inputs(inputs)  # B, C, h, w
         x = self.norm(x.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, x.shape[2:])
         *stages, last = self.up_convs
         for stage in stages:
             x = stage(x)  # each twice as large
-        return self.cls_seg(last[0](x))
+        return self.cls_seg(last[0](x))  # B, num_classes, h, w
 
 
 @MODELS.register_module()
@@ -107,12 +103,7 @@ class SyncBN(nn.SyncBatchNorm):
 
     Written `norm_cfg=dict(type='beit_mm.SyncBN')`, one config trains on many GPUs, on one, and on a CPU, where each
     process has the statistics of its own batches, and process 0's are saved. With several processes torch's own refuses
-    a CPU, and DistributedDataParallel refuses any instance of it there. Checkpoints fit both.
-
-    Args: as torch's.
-
-    Raises:
-        ValueError: in training, one value a channel: a batch of one image on one device meets a map pooled to 1 x 1.
+    a CPU, and DistributedDataParallel refuses any instance of it there. Args and checkpoints are as torch's.
     """
 
     def __new__(cls, *args, **kwargs) -> nn.Module:

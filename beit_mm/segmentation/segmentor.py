@@ -37,23 +37,16 @@ from beit_mm.registry import MODELS, TRANSFORMS
 from beit_mm.terminal import UserError
 
 MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
-WINDOWS_PER_BATCH = 8  # on a GPU; on a CPU a batch gains nothing and costs memory
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol
 FLIPS = (False, True)
 
 
 class View(NamedTuple):
-    """An image as the network sees it, and the logits that are wanted of it.
+    """An image as the network sees it, and the logits that are wanted of it."""
 
-    Args:
-        image: (3, h, w) normalised.
-        size: (H, W) of the logits in pixels.
-        flip: run the mirror image, and mirror its logits back.
-    """
-
-    image: Tensor
-    size: tuple[int, int]
-    flip: bool = False
+    image: Tensor  # 3, h, w normalised
+    size: tuple[int, int]  # H, W of the logits
+    flip: bool = False  # run the mirror image, and mirror its logits back
 
 
 @MODELS.register_module()
@@ -68,9 +61,6 @@ class SlidingSegmentor(EncoderDecoder):
         precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed in
             float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
         windows_per_batch: windows that go through the network together; 8 unless given, 1 on a CPU.
-
-    Raises:
-        ValueError: a test_cfg that cannot be met.
     """
 
     def __init__(self, *args, data_preprocessor: dict | None = None, **kwargs):
@@ -89,18 +79,15 @@ class SlidingSegmentor(EncoderDecoder):
         return super().test_step(data)
 
     def inference(self, inputs: Tensor, batch_img_metas: list[dict] | None = None) -> Tensor:
-        """Logits float32 (B, C, h, w) of normalised images (B, 3, h, w), as mmseg's own modes call for them."""
         logits = list(self.slide([View(image, tuple(inputs.shape[2:])) for image in inputs]))
         return logits[0].unsqueeze(0) if len(logits) == 1 else torch.stack(logits)  # one image is not copied
 
     def slide(self, views: Sequence[View]) -> Iterator[Tensor]:
         """Logits of each view in turn, float32 (C, H, W), by the windows of `test_cfg`; see the function `slide`."""
         cfg = self.test_cfg
-        on_cpu = views[0].image.device.type == 'cpu'
-        windows_per_batch = cfg.get('windows_per_batch', 1 if on_cpu else WINDOWS_PER_BATCH)
-        return slide(
-            self.logits, views, cfg['crop_size'], cfg['stride'], windows_per_batch, self.align_corners, self.divisor
-        )
+        # On a CPU a batch gains nothing and costs memory.
+        at_once = cfg.get('windows_per_batch', 1 if views[0].image.device.type == 'cpu' else 8)
+        return slide(self.logits, views, cfg['crop_size'], cfg['stride'], at_once, self.align_corners, self.divisor)
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') of images (B, 3, h, w) in `test_cfg`'s precision, at the decode head's resolution."""
@@ -132,17 +119,14 @@ class SlidingSegmentor(EncoderDecoder):
 
     @property
     def divisor(self) -> int:
-        """Pixels along a side of the coarsest cell, of which both sides of a window are made a multiple.
-
-        Patches of 16 under a pyramid whose last level has half their resolution make 32.
-        """
+        """Pixels along a side of the coarsest cell, of which both sides of a window are made a multiple."""
         patch_size = self.backbone.patch_size if isinstance(self.backbone, BEiTBackbone) else 1
         pyramid = self.with_neck and isinstance(self.neck, Feature2Pyramid)
         return max(patch_size, round(patch_size / min(self.neck.rescales))) if pyramid else patch_size
 
 
 def check_test_cfg(cfg: dict) -> None:
-    """Raises ValueError where a segmentor's test_cfg cannot be met."""
+    """Raises UserError where a segmentor's test_cfg cannot be met."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
         raise UserError(
             f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole image)"
@@ -166,7 +150,7 @@ def check_test_cfg(cfg: dict) -> None:
 class _Window(NamedTuple):
     """A crop of a view: the intervals of all windows along each axis, and the index of this one's."""
 
-    image: Tensor
+    image: Tensor  # 3, h, w
     view: View
     rows: tuple[tuple[int, int], ...]
     row: int
@@ -183,7 +167,7 @@ def slide(
     align_corners: bool = False,
     divisor: int = 1,
 ) -> Iterator[Tensor]:
-    """Logits of each view: for each pixel the mean over the windows that cover it, resized to the wanted size.
+    """Logits of each view, float32 (C, H, W): for each pixel the mean over the windows that cover it, resized.
 
     Args:
         network: images (B, 3, h, w) -> logits (B, C, h', w') of any resolution.
@@ -192,9 +176,6 @@ def slide(
         windows_per_batch: windows of one size that go through the network together, of all views.
         align_corners: as the head resizes its logits.
         divisor: windows are padded with zeros at the bottom and on the right until it divides both sides.
-
-    Yields:
-        float32 (C, H, W), `size` of the view; one view's at a time is in memory.
 
     Source: mmseg `EncoderDecoder.slide_inference` and `postprocess_result`.
     """
@@ -235,10 +216,10 @@ def window_matrix(
     align_corners: bool,
     device: torch.device,
 ) -> tuple[slice, Tensor]:
-    """What window `index` of the `intervals` adds to `size` wanted pixels along one axis.
+    """What window `index` adds to `size` wanted pixels along one axis.
 
-    The window's `resolution` logits cover `padding` pixels too, which were added before the network. Returns the wanted
-    pixels that the window reaches, and the matrix float32 (these pixels, resolution).
+    Returns the wanted pixels that the window reaches, and the matrix float32 (these pixels, `resolution` of the logits,
+    which cover `padding` pixels too).
     """
     start, stop = intervals[index]
     length = intervals[-1][1]
@@ -247,20 +228,16 @@ def window_matrix(
         coverage[first:last] += 1
     to_pixels = bilinear_matrix(resolution, stop - start + padding, align_corners)[: stop - start]  # window, resolution
     to_size = bilinear_matrix(length, size, align_corners, start, stop) / coverage[start:stop]  # size, window
-    if flip:
-        to_size = to_size.flip(0)
-    reached = to_size.any(dim=1).nonzero().flatten().tolist() or [0]
-    reached = slice(reached[0], reached[-1] + 1)
+    to_size = to_size.flip(0) if flip else to_size
+    rows = to_size.any(dim=1).nonzero().flatten().tolist() or [0]
+    reached = slice(rows[0], rows[-1] + 1)
     return reached, (to_size[reached] @ to_pixels).to(device)
 
 
 def bilinear_matrix(
     source: int, target: int, align_corners: bool = False, start: int = 0, stop: int | None = None
 ) -> Tensor:
-    """F.interpolate(mode='bilinear') along one axis as a matrix: resized = matrix @ pixels.
-
-    From `source` to `target` pixels; float32 (target, stop - start), the columns from `start` to `stop`.
-    """
+    """F.interpolate(mode='bilinear') along one axis as a matrix (target, source), columns `start` to `stop`."""
     position = torch.arange(target, dtype=torch.float32)
     if align_corners:
         position = position * ((source - 1) / max(target - 1, 1))
@@ -293,9 +270,8 @@ def _batches(windows: Iterator[_Window], size: int) -> Iterator[list[_Window]]:
 class MultiScaleViews:
     """Packs an image at several sizes; the annotation keeps the image's own.
 
-    The short side is `ratio * short_side`, at least `crop_size`; the long side follows, whatever its length: of 100 x
-    2000 pixels the largest view is 896 x 17,920 in the protocol of 512. Ratios that give the same size make one view
-    that counts as often.
+    The short side is `ratio * short_side`, at least `crop_size`; the long side follows. Ratios that give the same size
+    make one view that counts as often.
 
     Args:
         short_side: of ratio 1, in pixels.
@@ -305,9 +281,6 @@ class MultiScaleViews:
     Returns, when called with the results of loading:
         dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample); its `view_weights` say how many ratios
         each view stands for.
-
-    Raises:
-        ValueError: settings that are no sizes.
 
     Source: microsoft/unilm `beit/semantic_segmentation/mmcv_custom/resize_transform.py`, SETR_Resize.
     """
@@ -339,14 +312,11 @@ class MultiScaleViews:
 class MultiScaleTTA(BaseTTAModel):
     """Mean of the class probabilities over the views of MultiScaleViews and their mirror images.
 
-    The windows of all views of all images of a batch go through the network in common batches. A view's logits are
-    resized to the image before the softmax, as the released protocol does. Images may have different sizes.
+    The windows of all views of all images go through the network in common batches. A view's logits are resized to the
+    image before the softmax.
 
     Args:
         module: the segmentor, a SlidingSegmentor or its config.
-
-    Raises:
-        ValueError: `module` already is multi-scale, or is no SlidingSegmentor; or training is tried.
 
     Source: mmseg 0.11 `EncoderDecoder.aug_test`, `inference`.
     """
@@ -354,8 +324,8 @@ class MultiScaleTTA(BaseTTAModel):
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
             raise UserError(
-                'this config already tests at all scales with flip; leave --tta out (in '
-                'Python multi_scale=True), or take the config without _ms'
+                'this config already tests at all scales with flip; leave --tta out (in Python multi_scale=True), '
+                'or take the config without _ms'
             )
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
@@ -367,11 +337,7 @@ class MultiScaleTTA(BaseTTAModel):
         return super().train(mode)
 
     def test_step(self, data: dict) -> list[SegDataSample]:
-        """Predicts a batch of dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples=[...]).
-
-        Returns:
-            The data samples, with `pred_sem_seg`, int64 (1, H, W).
-        """
+        """Predicts a batch of dict(inputs=[[view 1 of each image], [view 2 of each image], ...], data_samples)."""
         samples = data['data_samples']
         views = []
         for number, sample in enumerate(samples):
@@ -388,11 +354,9 @@ class MultiScaleTTA(BaseTTAModel):
         return samples
 
     def probabilities(self, views: Sequence[View], weights: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """Class probabilities of each image, float32 (C, H, W).
+        """Class probabilities (C, H, W) of each image; `weights` say how often each of its sizes counts.
 
-        Args:
-            views: of all images; each twice, the second time flipped.
-            weights: of each image, how often each of its sizes counts.
+        The views are those of all images, each twice, the second time flipped.
         """
         logits = self.module.slide(views)
         for weights_of_image in weights:
