@@ -36,6 +36,7 @@ NORM_EPS = 1e-6
 
 def truncated_normal_(tensor: Tensor) -> None:
     """Normal with sigma 0.02 cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
+    # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is no cut.
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
 
 
