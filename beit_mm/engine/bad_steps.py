@@ -7,6 +7,7 @@ import copy
 import json
 import logging
 from itertools import islice
+from typing import Any
 
 from mmengine.dist import barrier, get_rank, get_world_size
 from mmengine.hooks import Hook
@@ -31,17 +32,12 @@ class BadStepHook(Hook):
 
     - `checkpoint.pth`: the run as it is now, to resume from. Its weights are those before that step.
     - `rank{rank}.json`: the samples of that step on this rank, and the losses from it on.
-
-    Raises:
-        UserError: on all ranks.
     """
 
     def __init__(self):
         self.skipped = SkippedSteps()
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs: dict | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if look_due(runner, batch_idx) and isinstance(runner.optim_wrapper, AutocastOptimWrapper):
             self.skipped = runner.optim_wrapper.look()
 
@@ -56,18 +52,14 @@ class BadStepHook(Hook):
                 self.stop(runner)
 
     def stop(self, runner: Runner) -> None:
-        """Saves the run and each rank's samples, and raises UserError."""
         first, loader = self.skipped.first, runner.train_dataloader
         hook = checkpoint_hook_of(runner) or CheckpointHook()
         folder = hook.folder(runner) / f'bad_step_{first}'
         fetch_logs(runner)
         losses = runner.message_hub.get_scalar('train/loss').data[0]
         iterations = range(first, first + runner.optim_wrapper.accumulative_counts)
-        content = dict(
-            iteration=first,
-            rank=get_rank(),
-            world_size=get_world_size(),
-            seed=runner.seed,
+        content = dict(iteration=first, rank=get_rank(), world_size=get_world_size(), seed=runner.seed)
+        content |= dict(
             skipped_steps=self.skipped.in_a_row,
             losses=[str(loss) for loss in losses[first - runner.iter :]],  # JSON has no NaN
             samples=[dict(sample, iteration=i) for i in iterations for sample in samples_of(loader, i)],

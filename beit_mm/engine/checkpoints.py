@@ -36,7 +36,6 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN = re.compile(r'\w{1,40}')  # see `new_run`
 RUN_FILE = 'run_id'  # in the checkpoints' folder: names the last run that wrote there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
@@ -58,17 +57,12 @@ class CheckpointHook(Hook):
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
-        out_dir: local folder, in which each run has a folder named as its work directory; by default the work directory
-            itself.
+        out_dir: local folder, in which each run has a folder named as its work directory; default: the work directory.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether the end of the training is saved too.
         save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation.
         rule: 'greater' or 'less', what is better; by default the metric's name says it.
         save_begin: epochs or iterations before the first interval begins.
-
-    Raises:
-        CheckpointError: there are checkpoints to resume from, but none of the last run can be read.
-        UserError: the effective batch is not the checkpoint's; an unknown rule; a metric that is not measured.
     """
 
     priority = 'VERY_LOW'  # saves what the other hooks have done
@@ -86,20 +80,16 @@ class CheckpointHook(Hook):
     ):
         if '://' in str(out_dir):
             raise UserError(f'out_dir is {out_dir!r}; expected a local folder')
-        self.interval, self.save_begin, self.save_last = interval, save_begin, save_last
-        self.unit = 'epoch' if by_epoch else 'iter'
-        self.out_dir = out_dir
-        self.max_keep_ckpts = max_keep_ckpts
-        self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         if rule not in ('greater', 'less', None):
             raise UserError(f"rule is {rule!r}; expected 'greater' or 'less'")
-        self.rule = rule
+        self.interval, self.save_begin, self.save_last = interval, save_begin, save_last
+        self.unit = 'epoch' if by_epoch else 'iter'
+        self.out_dir, self.max_keep_ckpts, self.rule = out_dir, max_keep_ckpts, rule
+        self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run = ''  # id that the run's checkpoints share
         self.due: int | None = None  # number of the checkpoint to be saved
         self.kept: list[int] = []  # numbers of this run's checkpoints on the disk
         self.best: dict[str, str] = {}  # names of its best ones, by the key that mmengine has for them
-
-    # --- resuming ---------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
         if not isinstance(runner._train_loop, BaseLoop):  # a test, perhaps beside the training
@@ -125,7 +115,7 @@ class CheckpointHook(Hook):
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run = meta.get('run')
-        self.run = run if isinstance(run, str) and RUN.fullmatch(run) else ''
+        self.run = run if isinstance(run, str) and re.fullmatch(r'\w{1,40}', run) else ''
         fit_position(checkpoint, batch_of(runner))
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
@@ -143,16 +133,12 @@ class CheckpointHook(Hook):
         self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
-        self.run = self.run or new_run(runner)
+        self.run = self.run or f'{runner.timestamp}_{secrets.token_hex(4)}'
         if is_main_process():
             with suppress(OSError), atomic_file(self.folder(runner) / RUN_FILE) as file:
                 file.write(self.run.encode())
 
-    # --- saving -----------------------------------------------------------------------------------
-
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if self.unit == 'iter' and (
             self.every_n_train_iters(runner, self.interval, self.save_begin)
             or (self.save_last and self.is_last_train_iter(runner))
@@ -178,7 +164,6 @@ class CheckpointHook(Hook):
             self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
 
     def save_due(self, runner: Runner, **position: int) -> None:
-        """Saves the checkpoint that is due; between two optimizer steps only."""
         if self.due is None or not at_boundary(runner):
             return
         number, self.due = self.due, None
@@ -217,13 +202,11 @@ class CheckpointHook(Hook):
     def save(
         self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence[str] = (), **meta: Any
     ) -> Path | None:
-        """Writes a checkpoint, then deletes those that it replaces. Only the main process does.
+        """Writes a checkpoint, then deletes the files that it replaces. Only the main process does.
 
         Args:
-            runner: the run.
             name: of the file in the checkpoints' folder; may begin with a new folder.
-            resumable: with the optimizer's and the schedules' state.
-            replaces: names of files.
+            resumable: whether the state of the optimizer and the schedules is saved.
             meta: entries of the file's `meta`; `epoch` and `iter` are the position, by default the present one.
 
         Returns:
@@ -251,9 +234,8 @@ class CheckpointHook(Hook):
 
     def folder(self, runner: Runner) -> Path:
         """Where the run's checkpoints are."""
-        if self.out_dir in (None, runner.work_dir):
-            return Path(runner.work_dir)
-        return Path(self.out_dir, Path(runner.work_dir).name)
+        work_dir = Path(runner.work_dir)
+        return work_dir if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, work_dir.name)
 
 
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
@@ -275,28 +257,16 @@ def in_main_process(function: Callable[[], Any]) -> Any:
     return answer[0]
 
 
-def new_run(runner: Runner) -> str:
-    """An id for a run that begins now."""
-    return f'{runner.timestamp}_{secrets.token_hex(4)}'
-
-
 def at_boundary(runner: Runner) -> bool:
     """True between optimizer steps, where a run can stop and resume exactly."""
     return bool(runner.optim_wrapper.should_update())
 
 
 def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
-    """The newest readable checkpoint of the folder's last run.
+    """Path of the newest readable checkpoint of the folder's last run; None where the run has to start anew.
 
-    Args:
-        folder: the checkpoints'.
-        restarted: whether a launcher has restarted the run, which may have saved nothing yet.
-
-    Returns:
-        Its path; None where the run has to start at its beginning.
-
-    Raises:
-        CheckpointError: there are checkpoints, but none can be read, or all are of an earlier run.
+    `restarted`: a launcher has restarted the run, which may have saved nothing yet. Otherwise checkpoints of earlier
+    runs alone raise CheckpointError; so do unreadable ones alone.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace') if run_file.is_file() else None
@@ -318,8 +288,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
             unreadable.append(f'{path.name} ({type(error).__name__})')
             continue
         if unreadable:
-            message = f'Passed over, since they cannot be read: {", ".join(unreadable)}.'
-            print_log(message, logger='current', level=logging.WARNING)
+            print_log(f'Passed over, since they cannot be read: {", ".join(unreadable)}.', 'current', logging.WARNING)
         print_log(f'Resuming from {path}, the newest checkpoint.', logger='current')
         return str(path)
     if unreadable:
@@ -332,9 +301,6 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
             'with --resume FILE, or start without --resume'
         )
     return None
-
-
-# --- what is in a file ----------------------------------------------------------------------------
 
 
 def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
@@ -358,7 +324,7 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
 
 
 def on_cpu(value: Any) -> Any:
-    """Nested containers with their tensors in the CPU's memory; a state dict keeps its `_metadata`."""
+    """Nested containers with their tensors on the CPU; a state dict keeps its `_metadata`."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
@@ -377,9 +343,6 @@ class CheckpointMetaHook(Hook):
 
     mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
     to be executed to be read. Works with mmengine's CheckpointHook too.
-
-    Raises:
-        UserError: a run is to resume from a file that holds weights only.
     """
 
     priority = 'VERY_LOW'  # last to change the content
@@ -391,9 +354,8 @@ class CheckpointMetaHook(Hook):
         meta['batch'] = batch_of(runner)
         meta['config_dict'] = plain_values(runner.cfg.to_dict())
         meta['preprocessing'] = preprocessing_of_model(model)
-        backbone = backbone_of(model)
         meta['architecture'] = {}  # what the shapes of the weights do not show
-        if backbone is not None:
+        if (backbone := backbone_of(model)) is not None:
             meta['architecture'] = dict(num_heads=backbone.num_heads, out_indices=list(backbone.out_indices))
         if (provenance := tokenizer_provenance(model)) is not None:
             meta['tokenizer'] = provenance
@@ -445,13 +407,10 @@ def resumed_hub(hub: dict) -> dict:
             history = HistoryBuffer(history['values'].numpy(), history['counts'].numpy(), history['max_length'])
         if str(key).isprintable():  # the log shows it
             scalars[key] = history
-    numbers = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, (int, float, Tensor))}
-    info = {key: value for key, value in numbers.items() if key.isprintable()}
+    kinds = (int, float, Tensor)
+    info = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, kinds) and key.isprintable()}
     resumed = {key: bool(flag) for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
     return dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
-
-
-# --- position -------------------------------------------------------------------------------------
 
 
 def batch_of(runner: Runner) -> dict[str, int]:
@@ -462,17 +421,11 @@ def batch_of(runner: Runner) -> dict[str, int]:
 
 
 def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Counts the position and the schedules of a checkpoint in this run's batches: the order of the images stays.
+    """Counts the position and the schedules of a checkpoint in this run's batches, in place; the order of images stays.
 
-    Args:
-        checkpoint: what is loaded; changed in place.
-        batch: this run's (see `batch_of`).
-
-    Raises:
-        UserError: another effective batch.
+    Raises UserError for another effective batch.
     """
-    meta = checkpoint['meta']
-    before = meta['batch']
+    meta, before = checkpoint['meta'], checkpoint['meta']['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
         raise UserError(

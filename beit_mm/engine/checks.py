@@ -28,8 +28,6 @@ from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
-NORMALISATION_TOLERANCE = 1  # pixel values of 0-255: the rounding of published means
-MAX_IGNORED = 0.5  # share of ignored pixels above which the log warns
 CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
 
 
@@ -41,11 +39,10 @@ class FitCheckHook(Hook):
 
     Raises:
         UserError: fewer images than a batch; a mask or second view that does not fit the backbone; images, means and
-            model of different numbers of channels; classes of the model, the datasets and, in a test, the checkpoint
-            disagree; a label in the first batch that the model has no class for; swapped colours; an optimizer made by
-            rules for other names than the backbone's; automatic scaling of the learning rate where batches are
-            accumulated.
-        CheckpointError: weights, or the state of the optimizer that the run resumes with, hold NaN or infinity.
+            model of different numbers of channels; other classes in the model, the datasets or, in a test, the
+            checkpoint; a label in the first batch that has no class; swapped colours; an optimizer made by rules for
+            other names than the backbone's; auto_scale_lr where batches are accumulated.
+        CheckpointError: NaN or infinity in the weights, or in the state of the optimizer that the run resumes with.
     """
 
     def __init__(self):
@@ -107,8 +104,8 @@ def optimizer_tensors(state: Any) -> dict[str, Tensor]:
 
 
 def state_effective_batch(runner: Runner) -> None:
-    """Logs processes x images x accumulation and the recipe's batch; warns if they differ."""
-    batch = runner.train_dataloader.batch_size
+    """Logs the effective batch and the recipe's; warns if they differ."""
+    processes, batch = get_world_size(), runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
@@ -117,11 +114,9 @@ def state_effective_batch(runner: Runner) -> None:
             f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
             'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself'
         )
-    effective = get_world_size() * batch * accumulation
-    statement = (
-        f'Effective batch: {get_world_size()} processes x {batch} images x {accumulation} accumulated = '
-        f'{effective}; the recipe has {expected}.'
-    )
+    effective = processes * batch * accumulation
+    statement = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
+    statement += f'; the recipe has {expected}.'
     fits = enabled or expected in (None, effective)
     if not fits:
         statement += (
@@ -131,11 +126,7 @@ def state_effective_batch(runner: Runner) -> None:
     print_log(statement, logger='current', level=logging.INFO if fits else logging.WARNING)
 
 
-# --- data -----------------------------------------------------------------------------------------
-
-
 def check_number_of_images(loader: DataLoader) -> None:
-    """Raises UserError when a loader has no full batch."""
     if not len(loader):
         raise UserError(
             f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
@@ -150,7 +141,6 @@ def path_of(dataset: Dataset) -> str:
 
 
 def classes_of(dataset: Dataset) -> tuple[str, ...] | None:
-    """Names of a dataset's classes; None where it has no labels."""
     classes = getattr(dataset, 'metainfo', {}).get('classes')
     return None if classes is None else tuple(classes)
 
@@ -161,10 +151,8 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
         return
     pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-    message = (
-        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
-        f'{second} in the second'
-    )
+    message = f'{name} has {len(one)} classes, {other_name} has {len(other)}'
+    message += f', and class {label} is {first} in the first, {second} in the second'
     for owner, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
         if missing:
             message += f'; {owner} lacks {first_names(sorted(missing))}'
@@ -173,7 +161,7 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises UserError when labels do not fit; warns when most pixels are ignored."""
-    reduced = samples[0].get('reduce_zero_label', False)
+    reduced = samples[0].get('reduce_zero_label', False)  # the same for all
     ignored = pixels = 0
     for sample in samples:
         labels = sample.gt_sem_seg.data
@@ -181,9 +169,8 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
-            if sample.get('reduce_zero_label', False):
-                advice = 'reduce_zero_label=True has already made labels one lower'
+            made_lower = 'reduce_zero_label=True has already made labels one lower'
+            advice = made_lower if reduced else 'if 0 marks unlabelled pixels, reduce_zero_label=True'
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
                 f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
@@ -194,12 +181,9 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
             f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
             'them; are these annotations of another kind?'
         )
-    if ignored > MAX_IGNORED * pixels:
+    if ignored > pixels / 2:
         message = f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?'
         print_log(message, logger='current', level=logging.WARNING)
-
-
-# --- model and data -------------------------------------------------------------------------------
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
@@ -212,8 +196,7 @@ def check_model(model: nn.Module, dataset: Dataset) -> None:
 
 def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError when a head is built for another number of classes than the dataset has; names all settings."""
-    classes = classes_of(dataset)
-    if classes is None:
+    if (classes := classes_of(dataset)) is None:
         return
     built = {  # a wrapper for test-time augmentation is no part of the config's model
         f'{name}.'.removeprefix('module.').strip('.'): module.num_classes
@@ -231,7 +214,7 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
 
 
 def channels_of(inputs: Any) -> int | None:
-    """Channels of the images of a batch as its data loader gives it; None where it holds none."""
+    """Channels of the images of a batch; None where it holds none."""
     if isinstance(inputs, dict):
         images = inputs.get('images')  # B, H, W, C
         return images.shape[-1] if isinstance(images, Tensor) else None
@@ -257,13 +240,13 @@ def check_channels(model: nn.Module, channels: int | None = None) -> None:
 
 def check_normalisation(model: nn.Module) -> None:
     """Warns when the weights were trained on images that were normalised otherwise: they would work, only worse."""
-    backbone = backbone_of(model)
-    if backbone is None or backbone.load_report is None:
+    if (backbone := backbone_of(model)) is None or backbone.load_report is None:
         return
     report, now = backbone.load_report, preprocessing_of_model(model)
     for name in {'mean', 'std'} & report.preprocessing.keys() & now.keys():
         before, after = report.preprocessing[name], now[name]
-        if len(before) == len(after) and not np.allclose(before, after, atol=NORMALISATION_TOLERANCE):
+        rounding = 1  # of published means, in pixel values of 0-255
+        if len(before) == len(after) and not np.allclose(before, after, atol=rounding):
             message = (
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
                 f'normalises with {name} {after}. Set data_preprocessor.{name}, unless it is meant.'
@@ -292,15 +275,14 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
     grid = tuple(-(-side // model.backbone.patch_size) for side in views.size)  # rounded up: the backbone pads
     tokenizer = model.target_generator
     if tokenizer is not None:
-        seen = views.second_size or views.size
-        if isinstance(model.data_preprocessor, TwoViewDataPreprocessor):
+        seen, preprocessor = views.second_size or views.size, model.data_preprocessor
+        if isinstance(preprocessor, TwoViewDataPreprocessor):
             if views.second_size is None:
-                seen = model.data_preprocessor.tokenizer_size(*seen)
-            elif model.data_preprocessor.tokenizer_scale is not None:
+                seen = preprocessor.tokenizer_size(*seen)
+            elif preprocessor.tokenizer_scale is not None:
                 raise UserError(
                     f"the pipeline makes the tokenizer's view (second_size={views.second_size}) and the data "
-                    f'preprocessor too (tokenizer_scale={model.data_preprocessor.tokenizer_scale}); set one of them to '
-                    'None'
+                    f'preprocessor too (tokenizer_scale={preprocessor.tokenizer_scale}); set one of them to None'
                 )
         try:
             tokens: object = tokenizer.grid_size(*seen)
@@ -320,18 +302,11 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             )
 
 
-# --- model and optimizer --------------------------------------------------------------------------
-
-
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     """Raises UserError when an optimizer's groups mistake the layers or the norms of a BEiTBackbone.
 
     Constructors of other libraries find layers and norms by their names: mmseg's counts the blocks of a "BEiT" by
     `layers.0`, mmpretrain's recipes spare norms called `.ln`. With `blocks.0` and `norm1` neither applies.
-
-    Args:
-        backbone: parameters that are in no group do not count.
-        groups: the optimizer's.
     """
     group_of = {id(parameter): group for group in groups for parameter in group['params']}
 

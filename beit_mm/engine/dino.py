@@ -1,6 +1,7 @@
 """The schedules of DINO's teacher."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +29,6 @@ class DINOHook(Hook):
         warmup_epochs: epochs in which the temperature rises, by equal steps.
         freeze_last_layer: epochs in which the last layer of the student's head is not trained.
 
-    Raises:
-        UserError: a momentum outside of 0 to 1, other temperatures; when training starts, another model.
-
     Source: facebookresearch/dino `main_dino.py`.
     """
 
@@ -45,10 +43,8 @@ class DINOHook(Hook):
             raise UserError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
         if np.shape(temperature) != (2,) or not min(temperature) > 0:
             raise UserError(f'temperature is {temperature}; expected two numbers above 0, first and last')
-        self.momentum = momentum
-        self.temperature = temperature
-        self.warmup_epochs = warmup_epochs
-        self.freeze_last_layer = freeze_last_layer
+        self.momentum, self.temperature = momentum, temperature
+        self.warmup_epochs, self.freeze_last_layer = warmup_epochs, freeze_last_layer
 
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
@@ -64,30 +60,19 @@ class DINOHook(Hook):
         runner.optim_wrapper.optimizer.register_step_pre_hook(drop_gradients)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
-        temperature = self.temperature_at(epoch_of(runner))
+        epoch, (first, last) = epoch_of(runner), self.temperature
+        warm = epoch >= self.warmup_epochs
+        temperature = last if warm else first + (last - first) * epoch / max(self.warmup_epochs - 1, 1)
         unwrap(runner).teacher_temperature = torch.tensor(temperature)  # a number would be a constant of compiled code
         runner.message_hub.update_scalar('train/teacher_temperature', temperature)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: dict | None = None, outputs: dict | None = None
-    ) -> None:
-        if runner.optim_wrapper.should_update():
-            momentum = self.momentum_at(runner.iter / runner.max_iters)
-            wrapper = runner.optim_wrapper
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        if (wrapper := runner.optim_wrapper).should_update():
+            half_cosine = (1 + math.cos(math.pi * (runner.iter / runner.max_iters))) / 2
+            momentum = 1 - (1 - self.momentum) * half_cosine
             taken = wrapper.taken if isinstance(wrapper, AutocastOptimWrapper) else None  # mmengine's do not say
             unwrap(runner).update_teacher(momentum, taken)
             runner.message_hub.update_scalar('train/teacher_momentum', momentum)
-
-    def momentum_at(self, progress: float) -> float:
-        """The momentum after a share `progress` of the run, 0 to 1."""
-        return 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
-
-    def temperature_at(self, epoch: int) -> float:
-        """The temperature in an epoch, from 0."""
-        first, last = self.temperature
-        if epoch >= self.warmup_epochs:
-            return last
-        return first + (last - first) * epoch / max(self.warmup_epochs - 1, 1)
 
 
 def epoch_of(runner: Runner) -> int:

@@ -30,8 +30,6 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
-SECONDS_BETWEEN_EXCHANGES = 0.4  # each takes 0.4 ms: a thousandth of the time
-LONG_STEP = 0.1  # seconds; with an exchange each, such steps take 0.4 % longer at most
 SECONDS_TO_CONNECT = 60.0  # for all processes together
 
 
@@ -52,9 +50,6 @@ class InterruptionHook(Hook):
     The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another. The
     kernel releases the lock however the process ends. mmengine's Runner writes its config before it calls a hook, so a
     refused run restores the other's. A file system without locks gets a warning. Tests and validations take no lock.
-
-    Raises:
-        UserError: another process has a run in the work directory.
     """
 
     priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
@@ -70,14 +65,11 @@ class InterruptionHook(Hook):
         self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began; 0: not yet
         self.handlers: dict[signal.Signals, Any] = {}
 
-    # --- one run in a folder ----------------------------------------------------------------------
-
     def before_run(self, runner: Runner) -> None:
         if isinstance(runner._train_loop, BaseLoop):  # it is built where the run trains
             in_main_process(lambda: self.take_locks(runner))
 
     def take_locks(self, runner: Runner) -> None:
-        """Locks the work directory, and the checkpoints' folder where that is another."""
         folder, checkpoint = Path(runner.work_dir), checkpoint_hook_of(runner)
         name = os.path.basename(runner.cfg.filename or '')
         self.take_lock(folder, f'{name}\n{runner.cfg.pretty_text}' if name.endswith('.py') else '')
@@ -85,15 +77,7 @@ class InterruptionHook(Hook):
             self.take_lock(checkpoint.folder(runner))
 
     def take_lock(self, folder: Path, config: str = '') -> None:
-        """Locks a folder; if another process has it, restores that one's config file.
-
-        Args:
-            folder: is made.
-            config: name and text of the run's config file.
-
-        Raises:
-            UserError: another process has the folder.
-        """
+        """Locks a folder; if another process has it, restores that one's config file (`config`: name and text)."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A link could lead to any file. Locks of this kind are the process's own: no forked worker keeps one.
@@ -121,17 +105,12 @@ class InterruptionHook(Hook):
         for lock in self.locks:
             lock.close()
 
-    # --- signals ----------------------------------------------------------------------------------
-
-    def before_train_epoch(
-        self, runner: Runner
-    ) -> None:  # later than before_train, in which hooks may replace a loader
-        shield_workers(runner.train_dataloader)
+    def before_train_epoch(self, runner: Runner) -> None:
+        shield_workers(runner.train_dataloader)  # here, since hooks may replace a loader in before_train
         if runner.val_loop is not None:
             shield_workers(runner.val_dataloader)
 
     def start(self, runner: Runner) -> None:
-        """Handles signals from now on."""
         self.code = self.agreed = self.steps = 0
         self.every, self.pending, self.since = 1, None, 0.0
         self.group = connect() if get_world_size() > 1 else None
@@ -141,7 +120,6 @@ class InterruptionHook(Hook):
                     self.handlers[number] = signal.signal(number, self.receive) or signal.SIG_DFL
 
     def close(self) -> None:
-        """Restores the handlers."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers = {}
@@ -164,10 +142,7 @@ class InterruptionHook(Hook):
             self.stop(runner)
 
     def exchange(self) -> int:
-        """The exit code that any process was told before the last step began; 0 if none was.
-
-        No process waits for another: the answer is that of an exchange which began a step earlier.
-        """
+        """The exit code that any process was told before the last step began; no process waits for another."""
         if self.group is None:
             return self.code
         if not self.since:  # before the first step, whose time is not known yet
@@ -181,7 +156,8 @@ class InterruptionHook(Hook):
             code, seconds = told.tolist()  # the same in all processes, and so is what follows from them
             if code:
                 return int(code)
-            self.every = 1 if seconds > LONG_STEP else int(SECONDS_BETWEEN_EXCHANGES / max(seconds, 1e-3))
+            # An exchange takes 0.4 ms: a thousandth of the 0.4 s between two, at most 0.4 % of a step of 0.1 s.
+            self.every = 1 if seconds > 0.1 else int(0.4 / max(seconds, 1e-3))
         if self.steps >= self.every:
             now = time.monotonic()
             told = torch.tensor([self.code, (now - self.since) / self.steps], dtype=torch.float64)
@@ -213,10 +189,8 @@ def connect() -> Any:
     errors = list(filter(None, all_gather_object(error)))
     if not errors:
         return dist.new_group(backend='gloo')
-    message = (
-        f'No gloo group ({errors[0]}): signals need every process to be told, each stops by itself. '
-        'Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
-    )
+    message = f'No gloo group ({errors[0]}): signals need every process to be told, each stops by itself. '
+    message += 'Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
     print_log(message, logger='current', level=logging.WARNING)
     return None
 
@@ -224,15 +198,14 @@ def connect() -> Any:
 @contextlib.contextmanager
 def signals_handled(runner: Runner) -> Iterator[None]:
     """The time of a training loop, in which the run's InterruptionHook handles signals."""
-    hook = next((hook for hook in runner.hooks if isinstance(hook, InterruptionHook)), None)
-    if hook is None:
-        yield
-        return
-    hook.start(runner)
+    hooks = [hook for hook in runner.hooks if isinstance(hook, InterruptionHook)]
+    for hook in hooks:
+        hook.start(runner)
     try:
         yield
     finally:
-        hook.close()
+        for hook in hooks:
+            hook.close()
 
 
 def resuming_command() -> str:
@@ -245,19 +218,15 @@ def resuming_command() -> str:
     return command if '--resume' in command else f'{command} --resume'
 
 
-# --- workers --------------------------------------------------------------------------------------
-
-
 class WorkerInit:
     """A loader's `worker_init_fn`: calls the one that it had, then leaves the run's signals to the main process.
 
-    A scheduler, a terminal and torchrun send their signals to the workers too, but it is the main process that stops
-    them. So they take SIGTERM from the main process alone, and no SIGINT, SIGUSR1 and SIGHUP.
+    Schedulers, terminals and torchrun signal the workers too, but the main process stops them: they obey SIGTERM from
+    it alone, and ignore SIGINT, SIGUSR1 and SIGHUP.
     """
 
     def __init__(self, first: Callable[[int], None] | None):
-        self.first = first
-        self.main_process = os.getpid()
+        self.first, self.main_process = first, os.getpid()
 
     def __call__(self, worker: int) -> None:
         if self.first is not None:
@@ -272,8 +241,7 @@ class WorkerInit:
             threading.Thread(target=self._obey, daemon=True).start()
 
     def _obey(self) -> None:
-        """Ends the worker at the main process's SIGTERM; only sigwaitinfo tells who sent it."""
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.main_process:  # tells who sent it
             pass
         os._exit(0)
 

@@ -18,12 +18,8 @@ from beit_mm.registry import LOOPS
 
 
 def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
-    """The batches of an epoch from the `first` on.
-
-    A sampler of ours is told where to begin; with another one, what comes before is read and thrown away. mmpretrain's
-    vis_scheduler.py has a list in the place of a loader.
-    """
-    if isinstance(loader, DataLoader):
+    """The batches of an epoch from the `first` on; with a sampler of another library the others are read in vain."""
+    if isinstance(loader, DataLoader):  # mmpretrain's vis_scheduler.py has a list instead
         loader.sampler.set_epoch(epoch)
     seeks = isinstance(loader, DataLoader) and isinstance(loader.sampler, SeededSampler)
     if seeks:
@@ -82,7 +78,6 @@ class IterLoop(IterBasedTrainLoop):
         return self.runner.model
 
     def endless_batches(self) -> Iterator:
-        """The batches of all epochs one after another, from the present iteration on."""
         epoch, first = divmod(self._iter, len(self.dataloader))
         while True:
             yield from batches(self.dataloader, epoch, first)

@@ -18,8 +18,7 @@ class MIMMetric(BaseMetric):
 
     A model that ignores the image and knows how frequent each visual token is has a loss of `token_entropy`; one that
     also knows the position has `position_entropy`. Only a `mim_loss` below both shows that the surroundings are read.
-    With few images `position_entropy` is too low (n images cannot show more than ln n nats), which makes the comparison
-    harder, never easier.
+    With few images `position_entropy` is too low: n images cannot show more than ln n nats.
 
     Returns (nats, except the accuracy):
         mim_loss: mean loss over all predicted patches (squared error for pixel regression).
@@ -57,10 +56,9 @@ def entropy(tokens: np.ndarray) -> float:
 
 @METRICS.register_module()
 class TokenizerMetric(BaseMetric):
-    """Reconstruction error and codebook usage over the whole evaluation set.
+    """Reconstruction error and codebook usage of a DiscreteVAE over the evaluation set.
 
-    Takes what `DiscreteVAE` predicts. A hard code is the most likely token of a position, which is what BEiT predicts;
-    a soft code has the probabilities of all tokens.
+    A hard code is the most likely token of a position, as BEiT predicts; a soft code has the probabilities of all.
 
     Returns (all under `tokenizer/`):
         recon_mae_01: mean absolute error of the images decoded from hard codes, pixels in [0, 1].
@@ -82,18 +80,16 @@ class TokenizerMetric(BaseMetric):
             self.results.append(result)
 
     def compute_metrics(self, results: list[dict]) -> dict[str, float]:
-        hard, soft, posterior_entropy = (float(np.mean([result[name] for result in results])) for name in self.means)
+        means = {name: float(np.mean([result[name] for result in results])) for name in self.means}
         tokens = np.concatenate([result['tokens'] for result in results])
         codes_used = len(np.unique(tokens))
         return dict(
-            recon_mae_01=hard,
-            recon_mae_pm1=2 * hard,
-            recon_mae_01_soft=soft,
-            recon_mae_pm1_soft=2 * soft,
+            means,
+            recon_mae_pm1=2 * means['recon_mae_01'],
+            recon_mae_pm1_soft=2 * means['recon_mae_01_soft'],
             codes_used=codes_used,
             codes_share=codes_used / results[0]['vocab_size'],
             perplexity=float(np.exp(entropy(tokens))),
-            posterior_entropy=posterior_entropy,
         )
 
 
@@ -126,11 +122,7 @@ class LayerAccuracy(BaseMetric):
 
 @METRICS.register_module()
 class Predictions(BaseMetric):
-    """Collects predictions and adds no number; the process that writes files finds them in `predicted`.
-
-    Args:
-        classes: names of the classes.
-    """
+    """Collects predictions and adds no number; the process that writes files finds them in `predicted`."""
 
     default_prefix = ''
 
@@ -150,22 +142,12 @@ class Predictions(BaseMetric):
 
 
 def describe(scores: Tensor, classes: Sequence[str], path: str | None, top: int = TOP) -> dict:
-    """One prediction as plain values.
-
-    Args:
-        scores: probabilities (num_classes,).
-        classes: names of the classes.
-        path: the image's.
-        top: how many classes to keep.
+    """One prediction, probabilities (num_classes,), as plain values.
 
     Returns:
         dict(path, label=most likely class, name=its name, scores=[[label, probability], ...], best first).
     """
     values, labels = scores.float().cpu().topk(min(top, len(scores)))
     best = int(labels[0])
-    return dict(
-        path=path,
-        label=best,
-        name=classes[best],
-        scores=[list(pair) for pair in zip(labels.tolist(), values.tolist(), strict=True)],
-    )
+    pairs = zip(labels.tolist(), values.tolist(), strict=True)
+    return dict(path=path, label=best, name=classes[best], scores=[list(pair) for pair in pairs])

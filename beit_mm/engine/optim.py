@@ -25,7 +25,6 @@ DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
-NO_WEIGHT_DECAY = ('cls_token', 'pos_embed')  # of their parameters with more than one dimension
 STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, and
 # the center of DINOPretrainer.
@@ -45,10 +44,10 @@ class SkippedSteps(NamedTuple):
 class AutocastOptimWrapper(OptimWrapper):
     """Runs the forward pass under autocast; scales the loss if the type is float16.
 
-    A step without a finite gradient is skipped: weights, moments and batch norm's statistics stay as they were before
-    the step's first batch. The norm of the gradient decides, which is the same on all ranks. With a fused optimizer the
-    decision and the counters stay on the device; BadStepHook looks at them, and stops the run after 25 skipped steps in
-    a row. With accumulation all batches of a step are skipped together and count as one.
+    A step without a finite gradient is skipped, with all its accumulated batches: weights, moments and batch norm's
+    statistics stay as they were. The norm of the gradient decides, which is the same on all ranks. With a fused
+    optimizer the decision and the counters stay on the device; BadStepHook looks at them, and stops the run after 25
+    skipped steps in a row.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
     finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
@@ -58,9 +57,6 @@ class AutocastOptimWrapper(OptimWrapper):
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
             float32; a CPU has no fast float16 either. The log says which.
         kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
-
-    Raises:
-        UserError: an unknown dtype.
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
@@ -96,11 +92,7 @@ class AutocastOptimWrapper(OptimWrapper):
         super().backward(self.loss_scaler.scale(loss), **kwargs)
 
     def step(self, **kwargs) -> None:
-        """Unscales and clips the gradients, then steps if they are finite.
-
-        Raises:
-            UserError: no finite gradient in 25 steps in a row, in a run without BadStepHook.
-        """
+        """Unscales and clips the gradients, then steps if they are finite."""
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))
@@ -113,14 +105,9 @@ class AutocastOptimWrapper(OptimWrapper):
         in_a_row, not_finite, overflows, first = self.counters.to(norm.device, torch.float32).unbind()
         begins = bad & (in_a_row == 0)
         iteration = (self.inner_count - 1) // self.accumulative_counts * self.accumulative_counts
-        self.counters = torch.stack(
-            [
-                (in_a_row + 1) * bad,
-                not_finite + (bad & ~overflow),
-                overflows + overflow,
-                first * ~begins + iteration * begins,
-            ]
-        )
+        first = first * ~begins + iteration * begins
+        self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow, first])
+        # in a run without BadStepHook
         if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise UserError(
                 f'the gradient was not finite in {self.seen.in_a_row} steps in a row; resume from the last checkpoint '
@@ -133,11 +120,7 @@ class AutocastOptimWrapper(OptimWrapper):
         return self.counters[0] == 0
 
     def look(self) -> SkippedSteps:
-        """Fetches the counters, which waits for the device; logs what was skipped, and the norms since the last look.
-
-        Returns:
-            The counters, the same on all ranks.
-        """
+        """Fetches the counters, the same on all ranks; logs what was skipped, and the norms since the last look."""
         norms, self.norms = self.norms, []
         numbers = torch.cat([norm.to(self.counters).view(-1) for norm in (self.counters, *norms)]).tolist()
         for norm in numbers[len(self.counters) :]:
@@ -147,29 +130,23 @@ class AutocastOptimWrapper(OptimWrapper):
         self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
         if skipped := now.not_finite - before.not_finite:
             row = f'the last row began at iteration {now.first}' + (f', {now.in_a_row} so far' if now.in_a_row else '')
-            message = (
-                f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped, {now.not_finite} '
-                f'in this run; {row}.'
-            )
+            message = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
+            message += f', {now.not_finite} in this run; {row}.'
             print_log(message, logger='current', level=logging.WARNING)
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', now.overflows)
             if overflows := now.overflows - before.overflows:
-                message = (
-                    f'{overflows} of the last {len(norms)} steps overflowed float16 and were skipped: {now.overflows} '
-                    f'in this run; the loss scale is {self.loss_scaler.get_scale():g}.'
-                )
+                message = f'{overflows} of the last {len(norms)} steps overflowed float16 and were skipped: '
+                message += f'{now.overflows} in this run; the loss scale is {self.loss_scaler.get_scale():g}.'
                 print_log(message, logger='current')
         return now
 
     def state_dict(self) -> dict:
-        """The optimizer's state, the loss scale of float16, and what was skipped so far."""
         norms = torch.stack([norm.to(self.counters) for norm in self.norms]) if self.norms else torch.empty(0)
         skipped = dict(counters=self.counters, seen=list(self.seen), norms=norms)
         return dict(super().state_dict(), loss_scaler=self.loss_scaler.state_dict(), skipped_steps=skipped)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restores what `state_dict` returned; a checkpoint of another precision keeps its optimizer."""
         state_dict = dict(state_dict)
         scaler = state_dict.pop('loss_scaler', None)
         if scaler and self.loss_scaler.is_enabled():
@@ -220,16 +197,12 @@ class AutocastOptimWrapper(OptimWrapper):
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Prepares an optimizer's state for loading: fused kernels take addresses and trust the shapes behind them.
+    """Raises CheckpointError unless an optimizer's state has the shapes of its parameters, and makes it contiguous.
 
-    Args:
-        state_dict: of an optimizer in a checkpoint; changed in place. Which kernel runs is the run's own setting.
-        optimizer: of the run.
-
-    Raises:
-        CheckpointError: a state that is not of its parameter's shape.
+    Fused kernels take addresses and trust the shapes behind them.
     """
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
+        # which kernel runs is the run's own setting
         saved.update({key: group[key] for key in KERNEL_OPTIONS if key in group})
         for number, parameter in zip(saved['params'], group['params'], strict=False):
             state = state_dict['state'].get(number, {})
@@ -260,9 +233,6 @@ class BEiTOptimWrapperConstructor:
             Schedules scale with the group; their lowest rate does only when it is given as a ratio (`eta_min_ratio`
             of CosineAnnealingLR).
 
-    Raises:
-        UserError: another key or rate, an optimizer without `lr`, or not exactly one such backbone.
-
     Source: microsoft/unilm `beit/optim_factory.py`.
     """
 
@@ -279,7 +249,7 @@ class BEiTOptimWrapperConstructor:
     def __call__(self, model: nn.Module) -> OptimWrapper:
         wrapper = dict(self.optim_wrapper_cfg)
         wrapper.setdefault('type', 'OptimWrapper')
-        optimizer = dict(wrapper.pop('optimizer'))
+        optimizer = wrapper['optimizer']
         groups = parameter_groups(model, self.layer_decay_rate, optimizer.get('lr'))
         wrapper['optimizer'] = OPTIMIZERS.build(dict(optimizer, params=groups))
         return OPTIM_WRAPPERS.build(wrapper)
@@ -300,7 +270,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
             f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number} '
             "(mmpretrain's BEiTViT and VisionTransformer count as such)"
         )
-    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in NO_WEIGHT_DECAY}
+    no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed')}
     groups: dict = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import resource
-import shutil
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,9 @@ from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, hush, printable, printable_record
 
-WINDOW = 50  # steps over which the throughput is averaged, as mmengine's log processor averages in our configs
-STEPS_TO_JUDGE = 20  # before the log says that reading limits a training: enough to average over
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
-FIRST_SECONDS = 2.0  # until the first one
-WIDTH = 120  # columns of a line of progress where there is no terminal
+NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
 DETERMINISTIC = (
     'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
     'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
@@ -55,9 +52,9 @@ def unwrap(runner: Runner) -> nn.Module:
 class StepSeedHook(Hook):
     """Seeds all random generators before each training step, from the run's seed, the rank and the step's number.
 
-    What a step draws (mixup, drop path, erasing) then follows from these alone: a resumed run draws what it would have
-    drawn, whatever was loaded, validated or drawn meanwhile, and a single step can be run again. Weights are drawn
-    before and samples by their own keys (see datasets.samplers), so both are the same for any number of processes.
+    What a step draws (mixup, drop path, erasing) follows from these alone, so a resumed run draws what it would have
+    drawn. Weights are drawn before and samples by their own keys (see datasets.samplers): both are the same for any
+    number of processes.
     """
 
     priority = 'VERY_HIGH'
@@ -76,15 +73,11 @@ class StepSeedHook(Hook):
             torch.cuda.manual_seed(seed >> 1)
 
 
-# --- logs -----------------------------------------------------------------------------------------
-
-
 @HOOKS.register_module()
 class RuntimeInfoHook(EngineRuntimeInfoHook):
     """mmengine's, with a step's numbers left on the device until a line of the log, or a checkpoint, needs them.
 
-    mmengine fetches each loss at each step. The host then waits until the device is done, and the device until the host
-    has sent the next step.
+    mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
     """
 
     def __init__(self):
@@ -94,9 +87,7 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
         super().before_train(runner)
         self.waiting = []
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
         self.waiting.append(held)
         if look_due(runner, batch_idx):
@@ -107,7 +98,7 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
         super().after_train(runner)
 
     def fetch(self, runner: Runner) -> None:
-        """Brings the numbers of all steps since the last fetch into the history, with one wait for the device."""
+        """Adds the numbers of all steps since the last fetch to the history, with one wait for the device."""
         waiting, self.waiting = self.waiting, []
         tensors = [value for step in waiting for value in step.values() if isinstance(value, Tensor)]
         together = [tensor.reshape(()).to(tensors[0].device, torch.float32) for tensor in tensors]
@@ -118,9 +109,9 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
 
 
 def look_due(runner: Runner, batch_idx: int) -> bool:
-    """Whether what lies on the device, or on other ranks, is fetched after this batch.
+    """Whether to fetch what lies on the device, or on other ranks, after this batch; the same on all ranks.
 
-    It is where a line of the log is due, every 50 batches, and at the end of an epoch and of the run: on all ranks.
+    True where a line of the log is due, every 50 batches, and at the end of an epoch and of the run.
     """
     loggers = [hook for hook in runner.hooks if isinstance(hook, EngineLoggerHook)]
     return (
@@ -132,7 +123,7 @@ def look_due(runner: Runner, batch_idx: int) -> bool:
 
 
 def fetch_logs(runner: Runner) -> None:
-    """Makes the history of logged numbers complete."""
+    """Adds the numbers that are still on the device to the history."""
     for hook in runner.hooks:
         if isinstance(hook, RuntimeInfoHook):
             hook.fetch(runner)
@@ -148,15 +139,14 @@ def written_if_possible(runner: Runner) -> Iterator[None]:
 
 
 def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
-    """Says that logs and pictures are lost; mmengine logs a warning of the same words once in a run."""
-    reason = getattr(error, 'strerror', None) or error
+    reason = getattr(error, 'strerror', None) or error  # mmengine logs a warning of the same words once in a run
     message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.'
     print_log(message, logger='current', level=logging.WARNING)
 
 
 @contextmanager
 def threads_warn(runner: Runner) -> Iterator[None]:
-    """The time of a training loop, in which TensorBoard's thread warns of a full disk, once, instead of a traceback."""
+    """Has TensorBoard's thread warn of a full disk, once, instead of printing a traceback."""
     before = threading.excepthook
 
     def of_thread(args: threading.ExceptHookArgs) -> None:
@@ -199,22 +189,17 @@ class LoggerHook(EngineLoggerHook):
             super().after_run(runner)
 
 
-# --- throughput -----------------------------------------------------------------------------------
-
-
 @HOOKS.register_module()
 class ThroughputHook(Hook):
     """Logs `images_per_second` of all processes in the last 50 steps, with the wait for data, without validation.
 
-    If more than half of that time is the wait, it says so once.
-
-    It also keeps mmengine's histories of logged numbers to 10,000 entries. They are copied at every step: a million
-    entries take 14 ms, and 64 MB in each checkpoint.
+    If more than half of that time is the wait, it says so once. It also limits mmengine's histories of logged numbers,
+    which are copied at every step, to 10,000 entries: a million take 14 ms, and 64 MB in each checkpoint.
     """
 
     def __init__(self):
-        self.steps: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # images, seconds
-        self.waits: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # seconds of waiting for images, of the step
+        self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
+        self.waits: deque[tuple[float, float]] = deque(maxlen=50)  # seconds of waiting for images, of the step
         self.last = self.begun = 0.0
         self.warned = False
 
@@ -235,7 +220,7 @@ class ThroughputHook(Hook):
         if batch_idx:  # for the first one workers had to start
             self.waits.append((self.begun - self.last, now - self.last))
         self.last = now
-        if not self.warned and len(self.waits) >= STEPS_TO_JUDGE:
+        if not self.warned and len(self.waits) >= 20:  # enough to average over
             waiting, seconds = map(sum, zip(*self.waits, strict=True))
             self.warned = waiting > seconds / 2
             if self.warned:
@@ -247,38 +232,29 @@ class ThroughputHook(Hook):
 
 
 def waits_for_images(share: float) -> str:
-    """What to say where a training waits for its images for a share of its time."""
     return (
         f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
         'smaller copies of the images (tools/datasets/prepare_resized.py)'
     )
 
 
-# --- compilation ----------------------------------------------------------------------------------
-
-
 @HOOKS.register_module()
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    mmengine's `compile` takes all of a step, logs included, which falls into many graphs. Validation, which has other
-    sizes, stays eager. If compiling fails, the run falls back to eager and the log says why; so it does after eight
-    compilations, where shapes change with every batch, as with masks of variant 'paper' or of mmpretrain. With several
-    processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own: with drop
-    path a compiled run differs from an eager one, but it can be repeated and resumed like it.
+    Validation, which has other sizes, stays eager. If compiling fails, the run falls back to eager and the log says
+    why; so it does after eight compilations, where shapes change with every batch, as with masks of variant 'paper' or
+    of mmpretrain. With several processes torch cuts the graph where gradients are exchanged. The graph draws random
+    numbers of its own: with drop path a compiled run differs from an eager one, but can be repeated and resumed.
 
     Args:
         method: of the model. Without it 'loss' of a BEiTPretrainer, else 'extract_feat', which classifiers and
             segmentors have: their losses work on lists of samples.
         options: of torch.compile: backend, mode, options.
-
-    Raises:
-        UserError: the model has no such method.
     """
 
     def __init__(self, method: str | None = None, **options: Any):
-        self.method = method
-        self.options = options
+        self.method, self.options = method, options
 
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
@@ -314,9 +290,6 @@ def compiled_in_training(model: nn.Module, eager: Callable, options: dict) -> Ca
     return call
 
 
-# --- progress in a terminal -----------------------------------------------------------------------
-
-
 def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
     """A Runner class that leaves the terminal to its ProgressHook, but for warnings; its log files have everything."""
 
@@ -339,32 +312,24 @@ class TerminalRunner(with_quiet_terminal(Runner)):  # type: ignore[misc]
 
 
 class ProgressHook(Hook):
-    """Prints step, loss, accuracy, learning rate, speed, memory and remaining time, as wide as the terminal; after a
-    validation its numbers.
+    """Prints step, loss, speed, memory, remaining time and more, as wide as the terminal; validations' numbers too.
 
     Args:
         title: what is being trained.
         seconds: between two lines.
-
-    It writes to the standard output of the time when it is built.
     """
 
     priority = 'VERY_LOW'
 
     def __init__(self, title: str, seconds: float = SECONDS):
-        self.title = title
-        self.seconds = seconds
-        self.begin = self.due = 0.0
-        self.stream = sys.stdout
-        self.first = 0
+        self.title, self.seconds = title, seconds
+        self.stream = sys.stdout  # of the time when the hook is built
 
     def before_train(self, runner: Runner) -> None:
         self.begin, self.first = time.monotonic(), runner.iter
-        self.due = self.begin + min(self.seconds, FIRST_SECONDS)
+        self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         now = time.monotonic()
         done = runner.iter + 1
         if now < self.due and done < runner.max_iters:
@@ -379,17 +344,12 @@ class ProgressHook(Hook):
         for name, value in (metrics or {}).items():
             if isinstance(value, Real):
                 entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
-                line += entry if len(line + entry) <= columns() else ''
+                line += entry if len(line + entry) <= get_terminal_size(NO_TERMINAL).columns else ''
         self.say(line)
 
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
-
-
-def columns() -> int:
-    """The terminal's width."""
-    return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 def recent_numbers(runner: Runner) -> dict[str, float]:
@@ -405,27 +365,19 @@ def recent_numbers(runner: Runner) -> dict[str, float]:
 
 
 def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
-    """One line; what comes last in `numbers` is left out if the terminal has no room for it.
+    """One line about a training; what comes last in `numbers` is left out if the terminal has no room for it.
 
     Args:
-        title: what is being trained.
-        step, steps: done, and in all.
-        numbers: `loss`, `mim_acc`, `lr`, `images_per_second`, `data_time` in seconds, `memory` in GiB, or some of them.
-        seconds_left: of the training.
+        numbers: some or all of loss, mim_acc, lr, images_per_second, data_time (seconds) and memory (GiB).
     """
-    formats = dict(
-        loss='loss {:.3f}',
-        mim_acc='mim_acc {:.3f}',
-        lr='lr {:.1e}',
-        images_per_second='{:,.0f} images/s',
-        data_time='data {:.3f} s',
-        memory='{:.3g} GiB',
-    )
+    formats = dict(loss='loss {:.3f}', mim_acc='mim_acc {:.3f}', lr='lr {:.1e}')
+    formats |= dict(images_per_second='{:,.0f} images/s', data_time='data {:.3f} s', memory='{:.3g} GiB')
+    width = get_terminal_size(NO_TERMINAL).columns
     shown = [form.format(numbers[name]) for name, form in formats.items() if name in numbers]
     while True:
         line = '  '.join([f'{title} {step:,}/{steps:,}', *shown, f'{clock(seconds_left)} left']).replace('e-0', 'e-')
-        if len(line) <= columns() or not shown:
-            return line[: columns()]
+        if len(line) <= width or not shown:
+            return line[:width]
         shown.pop()
 
 

@@ -19,7 +19,6 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
 LIST = 'unreadable_images.txt'
-MIN_TOLERATED = 10  # unreadable images that are no reason to stop, however small the dataset
 
 
 @HOOKS.register_module()
@@ -30,16 +29,11 @@ class UnreadableImagesHook(Hook):
     line, into `unreadable_images.txt` in the work directory, with which a resumed run continues. In classification and
     segmentation `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
 
-    Held-out images are read once before training, so that no run ends at its first validation. With `on_error='raise'`
-    of their dataset one that cannot be read stops the run at once. With 'skip' it is left out of every validation,
-    whose metrics are then of fewer images; the log and the list say so. Tests never leave images out.
+    Held-out images are read once before training. With `on_error='raise'` of their dataset one that cannot be read
+    stops the run at once; with 'skip' it is left out of every validation. Tests never leave images out.
 
     Args:
         max_rate: share of the dataset's images that may be unreadable, 0 to 1; 10 images are tolerated in any case.
-
-    Raises:
-        UserError: too many images are unreadable.
-        UnreadableImageError: a held-out image is.
     """
 
     def __init__(self, max_rate: float = 0.05):
@@ -60,7 +54,6 @@ class UnreadableImagesHook(Hook):
             self.check_held_out(runner)
 
     def check_held_out(self, runner: Runner) -> None:
-        """Stops at held-out images that cannot be read, or leaves them out, as `on_error` of their dataset says."""
         dataset = runner.val_dataloader.dataset
         print_log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.', logger='current')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
@@ -82,8 +75,7 @@ class UnreadableImagesHook(Hook):
         print_log(message, logger='current', level=logging.WARNING)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
-        inputs = data_batch['inputs']
-        if isinstance(inputs, dict):
+        if isinstance(inputs := data_batch['inputs'], dict):
             replaced = inputs['unreadable']
         else:
             replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
@@ -92,8 +84,7 @@ class UnreadableImagesHook(Hook):
             added = self.add(set().union(*all_gather_object(self.met)))
             self.met = []
             for path in added:
-                message = f'{path} cannot be read, another image replaces it.'
-                print_log(message, logger='current', level=logging.WARNING)
+                print_log(f'{path} cannot be read, another image replaces it.', 'current', logging.WARNING)
             if added:
                 self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
 
@@ -110,8 +101,7 @@ class UnreadableImagesHook(Hook):
         return added
 
     def check_rate(self, count: int, total: int) -> None:
-        """Raises UserError if `count` of `total` images are too many."""
-        limit = min(max(self.max_rate * total, MIN_TOLERATED), total - 1)
+        limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
             raise UserError(
                 f'{count} of {total} images cannot be read, at most {limit:.0f} are tolerated; see '
@@ -123,8 +113,7 @@ class _Reading(Dataset):
     """Instead of a sample: None, or index, path and reason of one that cannot be read."""
 
     def __init__(self, dataset: Dataset, indices: range):
-        self.dataset = dataset
-        self.indices = indices
+        self.dataset, self.indices = dataset, indices
 
     def __len__(self) -> int:
         return len(self.indices)
