@@ -1,7 +1,4 @@
-"""Stops a run whose gradients stay infinite or NaN, and leaves its state and the names of the images.
-
-AutocastOptimWrapper skips and counts such steps; a skipped step changes no weight.
-"""
+"""Stops a run whose gradients stay infinite or NaN, and leaves its state and the names of the images."""
 
 import copy
 import json

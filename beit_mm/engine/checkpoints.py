@@ -4,7 +4,6 @@ What a step draws follows from its number (engine.steps.StepSeedHook), what a sa
 (datasets.samplers). So no state of a random generator is stored.
 """
 
-import copy
 import logging
 import math
 import os
@@ -24,6 +23,7 @@ from mmengine.dist import all_gather_object, broadcast_object_list, get_world_si
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import BaseLoop, Runner
+from mmengine.utils import apply_to
 from torch import Tensor
 
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
@@ -139,18 +139,14 @@ class CheckpointHook(Hook):
                 file.write(self.run.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if self.unit == 'iter' and (
-            self.every_n_train_iters(runner, self.interval, self.save_begin)
-            or (self.save_last and self.is_last_train_iter(runner))
-        ):
+        last = self.save_last and self.is_last_train_iter(runner)
+        if self.unit == 'iter' and (last or self.every_n_train_iters(runner, self.interval, self.save_begin)):
             self.due = runner.iter + 1
         self.save_due(runner, epoch=runner.epoch, iter=runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        if self.unit == 'epoch' and (
-            self.every_n_epochs(runner, self.interval, self.save_begin)
-            or (self.save_last and self.is_last_train_epoch(runner))
-        ):
+        last = self.save_last and self.is_last_train_epoch(runner)
+        if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval, self.save_begin)):
             self.due = runner.epoch + 1
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
@@ -199,18 +195,10 @@ class CheckpointHook(Hook):
         return True
 
     @master_only
-    def save(
-        self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence[str] = (), **meta: Any
-    ) -> Path | None:
-        """Writes a checkpoint, then deletes the files that it replaces. Only the main process does.
+    def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:
+        """Writes a checkpoint, then deletes the files that it replaces; None where it cannot, and in other processes.
 
-        Args:
-            name: of the file in the checkpoints' folder; may begin with a new folder.
-            resumable: whether the state of the optimizer and the schedules is saved.
-            meta: entries of the file's `meta`; `epoch` and `iter` are the position, by default the present one.
-
-        Returns:
-            The file; None where it cannot be written, and in the other processes.
+        The file's `meta` gets the entries of `meta`, with the present position unless they hold `epoch` and `iter`.
         """
         path = self.folder(runner) / name
         content = run_state(runner, resumable, dict(meta, run=self.run))
@@ -320,21 +308,10 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
         content['optimizer'] = runner.optim_wrapper.state_dict()
         content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
     runner.call_hook('before_save_checkpoint', checkpoint=content)
-    return on_cpu(content)
-
-
-def on_cpu(value: Any) -> Any:
-    """Nested containers with their tensors on the CPU; a state dict keeps its `_metadata`."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        moved = copy.copy(value)
-        for key, item in value.items():  # `update` of MultiStepLR's Counter would add to it
-            moved[key] = on_cpu(item)
-        return moved
-    if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-        return type(value)(on_cpu(item) for item in value)
-    return value
+    moved = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
+    if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's versions of modules
+        moved['state_dict']._metadata = metadata
+    return moved
 
 
 @HOOKS.register_module()
@@ -421,10 +398,7 @@ def batch_of(runner: Runner) -> dict[str, int]:
 
 
 def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Counts the position and the schedules of a checkpoint in this run's batches, in place; the order of images stays.
-
-    Raises UserError for another effective batch.
-    """
+    """Counts the position and the schedules of a checkpoint in this run's batches; the order of the images stays."""
     meta, before = checkpoint['meta'], checkpoint['meta']['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:

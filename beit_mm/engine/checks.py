@@ -161,7 +161,7 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises UserError when labels do not fit; warns when most pixels are ignored."""
-    reduced = samples[0].get('reduce_zero_label', False)  # the same for all
+    reduced = samples[0].get('reduce_zero_label', False)
     ignored = pixels = 0
     for sample in samples:
         labels = sample.gt_sem_seg.data
@@ -169,8 +169,9 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            made_lower = 'reduce_zero_label=True has already made labels one lower'
-            advice = made_lower if reduced else 'if 0 marks unlabelled pixels, reduce_zero_label=True'
+            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
+            if sample.get('reduce_zero_label', False):
+                advice = 'reduce_zero_label=True has already made labels one lower'
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
                 f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'

@@ -48,8 +48,7 @@ class InterruptionHook(Hook):
     0.1 s. They know its outcome one step later, so they stop within half a second, or after one step more.
 
     The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another. The
-    kernel releases the lock however the process ends. mmengine's Runner writes its config before it calls a hook, so a
-    refused run restores the other's. A file system without locks gets a warning. Tests and validations take no lock.
+    kernel releases the lock however the process ends. A file system without locks gets a warning.
     """
 
     priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
@@ -91,7 +90,7 @@ class InterruptionHook(Hook):
             lock.flush()
         except BlockingIOError:
             holder, name, text = [*lock.read().split('\n', 2), '', ''][:3]
-            if name and name == config.partition('\n')[0]:  # which this run has overwritten
+            if name and name == config.partition('\n')[0]:  # mmengine's Runner has overwritten it before any hook
                 with contextlib.suppress(OSError), atomic_file(folder / name) as file:
                     file.write(text.encode())
             raise UserError(

@@ -1,8 +1,4 @@
-"""mmengine's two training loops, which begin at the batch that the run has come to.
-
-mmengine's resume at the start of an epoch, or read and throw away what was seen. Here the sampler is told where to
-begin, which costs the same at any iteration.
-"""
+"""mmengine's two training loops, which tell the sampler at which batch to begin."""
 
 from collections.abc import Iterator
 

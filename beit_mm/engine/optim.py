@@ -197,10 +197,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Raises CheckpointError unless an optimizer's state has the shapes of its parameters, and makes it contiguous.
-
-    Fused kernels take addresses and trust the shapes behind them.
-    """
+    """Raises CheckpointError unless an optimizer's state has its parameters' shapes, which fused kernels trust."""
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
         # which kernel runs is the run's own setting
         saved.update({key: group[key] for key in KERNEL_OPTIONS if key in group})

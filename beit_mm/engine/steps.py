@@ -52,9 +52,8 @@ def unwrap(runner: Runner) -> nn.Module:
 class StepSeedHook(Hook):
     """Seeds all random generators before each training step, from the run's seed, the rank and the step's number.
 
-    What a step draws (mixup, drop path, erasing) follows from these alone, so a resumed run draws what it would have
-    drawn. Weights are drawn before and samples by their own keys (see datasets.samplers): both are the same for any
-    number of processes.
+    A resumed run then draws (mixup, drop path, erasing) what it would have drawn. Weights are drawn before, and samples
+    by their own keys (see datasets.samplers): both are the same for any number of processes.
     """
 
     priority = 'VERY_HIGH'
@@ -164,15 +163,12 @@ def threads_warn(runner: Runner) -> Iterator[None]:
 
 @HOOKS.register_module()
 class LoggerHook(EngineLoggerHook):
-    """mmengine's, for which a file that cannot be written (log, scalars, TensorBoard's) is one warning.
-
-    Characters of a name that a terminal would obey are escaped.
-    """
+    """mmengine's, for which a file that cannot be written (log, scalars, TensorBoard's) is one warning."""
 
     def before_run(self, runner: Runner) -> None:
         super().before_run(runner)
         for handler in runner.logger.handlers:  # they write the text log
-            handler.addFilter(printable_record)
+            handler.addFilter(printable_record)  # escapes what a terminal would obey
             if isinstance(handler, logging.FileHandler):
                 handler.handleError = lambda record: warn_unwritten(runner, sys.exc_info()[1])  # type: ignore[method-assign]
 
@@ -312,12 +308,7 @@ class TerminalRunner(with_quiet_terminal(Runner)):  # type: ignore[misc]
 
 
 class ProgressHook(Hook):
-    """Prints step, loss, speed, memory, remaining time and more, as wide as the terminal; validations' numbers too.
-
-    Args:
-        title: what is being trained.
-        seconds: between two lines.
-    """
+    """Prints a line of progress every so many seconds, as wide as the terminal, and the numbers of validations."""
 
     priority = 'VERY_LOW'
 
@@ -365,11 +356,7 @@ def recent_numbers(runner: Runner) -> dict[str, float]:
 
 
 def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
-    """One line about a training; what comes last in `numbers` is left out if the terminal has no room for it.
-
-    Args:
-        numbers: some or all of loss, mim_acc, lr, images_per_second, data_time (seconds) and memory (GiB).
-    """
+    """One line about a training with as many of `numbers` (as of `recent_numbers`) as the terminal has room for."""
     formats = dict(loss='loss {:.3f}', mim_acc='mim_acc {:.3f}', lr='lr {:.1e}')
     formats |= dict(images_per_second='{:,.0f} images/s', data_time='data {:.3f} s', memory='{:.3g} GiB')
     width = get_terminal_size(NO_TERMINAL).columns
