@@ -120,17 +120,15 @@ class CheckpointHook(Hook):
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
             sampler.seed = meta['seed']
-        if Path(runner._load_from).resolve().parent == self.folder(runner).resolve():
-            with blaming(runner._load_from):
-                self.adopt_files(checkpoint['message_hub']['runtime_info'])
-
-    def adopt_files(self, info: dict[str, Any]) -> None:
-        """Takes over which files are the run's own, to be deleted later: by their names, and in this folder only."""
-        numbers = info.get('keep_ckpt_ids')
-        if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-            self.kept = numbers
-        best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-        self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+        if Path(runner._load_from).resolve().parent != self.folder(runner).resolve():
+            return
+        with blaming(runner._load_from):  # takes over which files of this folder, by their names, are the run's own
+            info = checkpoint['message_hub']['runtime_info']
+            numbers = info.get('keep_ckpt_ids')
+            if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+                self.kept = numbers
+            best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+            self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
         self.run = self.run or f'{runner.timestamp}_{secrets.token_hex(4)}'
@@ -374,10 +372,8 @@ def plain_values(value: Any) -> Any:
 
 
 def resumed_hub(hub: dict) -> dict:
-    """What a run takes over of a file's `message_hub`: the history of its log, and numbers.
-
-    No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it.
-    """
+    """What a run takes over of a file's `message_hub`: the history of its log, and numbers."""
+    # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it.
     scalars = {}
     for key, history in hub['log_scalars'].items():
         if isinstance(history, dict):  # ours; mmengine's own are read as they are

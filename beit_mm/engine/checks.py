@@ -35,14 +35,11 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 class FitCheckHook(Hook):
     """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
+    It refuses fewer images than a batch; a mask or second view that does not fit the backbone; images, means and model
+    of different numbers of channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in
+    the first batch that has no class; swapped colours; an optimizer made by rules for other names than the backbone's;
+    auto_scale_lr where batches are accumulated; NaN or infinity in weights or in the optimizer's state to resume with.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
-
-    Raises:
-        UserError: fewer images than a batch; a mask or second view that does not fit the backbone; images, means and
-            model of different numbers of channels; other classes in the model, the datasets or, in a test, the
-            checkpoint; a label in the first batch that has no class; swapped colours; an optimizer made by rules for
-            other names than the backbone's; auto_scale_lr where batches are accumulated.
-        CheckpointError: NaN or infinity in the weights, or in the state of the optimizer that the run resumes with.
     """
 
     def __init__(self):
@@ -51,7 +48,6 @@ class FitCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.loaded = {}  # what is tested afterwards are this run's weights
-        self.first_batch = True
         state_effective_batch(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         check_number_of_images(runner.train_dataloader)
@@ -119,10 +115,8 @@ def state_effective_batch(runner: Runner) -> None:
     statement += f'; the recipe has {expected}.'
     fits = enabled or expected in (None, effective)
     if not fits:
-        statement += (
-            " The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
-            'optim_wrapper.accumulative_counts to meet it, or scale the rate yourself (half the batch, half the rate).'
-        )
+        statement += " The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
+        statement += 'optim_wrapper.accumulative_counts, or scale the rate yourself (half the batch, half the rate).'
     print_log(statement, logger='current', level=logging.INFO if fits else logging.WARNING)
 
 

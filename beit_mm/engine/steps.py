@@ -82,10 +82,6 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
     def __init__(self):
         self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
 
-    def before_train(self, runner: Runner) -> None:
-        super().before_train(runner)
-        self.waiting = []
-
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
         self.waiting.append(held)
