@@ -7,10 +7,8 @@ import os
 import sys
 
 if __name__ == '__main__':  # with -m Python looks for modules where the user is, perhaps in somebody's folder of images
-    kept = {
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        *os.environ.get('PYTHONPATH', '').split(os.pathsep),
-    }
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
     sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
     os.environ.setdefault('PYTHONSAFEPATH', '1')  # for processes that read images
 
@@ -35,7 +33,6 @@ MAX_LINES = 20  # of results on the terminal
 
 
 def main() -> None:
-    """Parses the command line and does what it says."""
     if sys.argv[1:2] == ['train']:  # tools/train.py has its own options
         train(sys.argv[2:])
         return
@@ -50,7 +47,6 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all verbs, each with an example at the end of its help."""
     top = terminal.Parser(prog='python -m beit_mm', description='BEiT on your own images.')
     top.add_argument('--version', action='version', version=f'beit_mm {__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
@@ -121,13 +117,12 @@ def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> 
 
 
 def add_inputs(verb: argparse.ArgumentParser) -> None:
-    """A checkpoint and images."""
     verb.add_argument('checkpoint', help='file, folder of a run, or name of a released model')
     verb.add_argument('images', nargs='+', help='files and folders')
 
 
 def show(verb: str, result: Any, out: str | None) -> None:
-    """Prints what a verb returned; ends the command with code 1 where none of its images could be read."""
+    """Prints what a verb returned; exits with code 1 where none of its images could be read."""
     if verb == 'config':
         print(result)
     elif verb in ('reconstruct', 'attention'):
@@ -160,7 +155,6 @@ def show_unreadable(images: list[dict[str, Any]]) -> None:
 
 
 def train(words: list[str]) -> None:
-    """Runs tools/train.py, with the config found by its name."""
     places = [folder.parent / 'tools/train.py' for folder in files.config_folders()]
     tool = next((path for path in places if path.is_file()), None)
     if tool is None:

@@ -25,7 +25,6 @@ NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that ou
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'|takes no arguments")
-BAR = 30  # columns
 
 
 class UserError(ValueError):
@@ -77,7 +76,6 @@ def quiet() -> Iterator[None]:
 
 
 def quiet_import(name: str) -> Any:
-    """A module, imported without what its libraries print and warn of meanwhile."""
     with warnings.catch_warnings(), without_output():
         warnings.simplefilter('ignore')
         return importlib.import_module(name)
@@ -85,17 +83,13 @@ def quiet_import(name: str) -> Any:
 
 @contextlib.contextmanager
 def without_output() -> Iterator[None]:
-    """Lets nothing through that is printed: mmengine prints which files it reads."""
+    """Hides what is printed: mmengine prints which files it reads."""
     with open(os.devnull, 'w') as nothing, contextlib.redirect_stdout(nothing):
         yield
 
 
 def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.Formatter | None]]:
-    """Lets a logger write to the terminal only what a user can act on; its files get everything.
-
-    Returns:
-        The handlers that were changed, each with the level and the formatter that it had.
-    """
+    """Lets a logger write to the terminal only what a user can act on; returns its handlers' old settings."""
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
     before = {handler: (handler.level, handler.formatter) for handler in handlers}
     for handler in handlers:
@@ -106,7 +100,6 @@ def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.For
 
 
 def worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a record is more than noise; it is made printable."""
     return printable_record(record) and not NOISE.search(record.msg)
 
 
@@ -123,9 +116,9 @@ def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
         return
     begin = time.monotonic()
     for done, result in enumerate(results, start=1):
-        bar = '#' * (BAR * done // number)
+        bar = '#' * (30 * done // number)
         speed = done / max(time.monotonic() - begin, 1e-9)
-        print(f'\r[{bar:{BAR}}] {done}/{number}, {speed:.1f} images/s', end=' ', file=sys.stderr, flush=True)
+        print(f'\r[{bar:30}] {done}/{number}, {speed:.1f} images/s', end=' ', file=sys.stderr, flush=True)
         yield result
     print(file=sys.stderr)
 
@@ -148,8 +141,7 @@ def run(main: Callable[[], None]) -> None:
 def message_for_user(error: BaseException) -> str | None:
     """The message for the user in a chain of errors; None where it is a fault of ours, or of a library.
 
-    Beside UserError errors of the operating system count, such as a missing file, and what mmengine says of types and
-    arguments that do not exist.
+    The user's are UserError, errors of the operating system, and types and arguments that mmengine does not know.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
@@ -159,7 +151,6 @@ def message_for_user(error: BaseException) -> str | None:
 
 
 def mistake(error: BaseException) -> str | None:
-    """What one error of a chain says of the user's mistake; None where it says nothing of it."""
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
         return unknown_type(missing[1])
     if isinstance(error, TypeError):
@@ -168,7 +159,7 @@ def mistake(error: BaseException) -> str | None:
 
 
 def unknown_argument(error: TypeError) -> str | None:
-    """What to say of an argument that a type in a config does not have; None of any other error."""
+    """The message for an argument that a type in a config does not have; None for any other error."""
     from inspect import signature
 
     if not (said := UNKNOWN_ARGUMENT.search(str(error))):
@@ -187,7 +178,6 @@ def unknown_argument(error: TypeError) -> str | None:
 
 
 def unknown_type(name: str) -> str:
-    """What to say of a `type` that no registry has."""
     from importlib.util import find_spec
 
     from mmengine.registry import Registry
@@ -197,9 +187,7 @@ def unknown_type(name: str) -> str:
     ours = [child for child in vars(registry).values() if isinstance(child, Registry)]
     full = {f'beit_mm.{own}' for child in ours for own in (child.import_from_location(), *child.module_dict)[1:]}
     near = get_close_matches(f'beit_mm.{name.rpartition(".")[2]}', full, n=1, cutoff=0.8)
-    message = f'no registry has the type {name!r}'
-    if near:
-        message += f'; did you mean {near[0]!r}?'
+    message = f'no registry has the type {name!r}' + (f'; did you mean {near[0]!r}?' if near else '')
     if find_spec('mmseg') is None:
         message += ' What belongs to segmentation needs mmsegmentation, which is not installed.'
     return message

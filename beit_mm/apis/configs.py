@@ -21,12 +21,7 @@ from beit_mm.terminal import UserError
 
 
 def find_config(name: str) -> Path:
-    """The file of a config: a path, or the end of one below configs/, with or without `.py`.
-
-    Raises:
-        FileNotFoundError: there is none such; names the nearest.
-        UserError: there are several.
-    """
+    """The file of a config: a path, or the end of one below configs/, with or without `.py`."""
     if (path := Path(name)).is_file():
         return path
     wanted = name.removesuffix('.py')
@@ -43,7 +38,7 @@ def find_config(name: str) -> Path:
 
 
 def config_text(name: str) -> str:
-    """A config, named as for `find_config`, with all that it inherits."""
+    """A config, see `find_config`, with all that it inherits."""
     return Config.fromfile(str(find_config(name))).pretty_text
 
 
@@ -62,12 +57,9 @@ class RunConfig(Config):
 
 
 def run_config(base: str, settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """One of our configs with other settings. It is never text: names of files and what checkpoints say stay values.
+    """Our config `base` with other settings, of which `write_config` has written `path`.
 
-    Args:
-        base: the config, below configs/.
-        settings: what differs.
-        path: what `write_config` has written of it.
+    It is never text: names of files and what checkpoints say stay values.
     """
     config = Config(own_config(base).to_dict())
     config.merge_from_dict(settings)
@@ -100,9 +92,9 @@ def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Modul
         ClassificationInferencer, SegmentationInferencer and FeatureExtractor take files and do all of that.
 
     Raises:
-        ValueError: an unknown name; names the nearest.
+        UserError: an unknown name.
         FileNotFoundError: no weights; says where they are.
-        CheckpointError, RuntimeError: weights of another backbone, or of another whole model.
+        CheckpointError: weights of another backbone.
     """
     if name not in released():
         raise UserError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
@@ -123,14 +115,9 @@ def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Modul
 def metainfo_of_name(checkpoint: Path, num_classes: int) -> dict[str, Any]:
     """Names, and of ADE20K colours, of the classes in a file that names none itself; empty where it cannot be known.
 
-    The number of classes is no proof: there are other data with 1000 or 150 of them. The file's name must end as
-    those of released files do: 'ft1k', 'ft22kto1k', '_in1k', 'ftade20k', with or without OpenMMLab's date and hash. Of
-    a folder of transformers' or timm's that of the folder, or of the repository in the hub's cache, counts. The
-    libraries have no names for ImageNet-22K's classes.
-
-    Args:
-        checkpoint: file.
-        num_classes: of its head.
+    Other data have 1000 or 150 classes too, so the file's name must end as those of released files do: 'ft1k',
+    'ft22kto1k', '_in1k', 'ftade20k', with or without OpenMMLab's date and hash. Of transformers' and timm's files the
+    name of the folder counts, or of the repository in the hub's cache.
 
     Source: mmpretrain `ImageNet.METAINFO`, mmseg `ADE20KDataset.METAINFO`; their order is the released heads'.
     """

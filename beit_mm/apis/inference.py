@@ -56,10 +56,6 @@ def classify(
     Returns:
         For each image dict(path, name); of a classifier also `label` and `scores`, see ClassificationInferencer; of one
         that cannot be read dict(path, error).
-
-    Raises:
-        FileNotFoundError: no such file or folder, or no images.
-        UserError: `labelled` is missing, or has no classes; another ending of `out`.
     """
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
@@ -87,13 +83,11 @@ def classify(
 
 
 def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
-    """Classifies images by the labelled ones whose features are nearest."""
     bank = list_folder(folder_of_images(labelled))
     classes = sorted({*bank.names.values()} - {''})
     if len(classes) < 2:
-        raise UserError(
-            f'--labelled: {str(labelled)!r} has {len(classes)} class folders with images; expected 2 or more'
-        )
+        known_classes = f'{str(labelled)!r} has {len(classes)} class folders with images'
+        raise UserError(f'--labelled: {known_classes}; expected 2 or more')
     extract = FeatureExtractor(checkpoint)
     known = {str(bank.root / path): classes.index(name) for path, name in bank.names.items() if name}
     features, labels, _ = extract.labelled(known)
@@ -105,7 +99,6 @@ def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: st
 
 
 def write_results(path: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Writes what `classify` returned."""
     text = io.StringIO(newline='')
     if path.suffix == '.json':
         text.write(json.dumps(list(results), indent=1) + '\n')
@@ -152,10 +145,6 @@ def segment(
     Returns:
         For each image dict(path, labels=file, overlay=file), without overlay where it is of other than RGB images, or
         dict(path, error).
-
-    Raises:
-        FileNotFoundError: no such file or folder, or no images.
-        UserError: no segmentor and nothing `labelled`; `short_side` or `reduce_zero_label` without it.
     """
     with quiet():
         checkpoint, folder = Checkpoint.open(checkpoint), Path(out).expanduser()
@@ -182,8 +171,8 @@ def segment_by_neighbours(
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
     Returns:
-        For each image dict(path, image=uint8 (H, W, 3), labels=uint8 (H, W)), or dict(path, error), as asked for; and
-        the classes and palette of the labelled images.
+        For each image dict(path, image=uint8 (H, W, 3), labels=uint8 (H, W)), or dict(path, error); and the classes and
+        palette of the labelled images.
     """
     folder = Path(labelled).expanduser()
     split = '/training' if (folder / 'images/training').is_dir() else ''
@@ -194,9 +183,8 @@ def segment_by_neighbours(
             'classes.txt with a name a line'
         )
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
-    dataset = patch_dataset(
-        extract, data_root=str(folder), classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix
-    )
+    options = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
+    dataset = patch_dataset(extract, data_root=str(folder), **options)
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))
 
@@ -208,14 +196,12 @@ def segment_by_neighbours(
         return dict(path=sample['path'], image=sample['image'], labels=labels.byte().cpu().numpy())
 
     samples = extract(sources, ['patches'], batch_size=1, on_error='skip', return_images=True)
-
     return with_bar(map(segmented, samples), len(sources)), dataset.metainfo
 
 
 def write_maps(
     results: Iterable[dict[str, Any]], classes: Sequence[str], palette: Sequence[Sequence[int]], folder: Path
 ) -> list[dict[str, Any]]:
-    """Writes label maps, and overlays of results with an `image`; see `segment`."""
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_lines(folder / 'classes.txt', map(quoted, classes))
@@ -256,12 +242,12 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
 
     Args:
         checkpoint: of a pretraining on visual tokens, see `Checkpoint.open`.
-        images: files and folders; the first 64 images.
+        images: files and folders; the first 64 images, without broken ones.
         out: picture.
 
     Raises:
         FileNotFoundError: no such file or folder, or the tokenizer's weights are gone.
-        UnreadableImageError: none of the files is an image; a few broken ones are left out.
+        UnreadableImageError: none of the files is an image.
         CheckpointError: no pretraining on visual tokens.
     """
     out = check_picture(out)
@@ -273,7 +259,7 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
 
 
 def check_picture(out: str | Path) -> Path:
-    """The path of a picture; ValueError for an ending that is none, before any work is done."""
+    """The path of a picture, checked before any work is done."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
         raise UserError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
@@ -285,20 +271,14 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
 
     Returns:
         The files that could be read; and for each column its title and the pictures, float (B, 3, H, W) in [0, 1].
-
-    Raises:
-        As `reconstruct`.
     """
     model = load_pretrainer(Checkpoint.open(checkpoint))
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
+    sizes = dict(size=(rows * patch, columns * patch), second_size=(rows * stride, columns * stride))
     pipeline = [
         dict(type='beit_mm.LoadImage'),
-        dict(
-            type='beit_mm.TwoViewCenterCrop',
-            size=(rows * patch, columns * patch),
-            second_size=(rows * stride, columns * stride),
-        ),
+        dict(type='beit_mm.TwoViewCenterCrop', **sizes),
         dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
         dict(type='beit_mm.PackViews'),
     ]
@@ -309,11 +289,7 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
 
 
 def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict[str, dict]:
-    """What a pipeline makes of each file, with the same masks at every call; those that cannot be read are left out.
-
-    Raises:
-        UnreadableImageError: none of them can be read.
-    """
+    """What a pipeline makes of each file, with the same masks at every call; those that cannot be read are left out."""
     prepare = Compose([TRANSFORMS.build(step) for step in pipeline])
     samples: dict[str, dict] = {}
     broken: list[UnreadableImageError] = []
@@ -345,9 +321,6 @@ def attention(
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several with ';' between them.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
-
-    Raises:
-        As pictures.attention.attention_of_image.
     """
     path = check_picture(out)
     texts = points.split(';') if isinstance(points, str) else list(points)
@@ -360,24 +333,18 @@ def attention(
 
 
 def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
-    """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode.
-
-    Raises:
-        CheckpointError: no pretraining on visual tokens, or as `tokenizer_of`.
-        FileNotFoundError: the tokenizer's file is gone.
-    """
+    """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
     arguments, preprocessing = backbone_of(checkpoint)
     weights = checkpoint.converted.state_dict
     if 'head.lm_head.weight' not in weights:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
     vocab_size, width = weights['head.lm_head.weight'].shape
+    levels = dict(mean=preprocessing['mean'], std=preprocessing['std'])
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
         target_generator=tokenizer_of(checkpoint),
-        data_preprocessor=dict(
-            type='beit_mm.TwoViewDataPreprocessor', mean=preprocessing['mean'], std=preprocessing['std']
-        ),
+        data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
     )
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()

@@ -38,7 +38,7 @@ ConfigInput: TypeAlias = str | Path | Config | None
 class _Inferencer(ABC):
     """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
 
-    A checkpoint's own config is data: see `stored_config`. A given one is a program, and may name anything.
+    A checkpoint's own config is data: see `stored_config`. A given one may name anything.
     """
 
     task: str  # what the model is called
@@ -46,6 +46,7 @@ class _Inferencer(ABC):
     multi_scale = False
 
     def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
+        self._advice = f'{type(self).__name__}(checkpoint, config=...)'
         checkpoint = Checkpoint.open(checkpoint)
         self.meta = checkpoint.meta
         weights = copy.copy(checkpoint.state_dict)
@@ -92,17 +93,15 @@ class _Inferencer(ABC):
 
     @staticmethod
     def _module(model: nn.Module) -> nn.Module:
-        """The network in a model for test-time augmentation; any other model as it is."""
         return model.module if isinstance(model, BaseTTAModel) else model
 
     def _given_config(self, config: str | Path | Config) -> ConfigDict:
-        """Model, pipeline and scope of a config, without what only training needs, which could name files."""
         values = config if isinstance(config, Config) else Config.fromfile(str(config))
-        model, pipeline = without_training(self._selected(values, f'The config {values.filename or ""}'.rstrip()))
+        selected = self._selected(values, f'The config {values.filename or ""}'.rstrip())
+        model, pipeline = without_training(selected)  # which could name files
         return ConfigDict(model=model, pipeline=pipeline, default_scope=values.get('default_scope', self.scope))
 
     def _stored_config(self, checkpoint: Checkpoint) -> ConfigDict:
-        """Model and pipeline of the config in a checkpoint, else as its tensors show them."""
         name, values = f'The config in {checkpoint}', self.meta.get('config_dict')
         stored = self._selected(values, name) if isinstance(values, dict) else self._shown(checkpoint)
         try:
@@ -115,7 +114,6 @@ class _Inferencer(ABC):
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
     def _selected(self, values: Mapping[str, Any], name: str) -> tuple[dict, list[dict]]:
-        """What `_select` gives of a config, which is called by a name in errors."""
         try:
             model, pipeline = self._select(values)
             model['type'], pipeline[0]['type']
@@ -142,13 +140,8 @@ class _Inferencer(ABC):
         try:
             return self._of_weights(weights, backbone, levels, out_indices)
         except KeyError as error:
-            raise CheckpointError(
-                f'{checkpoint} holds no config, and as a {self.task} lacks {error}; {wanted}'
-            ) from None
-
-    @property
-    def _advice(self) -> str:
-        return f'{type(self).__name__}(checkpoint, config=...)'
+            lack = f'as a {self.task} lacks {error}'
+            raise CheckpointError(f'{checkpoint} holds no config, and {lack}; {wanted}') from None
 
     @abstractmethod
     def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
@@ -156,7 +149,7 @@ class _Inferencer(ABC):
 
     @abstractmethod
     def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
-        """Model and test pipeline of a config; KeyError, TypeError or IndexError where it lacks them."""
+        """Model and test pipeline of a config; LookupError or TypeError where it lacks them."""
 
     @abstractmethod
     def _num_classes(self, model: nn.Module) -> int | None:
@@ -176,11 +169,10 @@ class ClassificationInferencer(_Inferencer):
         FileNotFoundError: no such file.
         CheckpointError: neither config nor tensors show the model, the config names types which only a given config
             may, or its weights do not fit.
-        ValueError: the config describes something else than a classifier.
+        UserError: the config describes something else than a classifier.
 
     `classes` are the names in the file, else those that `configs.metainfo_of_name` knows, else numbers. Without a test
-    pipeline it takes the middle of an image in the model's size. On a GPU it computes in bfloat16, or float16 where
-    that is not fast.
+    pipeline it takes the middle of an image in the model's size.
     """
 
     task, scope = 'classifier', 'mmpretrain'
@@ -198,9 +190,6 @@ class ClassificationInferencer(_Inferencer):
         Returns:
             For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
             scores=[[label, probability], ...] of the `top` most likely, best first).
-
-        Raises:
-            FileNotFoundError, UnreadableImageError, ValueError: as ImageReader.results; a number below 1.
         """
         if top < 1:
             raise UserError(f'top is {top}; expected 1 or more')
@@ -243,11 +232,7 @@ class SegmentationInferencer(_Inferencer):
         checkpoint, device, config: as of ClassificationInferencer.
         multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
 
-    Raises:
-        As ClassificationInferencer.
-
-    Labels are those of tools/test.py, of which `test_cfg` of the model says the windows and the precision. `classes`
-    are the names, `palette` the colours, [red, green, blue] of 0-255.
+    Labels are those of tools/test.py. `classes` are the names, `palette` the colours, [red, green, blue] of 0-255.
     """
 
     task, scope = 'segmentor', 'mmseg'
@@ -271,16 +256,11 @@ class SegmentationInferencer(_Inferencer):
         """Segments images, each when it is asked for.
 
         Args:
-            images: as of ClassificationInferencer; of any size.
-            on_error: as of ClassificationInferencer.
-            return_images: also yield `image`, uint8 (H, W, 3), RGB; never of a model of many bands.
+            images, on_error, return_images: see `ImageReader.results`.
 
         Yields:
             For each image dict(path=its file, None for an array or image; labels=uint8 (H, W), uint16 of more than 256
             classes, indices into `classes`, of the image as a viewer shows it).
-
-        Raises:
-            As ClassificationInferencer.
         """
 
         def predict(samples: list[dict]) -> list[dict]:
@@ -333,8 +313,7 @@ def _named_by_us(step: dict) -> dict:
     """A step of a pipeline; LoadImage under the name that mmseg's inferencers look for gets its own."""
     if (step.get('type'), step.get('_scope_')) != ('LoadImageFromFile', 'beit_mm'):
         return step
-    arguments = {key: value for key, value in step.items() if key not in ('type', '_scope_')}
-    return dict(arguments, type='beit_mm.LoadImage')
+    return {key: value for key, value in step.items() if key != '_scope_'} | dict(type='beit_mm.LoadImage')
 
 
 def without_training(value: Any) -> Any:

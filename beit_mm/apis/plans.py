@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,8 @@ class Plan:
         keeps_head: `init` predicts tokens of this tokenizer already; its head is trained further.
         reasons: lines for the user.
 
-    Raises:
-        UserError: as plan.json of a run, which is a file like others, may ask for: another base, which would be
-            executed, or types that would be built.
+    plan.json, which it is read from, is a file like others: another base, which would be executed, and other types,
+    which would be built, are a UserError.
     """
 
     base: str
@@ -85,13 +85,11 @@ class Plan:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches of an image, (rows, columns)."""
         height, width = (side // self.backbone['patch_size'] for side in self.size)
         return height, width
 
     @property
     def width(self) -> int:
-        """Of the model: numbers of a hidden state."""
         return sizes_of(self.backbone['arch'])['embed_dims']
 
 
@@ -115,10 +113,6 @@ def plan_training(
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
         batch: images of a step; None: as memory and images allow.
-
-    Raises:
-        CheckpointError: `init` is no BEiT of RGB images.
-        UserError: a batch of more images than there are.
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     number = len(images.train.names)
@@ -155,7 +149,10 @@ def plan_training(
     ]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    tokenizer = tokenizer_of_init(checkpoint) if checkpoint and verb == 'pretrain' else None
+    tokenizer = None
+    if checkpoint and verb == 'pretrain' and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
+        with suppress(CheckpointError, FileNotFoundError):
+            tokenizer = tokenizer_of(checkpoint)
     keeps_head = tokenizer is not None
     if verb == 'pretrain':
         why = f'that of {init}, whose head is trained further'
@@ -166,11 +163,7 @@ def plan_training(
 
 
 def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the backbone in a checkpoint, and the mean, std and size of its images.
-
-    Raises:
-        CheckpointError: no BEiT of RGB images.
-    """
+    """Arguments of the backbone in a checkpoint of RGB images, and the mean, std and size of its images."""
     arguments = checkpoint.backbone_arguments()
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
@@ -178,18 +171,8 @@ def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]
     return arguments, {**IMAGENET, **checkpoint.preprocessing}
 
 
-def tokenizer_of_init(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The config of the tokenizer that weights were pretrained with; None where there is none, or it cannot be had."""
-    if 'head.lm_head.weight' not in checkpoint.state_dict:  # by which mmengine finds our head
-        return None
-    try:
-        return tokenizer_of(checkpoint)
-    except (CheckpointError, FileNotFoundError):
-        return None
-
-
 def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
-    """Images of a step that the device can bear with a model of this width and number of patches; and why."""
+    """The most images of a step for a model of this width and number of patches, and what limits them."""
     if device == 'cpu':
         return CPU_BATCH[width > NARROW], 'a CPU'
     free = torch.cuda.mem_get_info()[0] / 2**30
@@ -201,15 +184,12 @@ def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
-    """A pipeline whose images have another size (height, width), and whose steps have other values of some keys.
-
-    A value is changed where a step has the key; `scale` of ResizeEdge keeps its ratio to the crop.
-    """
+    """A pipeline for images of another size (height, width), with `others` where a step has the key."""
     steps = [dict(step) for step in pipeline]
     crop = next((step['crop_size'] for step in steps if 'crop_size' in step), size)
     for step in steps:
         if step['type'] == 'ResizeEdge':
-            step['scale'] = round(step['scale'] * min(size) / min(height_and_width(crop)))
+            step['scale'] = round(step['scale'] * min(size) / min(height_and_width(crop)))  # keeps the ratio
         elif step['type'] == 'RandomResizedCrop':
             step['scale'] = tuple(size[::-1])
         step.update({key: value for key, value in (others | dict(size=size)).items() if key in step})
@@ -219,7 +199,6 @@ def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **othe
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """A side, or two, as height and width."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
@@ -235,7 +214,6 @@ def scaled(rate: float, ratio: float) -> float:
 
 
 def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, Any]:
-    """Settings of a training of so many steps, with one validation at its end."""
     warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
     return dict(
         param_scheduler=[

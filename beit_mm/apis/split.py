@@ -44,10 +44,6 @@ def find_images(folder: str | Path) -> Images:
 
     Where the folder is called `train`, or holds folders `train` and `val`, `val` holds the held-out images; otherwise
     a tenth is held out, of each folder in proportion. The choice depends on the paths only.
-
-    Raises:
-        FileNotFoundError: no such folder, or no images in it.
-        UserError: too few images to learn from.
     """
     root = folder_of_images(folder)
     folders = {path.name for path in root.iterdir() if path.is_dir()}
@@ -69,15 +65,11 @@ def find_images(folder: str | Path) -> Images:
 
 
 def list_folder(folder: Path) -> ImageList:
-    """All images below a folder."""
     return ImageList(folder, {path: path.split('/')[0] if '/' in path else '' for path in list_images(str(folder))})
 
 
 def hold_out(images: ImageList) -> tuple[ImageList, ImageList]:
-    """Images to learn from and held-out ones: a tenth, of each folder in proportion.
-
-    One of each folder is learned from, unless all folders have but one.
-    """
+    """Images to learn from, one of each folder if possible, and a tenth held out, of each folder in proportion."""
     folders: dict[str, list[str]] = {}
     for path, name in images.names.items():
         folders.setdefault(name, []).append(path)
@@ -110,11 +102,9 @@ def write_lists(images: Images, folder: Path) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Lines of text; names among them are `quoted`."""
     path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
 
 
 def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
-    """Settings of the dataset of one of the lists."""
     root = images.train.root if name == 'train' else images.held_out.root
     return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))

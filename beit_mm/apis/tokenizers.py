@@ -30,7 +30,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
     BEiT v2. What a checkpoint says is data: types, arguments and files are checked.
 
     Raises:
-        CheckpointError: it cannot be known, or is no tokenizer of ours; says where DALL-E's files go.
+        CheckpointError: it cannot be known, or is no tokenizer of ours.
         FileNotFoundError: its file is gone.
     """
     model = (checkpoint.meta.get('config_dict') or {}).get('model') or {}
@@ -45,13 +45,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
     if dalle := find_dalle():
         return dalle
     folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'
-    raise CheckpointError(
-        f"{message}; those of released files are DALL-E's. {GET_ENCODER} and {DECODER_URL}, and put both into {folder}"
-    )
+    advice = f'{GET_ENCODER} and {DECODER_URL}, and put both into {folder}'
+    raise CheckpointError(f"{message}; those of released files are DALL-E's. {advice}")
 
 
 def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a tokenizer that a checkpoint describes, see `tokenizer_of`."""
     files = {key: Path(str(stored[key])) for key in FILES if stored.get(key)}
     try:
         described = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
@@ -64,8 +62,9 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
         # files of /proc have no size, and reading one may wait for ever
         file = next((place for place in places if place.is_file() and place.stat().st_size), None)
         if file is None:
-            looked = ' and '.join(map(str, places))
-            raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {looked}')
+            raise FileNotFoundError(
+                f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
+            )
         config[key] = str(file)
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
         raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')

@@ -68,8 +68,7 @@ def pretrain(
     """Pretrains a BEiT on a folder of images; labels are not looked at. The same call resumes an unfinished run.
 
     Args:
-        images: folder, searched to any depth. Where it holds `train` and `val`, or is called `train` with `val` beside
-            it, `val` is held out, else a tenth.
+        images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
         steps: of the pretraining, instead, and at most as many of the tokenizer.
@@ -82,7 +81,7 @@ def pretrain(
 
     Raises:
         FileNotFoundError: no folder, or no images in it.
-        UserError: too few images, a folder of other images, a number that is none, or `init` is no BEiT.
+        UserError: too few images, a folder of another run, or `init` is no BEiT.
     """
     check_numbers(minutes=minutes, steps=steps, workers=workers)
     if steps is not None and steps < MIN_STEPS:
@@ -110,9 +109,6 @@ def finetune(
 
     Returns:
         The classifier, `<out>/finetuned.pth`, for `classify`.
-
-    Raises:
-        As `pretrain`; UserError: no class folders.
     """
     check_numbers(minutes=minutes, epochs=epochs, workers=workers)
     with quiet():
@@ -120,7 +116,6 @@ def finetune(
 
 
 def check_numbers(workers: int | None, **lengths: float | None) -> None:
-    """Raises UserError for a length that is none, and for two of them."""
     given = {name: value for name, value in lengths.items() if value is not None}
     if len(given) > 1:
         raise UserError(f'{" and ".join(given)} are both given; expected one of them')
@@ -132,17 +127,7 @@ def check_numbers(workers: int | None, **lengths: float | None) -> None:
 
 
 class Run:
-    """A run in its folder.
-
-    Args:
-        verb: 'pretrain' or 'finetune'.
-        images, out, init, workers, batch: as of `pretrain`.
-        lengths: minutes, steps or epochs; at most one that is not None.
-
-    Raises:
-        FileNotFoundError: no checkpoint `init`.
-        UserError: `out` holds something else, or a run with other arguments.
-    """
+    """A run of 'pretrain' or 'finetune' in its folder; its other arguments are theirs."""
 
     def __init__(
         self,
@@ -173,14 +158,12 @@ class Run:
     # --- the folder -------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Takes up what was planned before, and refuses folders of other things."""
+        """Reads what was planned before, and refuses folders of other things."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f'{self.folder} is a file; expected a folder for the run')
         if Path(self.record['images']) in (self.folder, *self.folder.parents):
-            raise UserError(
-                f'{self.folder} lies in the folder of the images, where its pictures would count as such; choose '
-                'another --out'
-            )
+            inside = 'lies in the folder of the images, where its pictures would count as such'
+            raise UserError(f'{self.folder} {inside}; choose another --out')
         path = self.folder / RECORD
         if not path.is_file():
             if self.folder.is_dir() and any(self.folder.iterdir()):
@@ -198,14 +181,11 @@ class Run:
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(
-                f'{path} is damaged, or of another version of beit_mm, or has links beside it; choose another --out, '
-                'or delete the folder'
-            ) from None
+            wrong = 'is damaged, or of another version of beit_mm, or has links beside it'
+            raise UserError(f'{path} {wrong}; choose another --out, or delete the folder') from None
         for key in differing:
-            raise UserError(
-                f'{self.folder} is a run with other {key} ({known[key]}, not {self.record[key]}); choose another --out'
-            )
+            values = f'{known[key]}, not {self.record[key]}'
+            raise UserError(f'{self.folder} is a run with other {key} ({values}); choose another --out')
         self.record = known
 
     def save(self) -> None:
@@ -215,7 +195,7 @@ class Run:
             file.write(json.dumps(self.record, indent=2).encode())
 
     def seconds(self) -> float:
-        """Time that the run has taken so far, of earlier calls too."""
+        """Time that the run has taken so far, with earlier calls."""
         return self.record['seconds'] + time.monotonic() - self.began
 
     @property
@@ -231,16 +211,13 @@ class Run:
     # --- all of it --------------------------------------------------------------------------------
 
     def finish(self) -> Path:
-        """Does what is left to do, and returns the trained weights."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
         images = find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
-            raise UserError(
-                f'{self.record["images"]} has no class folders: expected <class>/<image>, at least two classes, and in '
-                'val no others than in train'
-            )
+            expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
+            raise UserError(f'{self.record["images"]} has no class folders: {expected}')
         try:
             self.plan(images)
             for stage in self.record['stages']:
@@ -260,10 +237,7 @@ class Run:
         return self.weights
 
     def plan(self, images: Images) -> None:
-        """Makes the plan, or takes up the one that there is, and says so.
-
-        The run may have been moved, and have other workers. Until something is learned, other images get another plan.
-        """
+        """Makes the plan, or keeps the one that there is. Other images get another plan until something is learned."""
         known = self.record.get('found')
         if known == str(images):
             if self.workers is not None:
@@ -272,10 +246,8 @@ class Run:
             say(f'Resuming {self.folder} as it was planned.')
             return
         if known and any(self.folder.glob('*/*.pth')):
-            raise UserError(
-                f'{self.record["images"]} had {known} when {self.folder} was planned, now {images}; choose another '
-                '--out'
-            )
+            changed = f'had {known} when {self.folder} was planned, now {images}'
+            raise UserError(f'{self.record["images"]} {changed}; choose another --out')
         plan = plan_training(images, self.verb, self.record['init'], self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
@@ -292,7 +264,6 @@ class Run:
         say(f'length     {self.record["length"]}: {" and ".join(stages)}; log and configs in {self.folder}')
 
     def choose_steps(self, images: Images, stage: str) -> None:
-        """Finds out how many steps a stage has."""
         number, unit = self.length
         if unit == 'minutes':
             seconds = 60 * number
@@ -311,7 +282,6 @@ class Run:
         self.save()
 
     def config(self, stage: str) -> Path:
-        """Where the config of a stage is written for the user."""
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
     def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
@@ -324,11 +294,9 @@ class Run:
         return base, dict(work_dir=str(self.folder / stage), **settings)
 
     def train(self, images: Images, stage: str) -> None:
-        """Trains a stage to its end, if it is not there yet."""
         path, last = self.config(stage), self.last_checkpoint(stage)
         base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
-        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
-        write_config(path, title, base, settings)
+        write_config(path, f'{stage.capitalize()} on images of your own, written by python -m beit_mm.', base, settings)
         if last.is_file():
             return
         cfg = run_config(base, dict(settings, resume=True), path)
@@ -351,7 +319,6 @@ class Run:
     # --- the report -------------------------------------------------------------------------------
 
     def report(self, images: Images) -> None:
-        """Draws the pictures and writes report.md."""
         numbers = self.record['stages'][self.verb]
         pictures = ['![loss](loss.png)']
         if self.verb == 'pretrain':
@@ -365,10 +332,8 @@ class Run:
         draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
         self.save()
         rows = describe_numbers(self.record['stages'].get('tokenizer', {}) | numbers)
-        stages = [
-            f'- {name}: {stage["steps"]:,} steps, {self.config(name).name}'
-            for name, stage in self.record['stages'].items()
-        ]
+        lengths = {name: stage['steps'] for name, stage in self.record['stages'].items()}
+        stages = [f'- {name}: {steps:,} steps, {self.config(name).name}' for name, steps in lengths.items()]
         table = ['| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
         folder = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
         waiting = numbers.get('waiting', 0)
@@ -387,35 +352,28 @@ class Run:
         for line in (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, self.folder / REPORT):
             say(line)
 
-    def neighbour_sizes(self) -> tuple[int, int]:
-        """Images with labels and held-out ones for k-NN: so many that it takes about the time that is left for it.
-
-        Features of an image take at most half of what its training step takes; each is computed by two networks.
-        """
-        number, unit = self.length
-        if unit != 'minutes':
-            return MAX_BANK, MAX_QUERIES
-        images = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
-        bank, queries = max(MIN_BANK, int(images * 2 / 3)), max(MIN_BANK // 2, int(images / 3))
-        return min(MAX_BANK, bank), min(MAX_QUERIES, queries)
-
     def neighbours(self, trained: Checkpoint, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
+        sizes = MAX_BANK, MAX_QUERIES
+        number, unit = self.length
+        if unit == 'minutes':  # features take at most half of what a training step takes; two networks compute them
+            affordable = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
+            bank, queries = max(MIN_BANK, int(affordable * 2 / 3)), max(MIN_BANK // 2, int(affordable / 3))
+            sizes = min(MAX_BANK, bank), min(MAX_QUERIES, queries)
         extract = FeatureExtractor(trained)
         labels = [
-            {str(part.root / path): images.classes.index(name) for path, name in evenly(part.names.items(), number)}
-            for part, number in zip((images.train, images.held_out), self.neighbour_sizes(), strict=True)
+            {str(part.root / path): images.classes.index(name) for path, name in evenly(part.names.items(), size)}
+            for part, size in zip((images.train, images.held_out), sizes, strict=True)
         ]
         found = {}
         for name, network in (('knn_accuracy', extract), ('knn_accuracy_random', extract.with_random_weights())):
-            (bank, of_bank, _), (features, truth, _) = (network.labelled(part) for part in labels)
-            predicted = knn_predict(features, bank, of_bank, len(images.classes))
+            (known, known_labels, _), (features, truth, _) = (network.labelled(part) for part in labels)
+            predicted = knn_predict(features, known, known_labels, len(images.classes))
             found[name] = 100 * (predicted == truth).float().mean().item()
         return dict(found, knn_images=len(truth))
 
 
 def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Rows of the report."""
     found = [(text, form.format(numbers[name])) for name, (text, form) in ROWS.items() if name in numbers]
     if number := numbers.get('knn_images'):
         share = numbers['knn_accuracy'] / 100
@@ -439,11 +397,7 @@ def make_runner(cfg: RunConfig, *hooks: Hook) -> Runner:
 
 
 class StepClock(Hook):
-    """Measures steps, and ends the run when there are enough of them.
-
-    Args:
-        limit: seconds after which 20 steps are enough; after three times as many a few are.
-    """
+    """Measures steps, and ends the run after `limit` seconds and 20 steps, or three times as long and a few steps."""
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -481,7 +435,6 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
 
 
 def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
-    """Draws the loss of a run, over its steps."""
     figure = draw_runs({'training loss': read_scalars(work_dir)}, ['loss'])
     axes = figure.axes[0]
     if entropy is not None:

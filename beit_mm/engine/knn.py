@@ -33,9 +33,6 @@ class KNNHook(Hook):
         train_dataloader, val_dataloader: configs with an ImageFolder whose pipeline crops to one size and ends with
             PackInputs; a subset of the images will do. They are read at every validation.
         k: neighbours that vote.
-
-    Raises:
-        ValueError: before the first step, where the classes of the two differ or the model has no BEiTBackbone.
     """
 
     def __init__(self, train_dataloader: dict, val_dataloader: dict, k: int = 20):
@@ -67,10 +64,6 @@ class DenseKNNHook(Hook):
         k: neighbours that vote.
         max_images: of each of the two that are looked at, evenly spread.
         max_patches: of the training images that may be neighbours, drawn at random, the same at each validation.
-
-    Raises:
-        ValueError: a number below 1; before the first step, where the classes of the two differ or the model has no
-            BEiTBackbone for RGB images.
     """
 
     def __init__(
@@ -105,7 +98,6 @@ class DenseKNNHook(Hook):
 
 
 def extractor_of(hook: Hook, runner: Runner, **options: Any) -> FeatureExtractor:
-    """Features of the model in training; raises ValueError where it has no backbone of ours."""
     model = unwrap(runner)
     if (backbone := backbone_of(model)) is None:
         raise UserError(f'{type(hook).__name__} needs a BEiTBackbone; the {type(model).__name__} has none')

@@ -61,9 +61,6 @@ def evaluate_images(
     Returns:
         dict(top1=%, images=[training, validation], classes=their number), of 'linear' also penalty and held_out, the
         accuracy in % of each penalty.
-
-    Raises:
-        ValueError: another method or kind, or two different sets of classes; FileNotFoundError: as ImageFolder.
     """
     check_choice('method', method, ('knn', 'linear'))
     check_choice('kind', kind, ('mean', 'class_token'))
@@ -80,15 +77,13 @@ def evaluate_images(
     else:
         standardise = Standardise(bank)
         rows = torch.arange(len(labels), device=labels.device)
-        linear, found['penalty'], found['held_out'] = choose_penalty(
-            standardise(bank), labels, number, rows, by_class=False
-        )
+        linear, penalty, figures = choose_penalty(standardise(bank), labels, number, rows, by_class=False)
+        found.update(penalty=penalty, held_out=figures)
         predicted = linear(standardise(features)).argmax(dim=1)
     return dict(top1=100 * accuracy(confusion(predicted, truth, number)), **found)
 
 
 def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: int, workers: int) -> DataLoader:
-    """The images of a folder of class folders, prepared as the extractor does."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         dataset = ImageFolder(data_root=str(folder), pipeline=extractor.pipeline, test_mode=True)
     sampler = SeededSampler(dataset, shuffle=False, seed=0)
@@ -98,11 +93,7 @@ def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: in
 def image_features(
     extractor: FeatureExtractor, loader: DataLoader, layer: int | None = None, kind: str = 'mean'
 ) -> tuple[Tensor, Tensor]:
-    """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes.
-
-    Raises:
-        ValueError: samples lack `sample_idx`, by which images that a sampler repeats are known.
-    """
+    """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes."""
     pooled, rows = [], []
     for batch in loader:
         if 'sample_idx' not in batch['data_samples'][0]:
@@ -138,7 +129,7 @@ def evaluate_patches(
     size of its annotation bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
 
     Args:
-        extractor: what gives the features, with `whole=True`.
+        extractor: FeatureExtractor with `whole=True`.
         train, val: options of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix; or a
             `patch_dataset`.
         method: 'knn', the mean of the answers of the `k` nearest training patches by cosine; or 'linear', multinomial
@@ -146,8 +137,7 @@ def evaluate_patches(
             Both see features that are standardised by those of the training patches.
         layer: block; see FeatureExtractor.
         k: neighbours.
-        max_patches: training patches, drawn at random, equally many of each image. They are all in memory, and every
-            validation patch is compared with each of them.
+        max_patches: training patches, drawn at random, equally many of each image. They are all in memory.
         max_images: of each of the two, evenly spread; None for all.
         workers: processes that read images.
         seed: of the drawing.
@@ -157,23 +147,17 @@ def evaluate_patches(
         images=[training, validation], patches=in the bank), of 'linear' also penalty and held_out, the mIoU in % of
         each penalty.
 
-    Raises:
-        ValueError: another method, two different sets of classes, or no patch with a class; FileNotFoundError: as
-            SegmentationFolder.
-
-    Source: facebookresearch/capi `eval_segmentation.py`. It differs in these: there images are squeezed into squares
-    of 224 pixels, and labels with them; k and the distance (cosine, L2) are chosen on a tenth of the training images
-    too; each neighbour votes with its pixel in the same place of the patch, and a linear layer's answer for a patch is
-    that of all its pixels, where here scores are interpolated; a linear layer learns the most frequent class of a
-    patch, not the shares; all patches are used, of the last block.
+    Source: facebookresearch/capi `eval_segmentation.py`, which squeezes images and labels into squares of 224 pixels;
+    chooses k and the distance (cosine, L2) on a tenth of the training images too; lets each neighbour vote with its
+    pixel at the same position in the patch, and a linear layer answer for all pixels of a patch, without
+    interpolation; teaches a linear layer the most frequent class of a patch; and uses all patches of the last block.
     """
     datasets = [
         data if isinstance(data, SegmentationFolder) else patch_dataset(extractor, **data) for data in (train, val)
     ]
     number = check_same_classes(*datasets)
-    scores_of, found = patch_classifier(
-        extractor, datasets[0], method, layer, k, max_patches, max_images, workers, seed
-    )
+    options = method, layer, k, max_patches, max_images, workers, seed
+    scores_of, found = patch_classifier(extractor, datasets[0], *options)
     counts = torch.zeros(number, number, dtype=torch.float64)
     for patches, labels in labelled_patches(extractor, datasets[1], layer, max_images, workers):
         counts += pixel_confusion(scores_of(patches), labels)
@@ -204,9 +188,6 @@ def patch_classifier(
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
         of 'linear' dict(patches, penalty, held_out).
-
-    Raises:
-        ValueError: another method, or no patch with a class.
     """
     check_choice('method', method, ('knn', 'linear'))
     if max_patches < 1:
@@ -224,9 +205,8 @@ def patch_classifier(
     if method == 'knn':
         found['k'] = k
     else:
-        linear, found['penalty'], found['held_out'] = choose_penalty(
-            bank, targets, number, images, by_class=True, seed=seed
-        )
+        linear, penalty, figures = choose_penalty(bank, targets, number, images, by_class=True, seed=seed)
+        found.update(penalty=penalty, held_out=figures)
 
     def scores_of(patches: Tensor) -> Tensor:
         features = standardise(patches.flatten(0, 1))  # h*w, C
@@ -237,14 +217,7 @@ def patch_classifier(
 
 
 def patch_dataset(extractor: FeatureExtractor, **options: Any) -> SegmentationFolder:
-    """Images as an extractor with `whole=True` prepares them, with their label maps.
-
-    Args:
-        options: of the SegmentationFolder.
-
-    Raises:
-        ValueError: no annotations are named, or the extractor takes the middle of images, or other images than RGB.
-    """
+    """A SegmentationFolder whose images are prepared as by an extractor with `whole=True`."""
     extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
     # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
@@ -255,7 +228,6 @@ def patch_dataset(extractor: FeatureExtractor, **options: Any) -> SegmentationFo
 
 
 def spread_rows(dataset: SegmentationFolder, max_images: int | None) -> list[int]:
-    """So many images, evenly spread."""
     number = min(max_images or len(dataset), len(dataset))
     return [row * len(dataset) // number for row in range(number)]
 
@@ -267,17 +239,10 @@ def labelled_patches(
     max_images: int | None = None,
     workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each image of this process the features of its patches, beside its label map.
-
-    Yields:
-        Features float32 (h, w, C) on the model's device; labels uint8 (H, W), of the annotation's own size.
-    """
+    """Features of patches, float32 (h, w, C) on the model's device, and label map uint8 (H, W) of each image."""
     images = Subset(dataset, spread_rows(dataset, max_images)[get_rank() :: get_world_size()])
     generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
-    samples: Iterable[dict] = DataLoader(
-        images, batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=generator
-    )
-    for sample in samples:
+    for sample in DataLoader(images, None, num_workers=workers, collate_fn=_as_it_is, generator=generator):
         x, grid = extractor.hidden_states(torch.from_numpy(sample['img']).permute(2, 0, 1)[None], [layer])
         yield x[0, 0, 1:].unflatten(0, grid), torch.from_numpy(sample['gt_seg_map'])
 
@@ -287,14 +252,11 @@ def _as_it_is(sample: dict) -> dict:
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
-    """The share of each patch's pixels that each class has.
+    """The share, float32 (h, w, K), of each patch's pixels that each class has.
 
     Args:
-        labels: uint8 (H, W); what is no class, from `num_classes` on, is nobody's.
-        grid: patch grid (h, w) that the map is cut into. A pixel belongs to the patch that its centre is in.
-
-    Returns:
-        float32 (h, w, K); a patch's sum is the share of its pixels that have a class.
+        labels: uint8 (H, W); from `num_classes` on they are no class, so that a patch's sum may be below 1.
+        grid: (h, w). A pixel belongs to the patch that its centre is in.
     """
     rows, columns = (
         ((torch.arange(side) * 2 + 1) * cells).div(2 * side, rounding_mode='floor')
@@ -311,23 +273,16 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
 def sample_patches(
     maps: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_images: int, max_patches: int, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Patches with labels, drawn at random, as many of each image: the bank.
-
-    Patches of which less than half has a class are left out.
+    """The bank: patches of which at least half has a class, drawn at random, as many of each image.
 
     Args:
-        maps: of `labelled_patches`.
+        maps: of `labelled_patches`, of `num_images` images.
         num_classes: K.
-        num_images: how many there are.
         max_patches: of all images together.
-        seed: of the drawing.
 
     Returns:
         Features (M, C); the classes' shares of their pixels (M, K), each row adding up to 1; the number of the image
         int64 (M,); on the features' device.
-
-    Raises:
-        ValueError: no patch has a class.
     """
     generator = torch.Generator().manual_seed(seed)
     per_image = -(-max_patches // num_images)  # rounded up
@@ -369,9 +324,7 @@ def knn_predict(
         features: (N, C) to be classified.
         bank: (M, C) of images with labels.
         labels: int64 (M,) of the bank.
-        num_classes: number of classes.
         k: neighbours that vote; at most M do.
-        temperature: the lower, the more the nearest count.
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
@@ -416,12 +369,9 @@ def fit_linear(
         features: (M, C), standardised.
         targets: classes int64 (M,), or their shares (M, K).
         num_classes: K.
-        penalty: the intercept has none.
+        penalty: of the weights; the bias has none.
         steps: iterations at most.
         start: what to begin with; zeros without it.
-
-    Returns:
-        The layer, C to K.
     """
     layer = nn.Linear(features.shape[1], num_classes, device=features.device)
     with torch.no_grad():
@@ -464,9 +414,6 @@ def choose_penalty(
 
     Returns:
         The layer, its penalty, and the figure of each penalty in %.
-
-    Raises:
-        ValueError: fewer than two images.
     """
     names, image = images.unique(return_inverse=True)
     if len(names) < 2:
@@ -491,9 +438,8 @@ def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     """Counts float64 (K, K), the right class by the predicted one, on the CPU.
 
     Args:
-        predicted: int64, any shape, classes.
-        targets: integers of that shape, where what is no class is passed over; or shares of classes, (*shape, K).
-        num_classes: K.
+        predicted: classes, int64, any shape.
+        targets: integers of that shape, ignored from `num_classes` on; or shares of classes, (*shape, K).
     """
     if targets.is_floating_point():
         counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)
@@ -509,12 +455,7 @@ def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def pixel_confusion(scores: Tensor, labels: Tensor) -> Tensor:
-    """Counts float64 (K, K) of the pixels of a label map.
-
-    Args:
-        scores: of the classes at the patches, (h, w, K).
-        labels: uint8 (H, W); what is no class is passed over.
-    """
+    """The `confusion` of the pixels of a label map, uint8 (H, W), by scores of the classes at patches, (h, w, K)."""
     predicted = pixel_scores(scores, labels.shape).argmax(dim=0)
     return confusion(predicted, labels.to(scores.device), scores.shape[2])
 
@@ -526,20 +467,15 @@ def class_ious(counts: Tensor) -> Tensor:
 
 
 def mean_iou(counts: Tensor) -> float:
-    """Mean over the classes of intersection over union; a class neither there nor predicted does not count."""
     return float(class_ious(counts).nanmean())
 
 
 def accuracy(counts: Tensor) -> float:
-    """The part of right answers."""
     return float(counts.diagonal().sum() / counts.sum())
 
 
-# --- checks ---------------------------------------------------------------------------------------
-
-
 def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
-    """The number of classes; raises ValueError where two datasets do not have the same ones."""
+    """The number of classes, which two datasets must have in common."""
     classes, others = (dataset.metainfo['classes'] for dataset in (train, val))
     if classes != others:
         raise UserError(
@@ -550,6 +486,5 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises ValueError for a value that is none of the choices."""
     if value not in choices:
         raise UserError(f'{name} is {value!r}; choose one of {choices}')

@@ -44,11 +44,7 @@ class FoundPath(str):
 
 
 class ImageReader:
-    """Reads images of any source and prepares them as a test pipeline does.
-
-    Args:
-        transforms: of the pipeline, built; the first one loads.
-    """
+    """Reads images of any source and prepares them by the built transforms of a pipeline, of which the first loads."""
 
     def __init__(self, transforms: Sequence[Callable[[dict], dict]]):
         scale_decoding(transforms)
@@ -58,16 +54,10 @@ class ImageReader:
         self.extensions = extensions_of(transforms)
 
     def sources(self, images: ImageInput | Sequence[ImageInput]) -> Iterator[ImageInput]:
-        """The images one by one; of folders the files that the pipeline reads."""
         return iterate_images(images, self.extensions)
 
     def load(self, source: ImageInput) -> dict:
-        """An image as the pipeline's first transform loads it.
-
-        Raises:
-            UnreadableImageError: a file that is no image, or an image that is a line; names it.
-            ValueError: an array that is no image.
-        """
+        """An image as the pipeline's first transform loads it."""
         if isinstance(source, (str, Path)):
             ours = isinstance(self.loader, (LoadImage, LoadBands))  # these say themselves what is wrong with a file
             with nullcontext() if ours else unreadable(str(source), Exception):
@@ -79,9 +69,8 @@ class ImageReader:
                 source.load()  # some formats learn of their palette or transparency only here
             array = rgb_array(source) if isinstance(source, Image.Image) else source
             if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or not array.size:
-                raise UserError(
-                    f'an array of {array.dtype} {array.shape}; expected uint8 (height, width, 3), RGB, not empty'
-                )
+                found = f'an array of {array.dtype} {array.shape}'
+                raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
             image = np.ascontiguousarray(array if self.rgb else array[..., ::-1])
             sample = dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
         check_aspect(str(source) if isinstance(source, (str, Path)) else 'an array', sample['img'])
@@ -113,7 +102,6 @@ class ImageReader:
         Raises:
             FileNotFoundError: no such file, or a folder without images.
             UnreadableImageError: a file that is no image; names it.
-            ValueError: something else than images, another `on_error`, or a batch size below 1.
         """
         if on_error not in ('raise', 'skip'):
             raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
@@ -128,9 +116,7 @@ class ImageReader:
                 try:
                     sample = self.load(source)
                     if return_images and not isinstance(self.loader, LoadBands):
-                        result['image'] = (
-                            sample['img'] if isinstance(self.loader, LoadImage) else sample['img'][..., ::-1]
-                        )
+                        result['image'] = sample['img'] if self.rgb else sample['img'][..., ::-1]
                     samples.append(self.prepare(sample))
                 except UnreadableImageError as error:
                     if on_error == 'raise':
@@ -145,22 +131,15 @@ class ImageReader:
 def iterate_images(
     sources: ImageInput | Sequence[ImageInput], extensions: Sequence[str] = EXTENSIONS
 ) -> Iterator[ImageInput]:
-    """Files, arrays and images one by one, out of folders (their files with one of the extensions) and lists.
-
-    Raises:
-        FileNotFoundError: no such file, or a folder without images.
-        ValueError: something else than images.
-    """
+    """Files, arrays and images one by one, out of folders (their files with one of the extensions) and lists."""
     if isinstance(sources, (list, tuple, Iterator)):
         for source in sources:
             yield from iterate_images(source, extensions)
     elif isinstance(sources, (np.ndarray, Image.Image, FoundPath)):
         yield sources
     elif not isinstance(sources, (str, Path)):
-        raise UserError(
-            f'an image of type {type(sources).__name__}; expected a file or folder (str or Path), an '
-            'array, a PIL image, or a list of these'
-        )
+        known = 'a file or folder (str or Path), an array, a PIL image, or a list of these'
+        raise UserError(f'an image of type {type(sources).__name__}; expected {known}')
     elif os.path.isdir(path := os.path.expanduser(sources)):
         names = list_images(path, extensions)
         if not names:
@@ -188,10 +167,9 @@ def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
 class FeatureExtractor:
     """The hidden states of a BEiT for unmasked images, from any of its checkpoints alone.
 
-    By default the mean of the patches after two thirds of the blocks. BEiT's class token was never trained to sum an
-    image up (BEiT v2's was), and its last blocks turn from what an image shows to the tokens that they predict. Hidden
-    states are those between the blocks: the final norm, which only some checkpoints have, is not applied. Images are
-    normalised as the checkpoint says, by ImageNet's mean and std where it does not.
+    By default the mean of the patches after two thirds of the blocks: BEiT's class token was never trained to sum up
+    an image (BEiT v2's was), and its last blocks are busy with the tokens that they predict. The final norm, which only
+    some checkpoints have, is not applied.
 
     Args:
         checkpoint: path, URL or name in `list_models` of a BEiT in any format, of any task; or a BEiTBackbone.
@@ -199,12 +177,8 @@ class FeatureExtractor:
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
         whole: all of an image in its own shape, both sides a multiple of the patch. Otherwise the middle of it, as
             classifiers see it.
-        mean, std: of each channel, pixels 0-255, instead of the checkpoint's.
+        mean, std: of each channel, pixels 0-255, instead of the checkpoint's, or ImageNet's where it names none.
         bands: settings of LoadBands, for a model of other images than RGB.
-
-    Raises:
-        FileNotFoundError, CheckpointError: as BEiTBackbone.from_checkpoint.
-        ValueError: a size below a patch, or another number of means than of channels.
 
     Attributes:
         backbone: the BEiTBackbone.
@@ -242,10 +216,8 @@ class FeatureExtractor:
             for values in (known['mean'] if mean is None else mean, known['std'] if std is None else std)
         )
         if {len(self.mean), len(self.std)} - {1, channels}:
-            raise UserError(
-                f'{self.checkpoint} takes images of {channels} channels; mean has {len(self.mean)}, std '
-                f'{len(self.std)}: give mean=... and std=...'
-            )
+            given = f'mean has {len(self.mean)}, std {len(self.std)}: give mean=... and std=...'
+            raise UserError(f'{self.checkpoint} takes images of {channels} channels; {given}')
         trained = tuple(side * patch for side in self.backbone.grid)
         self.whole = whole
         if whole:
@@ -260,11 +232,10 @@ class FeatureExtractor:
 
     @property
     def channels(self) -> int:
-        """Channels of the images that the model takes."""
         return self.backbone.patch_embed.proj.in_channels
 
     def check_whole(self) -> None:
-        """Raises ValueError where it takes the middle of images, or images that are not RGB."""
+        """Raises UserError where it takes the middle of images, or images that are not RGB."""
         if self.channels != 3:
             raise UserError(f'{self.checkpoint}: a model of images with {self.channels} bands; expected RGB, 3 bands')
         if not self.whole:
@@ -330,10 +301,6 @@ class FeatureExtractor:
         Yields:
             For each image dict(path=its file, None for an array or image; class_token=(C,); mean=(C,) of the patches;
             patches=(h, w, C)), float32; or dict(path, error).
-
-        Raises:
-            FileNotFoundError, UnreadableImageError: as ImageReader.results.
-            ValueError: another kind, layer, policy or batch size.
         """
         if unknown := [kind for kind in kinds if kind not in KINDS]:
             raise UserError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
@@ -357,14 +324,10 @@ class FeatureExtractor:
         return self.reader.results(images, compute, batch_size, on_error, return_images)
 
     def labelled(self, labels: Mapping[str, int]) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
-        """Features of files with labels; of unreadable ones only what is wrong with them.
+        """The usual features float32 (N, C) and labels int64 (N,) of readable files; dict(path[, error]) of each file.
 
         Args:
             labels: path -> class.
-
-        Returns:
-            float32 (N, C), the mean of the patches after two thirds of the blocks; int64 (N,), the labels; for each
-            file, read or not, dict(path) or dict(path, error).
         """
         samples = list(self([FoundPath(path) for path in labels], ['mean'], on_error='skip'))
         read = [sample for sample in samples if 'error' not in sample]
@@ -396,10 +359,6 @@ def embed(
     Returns:
         dict(features=float32 (N, C), of 'patches' a list of (h, w, C); paths=list of the files, '' for arrays;
         skipped=list of dict(path, error) of what could not be read; checkpoint, kind, layer=what they are of).
-
-    Raises:
-        As FeatureExtractor and its call; ValueError: another ending of `out`; FileNotFoundError: none of the images
-        could be read.
     """
     if out is not None and Path(out).suffix != '.npz':
         raise UserError(f'{str(out)!r}: features are written to files ending in .npz')
@@ -425,10 +384,9 @@ def embed(
 
 
 def save_features(found: dict[str, Any], out: str | Path) -> None:
-    """Writes what `embed` returns, without `skipped`, to an .npz file, completely or not at all.
+    """Writes what `embed` returns, without `skipped`, to an .npz file.
 
-    It holds the arrays `features` and `paths`, and `checkpoint`, `kind` and `layer`; of patches `features` has those of
-    all images after one another (sum of h * w, C) and `grids` their (h, w).
+    Of patches `features` has those of all images one after another (sum of h * w, C), and `grids` their (h, w).
     """
     arrays = {name: np.array(found[name]) for name in ('checkpoint', 'kind', 'layer')}
     features = found['features']

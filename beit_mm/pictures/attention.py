@@ -56,10 +56,6 @@ def attention_of_image(
         image: path.
         points: see `parse_point`.
         layer, softmax: see `attention_of_patches`.
-
-    Raises:
-        ValueError: no point, one outside of the image, or a model of other than RGB images.
-        UnreadableImageError: no image.
     """
     extractor.check_whole()
     sample = extractor.reader.load(image)
@@ -74,42 +70,23 @@ def attention_of_image(
 
 
 def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
-    """'210,140' or '0.5,0.25' as (x, y) in pixels of an image of (height, width).
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """'210,140' (pixels) or '0.5,0.25' (shares) as (x, y) in pixels of an image of (height, width)."""
     try:
-        x, y = (
-            float(number) * (side if '.' in number else 1)
-            for number, side in zip(text.split(','), size[::-1], strict=True)
-        )
+        x, y = text.split(',')
+        return float(x) * (size[1] if '.' in x else 1), float(y) * (size[0] if '.' in y else 1)
     except ValueError:
-        raise UserError(
-            f'--points: {text!r} is no point; expected X,Y in pixels (210,140) or shares (0.5,0.25)'
-        ) from None
-    return x, y
+        expected = 'expected X,Y in pixels (210,140) or shares (0.5,0.25)'
+        raise UserError(f'--points: {text!r} is no point; {expected}') from None
 
 
 def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], grid: Grid) -> list[tuple[int, int]]:
-    """The patches (row, column) in which points lie.
-
-    Args:
-        points: (x, y) in pixels of the image.
-        size: height and width of the image.
-        grid: patch grid (h, w) that the whole image is cut into.
-
-    Raises:
-        ValueError: a point outside of the image.
-    """
-    patches = []
+    """The patches (row, column) of a grid (h, w) in which points (x, y) of an image of (height, width) pixels lie."""
+    height, width = size
     for x, y in points:
-        if not (0 <= x < size[1] and 0 <= y < size[0]):
-            raise UserError(
-                f'point {x:g},{y:g} lies outside of the image of {size[1]} x {size[0]} pixels (width x height)'
-            )
-        patches.append((int(y * grid[0] / size[0]), int(x * grid[1] / size[1])))
-    return patches
+        if not (0 <= x < width and 0 <= y < height):
+            sides = f'{width} x {height} pixels (width x height)'
+            raise UserError(f'point {x:g},{y:g} lies outside of the image of {sides}')
+    return [(int(y * grid[0] / height), int(x * grid[1] / width)) for x, y in points]
 
 
 @torch.no_grad()
@@ -138,14 +115,7 @@ def attention_of_patches(
 
 
 def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
-    """The smallest set of patches that holds a share of the attention.
-
-    Args:
-        attention: (..., h, w), not negative; need not add up to 1.
-        mass: the share, between 0 and 1.
-
-    Returns:
-        bool (..., h, w), True in the set.
+    """The smallest set of patches, bool (..., h, w), that holds a share `mass` of the attention (..., h, w).
 
     Source: microsoft/unilm `beit2/visualize_attention.py`.
     """

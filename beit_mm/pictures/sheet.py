@@ -1,6 +1,7 @@
 """A sheet of titled pictures, for everything that this package draws beside images."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,27 +41,19 @@ def sheet(rows: Sequence[Sequence[tuple[str, Tensor | None]]], side: int = SIDE)
             if image is None:
                 continue
             left = MARGIN + column * (width + MARGIN)
-            axes = figure.add_axes(
-                (left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1]), anchor='NW'
-            )
+            bottom = 1 - (top + height) / size[1]
+            axes = figure.add_axes((left / size[0], bottom, width / size[0], height / size[1]), anchor='NW')
             axes.axis('off')
             axes.imshow(image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0).numpy())
-            axes.set_title(
-                shortened(title, int(width / CHARACTER)),
-                loc='left',
-                pad=2,
-                size=FONT_SIZE,
-                family='monospace',
-                parse_math=False,  # a name may hold dollars
-            )
+            font: dict[str, Any] = dict(size=FONT_SIZE, family='monospace', parse_math=False)  # a name may hold dollars
+            axes.set_title(shortened(title, int(width / CHARACTER)), loc='left', pad=2, **font)
     return figure
 
 
 def shortened(title: str, length: int) -> str:
     """A title in characters that the font has, of at most `length` of them."""
-    title = ''.join(
-        char if char.isprintable() else '?' for char in title.encode('latin-1', 'replace').decode('latin-1')
-    )
+    latin = title.encode('latin-1', 'replace').decode('latin-1')
+    title = ''.join(char if char.isprintable() else '?' for char in latin)
     return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
 
 

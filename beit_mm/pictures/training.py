@@ -19,8 +19,6 @@ from beit_mm.pictures.sheet import pixels_of, sheet_of_columns
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError
 
-NUM_IMAGES = 8
-
 Scalars = dict[int, dict[str, float]]  # step -> name -> number
 
 
@@ -28,11 +26,9 @@ Scalars = dict[int, dict[str, float]]  # step -> name -> number
 class ReconstructionHook(Hook):
     """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
 
-    They are spread evenly over the data set: where class follows class, each is of another one.
-
     Of a pretraining: image, masked image, and its decoded visual tokens, the right ones and the predicted ones; of a
     DiscreteVAE: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
-    `iter_<step>.png` and `test.png` to `pictures/` in the work directory. Other models have none.
+    `iter_<step>.png` and `test.png` to `pictures/` in the work directory.
 
     Args:
         channels: of images with many bands, the three that are drawn as red, green and blue, counted from 0; of images
@@ -48,12 +44,11 @@ class ReconstructionHook(Hook):
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list | None = None, mode: str = 'train'
     ) -> None:
-        """Draws them once in a validation or test; mmengine calls it after each batch of any loop."""
         model = unwrap(runner)
         if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
             return
         loader = runner.test_dataloader if mode == 'test' else runner.val_dataloader
-        number = min(NUM_IMAGES, len(loader.dataset))
+        number = min(8, len(loader.dataset))  # spread evenly: where class follows class, each is of another one
         samples = [loader.dataset[i * len(loader.dataset) // number] for i in range(number)]
         with torch.no_grad():
             columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
@@ -67,13 +62,9 @@ class ReconstructionHook(Hook):
 
 
 def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
-    """What a run has logged in all its starts; where two of them have a step, the later one counts.
+    """What a run has logged in training and in validations, in all its starts, by step in rising order.
 
-    Args:
-        work_dir: whose `*/vis_data/scalars.json` mmengine has written; where there is none, nothing was logged.
-
-    Returns:
-        What was logged in training and in validations, by the steps of training, in rising order.
+    Where two starts have a step, the later one counts.
     """
     training: Scalars = {}
     validation: Scalars = {}
@@ -94,8 +85,9 @@ def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) 
     Args:
         runs: name -> what `read_scalars` returns.
     """
-    figure = Figure(figsize=(6 * min(len(keys), 2), 3.5 * ((len(keys) + 1) // 2)), layout='constrained')
-    panels = figure.subplots((len(keys) + 1) // 2, min(len(keys), 2), squeeze=False).ravel()
+    rows, columns = (len(keys) + 1) // 2, min(len(keys), 2)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, key in zip(panels, keys, strict=False):
         for number, (name, parts) in enumerate(runs.items()):
             for part, style, suffix in zip(parts, ('-', 'o--'), ('', ', validation'), strict=True):
