@@ -42,32 +42,19 @@ CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide o
 class Plan:
     """What was chosen for a training, and why.
 
-    Attributes:
-        base: config of configs/ that it builds on.
-        backbone: arguments of the BEiTBackbone.
-        size: of the images, (height, width) in pixels.
-        preprocessing: mean and std, pixels 0-255.
-        batch: images of a step.
-        workers: processes that read images.
-        init: checkpoint to begin with; None for random weights.
-        tokenizer: config of the tokenizer, that of `init` or DALL-E's; None: one is trained.
-        keeps_head: `init` predicts tokens of this tokenizer already; its head is trained further.
-        reasons: lines for the user.
-
-    plan.json, which it is read from, is a file like others: another base, which would be executed, and other types,
-    which would be built, are a UserError.
+    It is read from plan.json, which may ask for another base, to be executed, or other types, to be built: a UserError.
     """
 
-    base: str
-    backbone: dict[str, Any]
-    size: tuple[int, int]
-    preprocessing: dict[str, Any]
-    batch: int
-    workers: int
-    init: str | None
-    tokenizer: dict[str, Any] | None
-    keeps_head: bool
-    reasons: list[str]
+    base: str  # config below configs/ that it builds on
+    backbone: dict[str, Any]  # arguments of the BEiTBackbone
+    size: tuple[int, int]  # of the images, (height, width) in pixels
+    preprocessing: dict[str, Any]  # mean and std, pixels 0-255
+    batch: int  # images of a step
+    workers: int  # processes that read images
+    init: str | None  # checkpoint to begin with; None for random weights
+    tokenizer: dict[str, Any] | None  # config of the tokenizer, that of `init` or DALL-E's; None: one is trained
+    keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
+    reasons: list[str]  # lines for the user
 
     def __post_init__(self) -> None:
         if self.base not in BASES:

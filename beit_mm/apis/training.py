@@ -36,14 +36,10 @@ from beit_mm.pictures.training import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
-MINUTES = 15.0
 REST = 0.1  # of the time, for pictures and the report
-TOKENIZER_SHARE = 1 / 3  # of the time for training
-MEASURING = 0.03  # of the time, for measuring the steps of a stage
 MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those before, which are slow
 MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
 MIN_BANK = 200  # images with labels, however long it takes
-NUM_PICTURES = 8
 ROWS = {  # of the report: a metric's name, what it is, how it is written
     'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
     'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
@@ -83,9 +79,6 @@ def pretrain(
         FileNotFoundError: no folder, or no images in it.
         UserError: too few images, a folder of another run, or `init` is no BEiT.
     """
-    check_numbers(minutes=minutes, steps=steps, workers=workers)
-    if steps is not None and steps < MIN_STEPS:
-        raise UserError(f'steps is {steps}; expected at least {MIN_STEPS}')
     with quiet():
         return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).finish()
 
@@ -110,20 +103,8 @@ def finetune(
     Returns:
         The classifier, `<out>/finetuned.pth`, for `classify`.
     """
-    check_numbers(minutes=minutes, epochs=epochs, workers=workers)
     with quiet():
         return Run('finetune', images, out, init, workers, batch, minutes=minutes, epochs=epochs).finish()
-
-
-def check_numbers(workers: int | None, **lengths: float | None) -> None:
-    given = {name: value for name, value in lengths.items() if value is not None}
-    if len(given) > 1:
-        raise UserError(f'{" and ".join(given)} are both given; expected one of them')
-    for name, value in given.items():
-        if not 0 < value < float('inf'):
-            raise UserError(f'{name} is {value:g}; expected more than 0')
-    if workers is not None and workers < 0:
-        raise UserError(f'workers is {workers}; expected 0 or more')
 
 
 class Run:
@@ -139,6 +120,16 @@ class Run:
         batch: int | None = None,
         **lengths: float | None,
     ) -> None:
+        given = {name: number for name, number in lengths.items() if number is not None}
+        if len(given) > 1:
+            raise UserError(f'{" and ".join(given)} are both given; expected one of them')
+        for name, number in given.items():
+            if not 0 < number < float('inf'):
+                raise UserError(f'{name} is {number:g}; expected more than 0')
+        if given.get('steps', MIN_STEPS) < MIN_STEPS:
+            raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
+        if workers is not None and workers < 0:
+            raise UserError(f'workers is {workers}; expected 0 or more')
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()
@@ -148,7 +139,7 @@ class Run:
             verb=verb,
             images=str(Path(images).expanduser().resolve()),
             init=init and absolute(str(init) if '://' in str(init) else str(checkpoint_of(init))),
-            length=next((f'{number:g} {name}' for name, number in lengths.items() if number is not None), None),
+            length=next((f'{number:g} {name}' for name, number in given.items()), None),
             batch=batch,
             seconds=0.0,
             stages={},
@@ -253,7 +244,7 @@ class Run:
         self.record.update(
             plan=dataclasses.asdict(plan),
             found=str(images),
-            length=self.record['length'] or f'{MINUTES:g} minutes',
+            length=self.record['length'] or '15 minutes',
             batch=plan.batch,
             stages={stage: {} for stage in stages},
         )
@@ -268,9 +259,9 @@ class Run:
         if unit == 'minutes':
             seconds = 60 * number
             cfg = run_config(*self.settings(images, stage, steps=1000))
-            needed, setup = seconds_per_step(cfg, limit=MEASURING * seconds)
+            needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)
             left = (1 - REST) * seconds - self.seconds() - setup
-            steps = int((TOKENIZER_SHARE * left if stage == 'tokenizer' else left) / needed)
+            steps = int((left / 3 if stage == 'tokenizer' else left) / needed)
             say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
         elif unit == 'epochs':
             steps = round(number * (len(images.train.names) // self.record['batch']))
@@ -324,7 +315,7 @@ class Run:
         if self.verb == 'pretrain':
             trained = Checkpoint.open(self.weights)
             held_out = [images.held_out.root / path for path in images.held_out.names]
-            chosen = held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES]
+            chosen = held_out[:: max(1, len(held_out) // 8)][:8]
             reconstruct(trained, chosen, self.folder / 'reconstruction.png')
             pictures.insert(0, '![image, masked image, tokens decoded, prediction decoded](reconstruction.png)')
             if images.classes:

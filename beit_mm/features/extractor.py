@@ -32,8 +32,7 @@ from beit_mm.terminal import UserError, with_bar
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None
 KINDS = ('mean', 'class_token', 'patches')
-CROP_RATIO = 0.875  # of our configs' test pipelines
-UNCROPPED = 384  # pixels: from this size on our configs' test pipelines crop nothing from the short side
+CROP_RATIO = 0.875  # of our configs' test pipelines, which crop nothing from 384 pixels on
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ def iterate_images(
 
 def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
     """Configs of what follows loading where no config says so: the middle of the image, of `size` (height, width)."""
-    edge = max(size) if max(size) >= UNCROPPED else round(max(size) / CROP_RATIO)
+    edge = max(size) if max(size) >= 384 else round(max(size) / CROP_RATIO)
     return [
         dict(type='ResizeEdge', scale=edge, edge='short', backend=backend, interpolation='bicubic'),
         dict(type='CenterCrop', crop_size=tuple(size[::-1])),

@@ -21,25 +21,16 @@ from beit_mm.positions import Grid
 from beit_mm.terminal import UserError
 
 MASS = 0.6  # of the attention, inside the contour
-TILE = 240  # pixels of a tile's longer side
-OPACITY = 0.65  # of the colours over the image
 FINE = 8  # cells of the contour's grid along a patch: a contour cuts the corners of its cells
 
 
 class ImageAttention(NamedTuple):
-    """What points of an image attend to.
+    """What points of an image attend to."""
 
-    Attributes:
-        image: float (3, H, W) in [0, 1], as the model saw it before normalising.
-        points: (x, y) of each, in pixels of the image as a viewer shows it.
-        patches: (row, column) of each.
-        maps: (P, heads, h, w), of `attention_of_patches`.
-    """
-
-    image: Tensor
-    points: list[tuple[float, float]]
-    patches: list[tuple[int, int]]
-    maps: Tensor
+    image: Tensor  # float (3, H, W) in [0, 1], as the model saw it before normalising
+    points: list[tuple[float, float]]  # (x, y) of each, in pixels of the image as a viewer shows it
+    patches: list[tuple[int, int]]  # (row, column) of each
+    maps: Tensor  # (P, heads, h, w), of `attention_of_patches`
 
 
 def attention_of_image(
@@ -53,7 +44,6 @@ def attention_of_image(
 
     Args:
         extractor: of any BEiT or plain ViT, with `whole=True`.
-        image: path.
         points: see `parse_point`.
         layer, softmax: see `attention_of_patches`.
     """
@@ -143,7 +133,7 @@ def draw_attention(
     tiles = [('image', image), *((title, gray) for title in titles)]
     columns = math.ceil(math.sqrt(len(tiles) * image.shape[1] / image.shape[2]))
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
-    figure = sheet(rows * len(patches), TILE)
+    figure = sheet(rows * len(patches), side=240)
     panels = iter(figure.axes)
     height, width = (side / cells for side, cells in zip(image.shape[1:], maps.shape[2:], strict=True))  # of a patch
     for (row, column), attention in zip(patches, maps, strict=True):
@@ -152,7 +142,7 @@ def draw_attention(
         for values in (attention.mean(dim=0), *attention):
             axes = next(panels)
             extent = axes.images[0].get_extent()
-            axes.imshow(values.numpy(), cmap='hot', alpha=OPACITY, interpolation='nearest', extent=extent)
+            axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)
             if mass is not None:
                 inside = np.pad(np.kron(largest_mass_mask(values, mass).numpy(), np.ones((FINE, FINE))), 1)
                 ys, xs = (
