@@ -73,10 +73,8 @@ def classify(
             found = (result for batch in batches for result in classifier(batch, on_error='skip'))
             results = list(with_bar(found, len(sources)))
         else:
-            raise UserError(
-                f'{checkpoint} is pretrained and knows no classes; give --labelled FOLDER with one folder a class, or '
-                'fine-tune it first: python -m beit_mm finetune'
-            )
+            advice = 'give --labelled FOLDER with one folder a class, or fine-tune it first: python -m beit_mm finetune'
+            raise UserError(f'{checkpoint} is pretrained and knows no classes; {advice}')
     if out is not None:
         write_results(Path(out).expanduser(), results)
     return results
@@ -154,11 +152,9 @@ def segment(
         if short_side is not None or not reduce_zero_label:
             raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if (task := checkpoint.task) != 'segmentation':
-            raise UserError(
-                f'{checkpoint} is {"a classifier" if task == "classification" else "pretrained"}, no segmentor; give '
-                '--labelled FOLDER with images/, annotations/ and classes.txt, or train a segmentor on it: README, '
-                '"Segmentation"'
-            )
+            model = 'a classifier' if task == 'classification' else 'pretrained'
+            advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or train a segmentor on it'
+            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}: README, "Segmentation"')
         segmentor = SegmentationInferencer(checkpoint)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
@@ -178,10 +174,8 @@ def segment_by_neighbours(
     split = '/training' if (folder / 'images/training').is_dir() else ''
     prefix = dict(img_path=f'images{split}', seg_map_path=f'annotations{split}')
     if missing := [name for name in (*prefix.values(), 'classes.txt') if not (folder / name).exists()]:
-        raise FileNotFoundError(
-            f'--labelled: no {missing[0]} in {str(labelled)!r}; expected images/, annotations/ of the same names, and '
-            'classes.txt with a name a line'
-        )
+        expected = 'expected images/, annotations/ of the same names, and classes.txt with a name a line'
+        raise FileNotFoundError(f'--labelled: no {missing[0]} in {str(labelled)!r}; {expected}')
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
     options = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
     dataset = patch_dataset(extract, data_root=str(folder), **options)

@@ -36,10 +36,7 @@ ConfigInput: TypeAlias = str | Path | Config | None
 
 
 class _Inferencer(ABC):
-    """A trained model, and the preparation of its images, from the config in its checkpoint or a given one.
-
-    A checkpoint's own config is data: see `stored_config`. A given one may name anything.
-    """
+    """A trained model, and the preparation of its images, from the config in its checkpoint or a given one."""
 
     task: str  # what the model is called
     scope: str  # the library's, in which the types are named
@@ -133,9 +130,8 @@ class _Inferencer(ABC):
             preprocessing = Config.fromfile(known.config).model.data_preprocessor
         levels = {name: preprocessing.get(name) for name in ('mean', 'std')}
         if not all(levels.values()):
-            raise CheckpointError(
-                f'{checkpoint} holds no config, and does not say how its images were normalised; {wanted}'
-            )
+            lack = 'does not say how its images were normalised'
+            raise CheckpointError(f'{checkpoint} holds no config, and {lack}; {wanted}')
         weights, out_indices = checkpoint.converted.state_dict, checkpoint.architecture.get('out_indices')
         try:
             return self._of_weights(weights, backbone, levels, out_indices)

@@ -221,13 +221,12 @@ def loaders(
     images: Images, lists: Path, plan: Plan, pipelines: Sequence[list], validated: str = 'validated', **data: Any
 ) -> dict[str, Any]:
     """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
-    settings: dict[str, Any] = {}
-    for split_name, name, pipeline in zip(('train', 'val'), ('train', validated), pipelines, strict=True):
-        dataset = dict(dataset_of(images, lists, name), pipeline=pipeline, on_error='skip', **data)
-        settings[f'{split_name}_dataloader'] = dict(
-            batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0, dataset=dataset
-        )
-    return dict(settings, test_dataloader=settings['val_dataloader'])
+    loading = dict(batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0)
+    train, val = (
+        dict(loading, dataset=dict(dataset_of(images, lists, name), pipeline=pipeline, on_error='skip', **data))
+        for name, pipeline in zip(('train', validated), pipelines, strict=True)
+    )
+    return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
 
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:

@@ -62,9 +62,8 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
         # files of /proc have no size, and reading one may wait for ever
         file = next((place for place in places if place.is_file() and place.stat().st_size), None)
         if file is None:
-            raise FileNotFoundError(
-                f'the tokenizer of {checkpoint} is gone: looked for {" and ".join(map(str, places))}'
-            )
+            looked = ' and '.join(map(str, places))
+            raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {looked}')
         config[key] = str(file)
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
         raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')

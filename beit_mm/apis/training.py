@@ -220,7 +220,8 @@ class Run:
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
-            say(f'Stopped{kept}. Resume with: {this_command()}')
+            typed = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
+            say(f'Stopped{kept}. Resume with: {shlex.join(sys.orig_argv) if typed else "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if 'plan' in self.record:
@@ -378,12 +379,11 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
 # --- training -------------------------------------------------------------------------------------
 
 
-def make_runner(cfg: RunConfig, *hooks: Hook) -> Runner:
+def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
     """A quiet runner under a name of its own, which mmengine wants for each in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = TerminalRunner.from_cfg(cfg)
-    for hook in hooks:
-        runner.register_hook(hook)
+    runner.register_hook(hook)
     return runner
 
 
@@ -433,9 +433,3 @@ def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
     axes.set_ylabel('nats')
     axes.legend()
     figure.savefig(out, dpi=120)
-
-
-def this_command() -> str:
-    """What the user has typed, to be typed again."""
-    ours = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
-    return shlex.join(sys.orig_argv) if ours else 'the same call'

@@ -49,7 +49,6 @@ def evaluate_images(
     """Top-1 accuracy on labelled images.
 
     Args:
-        extractor: what gives the features.
         train, val: folders of class folders; or loaders of ImageFolders whose pipelines end with PackInputs.
         method: 'knn', a vote of the `k` nearest training images weighted by exp(cosine / 0.07) (DINO's); or 'linear',
             multinomial logistic regression on standardised features, its penalty chosen on a tenth of the training
@@ -259,8 +258,7 @@ def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
         grid: (h, w). A pixel belongs to the patch that its centre is in.
     """
     rows, columns = (
-        ((torch.arange(side) * 2 + 1) * cells).div(2 * side, rounding_mode='floor')
-        for side, cells in zip(labels.shape, grid, strict=True)
+        (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
     )
     patch = rows[:, None] * grid[1] + columns  # H, W
     pixels = patch.flatten().bincount(minlength=grid[0] * grid[1])  # h*w
@@ -277,7 +275,6 @@ def sample_patches(
 
     Args:
         maps: of `labelled_patches`, of `num_images` images.
-        num_classes: K.
         max_patches: of all images together.
 
     Returns:
@@ -305,11 +302,7 @@ def sample_patches(
 
 
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The k nearest of a bank (M, C), of `CHUNK` features of (N, C) after another.
-
-    Yields:
-        Cosines (n, k), highest first, and int64 (n, k) rows of the bank; k is at most M.
-    """
+    """Cosines (n, k), highest first, and rows (n, k) of the k <= M nearest of a bank, for n features at a time."""
     bank = F.normalize(bank, dim=1)
     for chunk in F.normalize(features, dim=1).split(CHUNK):
         yield (chunk @ bank.T).topk(min(k, len(bank)), dim=1)
@@ -318,13 +311,9 @@ def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor,
 def knn_predict(
     features: Tensor, bank: Tensor, labels: Tensor, num_classes: int, k: int = 20, temperature: float = 0.07
 ) -> Tensor:
-    """Classes, int64 (N,), by a vote of the nearest neighbours, each weighted with exp(cosine / temperature).
+    """Classes, int64 (N,), of features (N, C) by a vote of the k nearest in a bank (M, C) with labels int64 (M,).
 
-    Args:
-        features: (N, C) to be classified.
-        bank: (M, C) of images with labels.
-        labels: int64 (M,) of the bank.
-        k: neighbours that vote; at most M do.
+    Each vote has the weight exp(cosine / temperature).
 
     Source: facebookresearch/dino `eval_knn.py`.
     """
@@ -368,8 +357,6 @@ def fit_linear(
     Args:
         features: (M, C), standardised.
         targets: classes int64 (M,), or their shares (M, K).
-        num_classes: K.
-        penalty: of the weights; the bias has none.
         steps: iterations at most.
         start: what to begin with; zeros without it.
     """
@@ -478,10 +465,8 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
     """The number of classes, which two datasets must have in common."""
     classes, others = (dataset.metainfo['classes'] for dataset in (train, val))
     if classes != others:
-        raise UserError(
-            f'the training images have {len(classes)} classes, the validation images {len(others)}, or their names '
-            'differ; expected the same'
-        )
+        found = f'the training images have {len(classes)} classes, the validation images {len(others)}'
+        raise UserError(f'{found}, or their names differ; expected the same')
     return len(classes)
 
 

@@ -180,10 +180,8 @@ class FeatureExtractor:
         bands: settings of LoadBands, for a model of other images than RGB.
 
     Attributes:
-        backbone: the BEiTBackbone.
         mean, std: float (C, 1, 1), of pixels 0-255.
-        pipeline: configs of the transforms that prepare an image.
-        reader: the ImageReader with these transforms.
+        pipeline: configs of the transforms that prepare an image, which `reader` runs.
     """
 
     def __init__(
@@ -241,7 +239,7 @@ class FeatureExtractor:
             raise UserError('the extractor takes the middle of images; expected FeatureExtractor(..., whole=True)')
 
     def with_random_weights(self, seed: int = 0) -> 'FeatureExtractor':
-        """The same with the backbone as it is before any training."""
+        """The same features of an untrained backbone."""
         twin = copy.copy(self)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -311,12 +309,9 @@ class FeatureExtractor:
             one_shape = len({image.shape for image in inputs}) == 1
             for batch in [torch.stack(inputs)] if one_shape else [image[None] for image in inputs]:
                 x, grid = self.hidden_states(batch, blocks)  # B, layers, N, C
-                pooled = dict(
-                    class_token=lambda x=x: x[:, :, 0],
-                    mean=lambda x=x: x[:, :, 1:].mean(dim=2),
-                    patches=lambda x=x, grid=grid: x[:, :, 1:].unflatten(2, grid),
-                )
-                arrays = {kind: pooled[kind]().cpu().numpy() for kind in kinds}
+                tokens = x[:, :, 1:]
+                pooled = dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))
+                arrays = {kind: pooled[kind].cpu().numpy() for kind in kinds}
                 for row in range(len(batch)):
                     yield {kind: values[row] if several else values[row, 0] for kind, values in arrays.items()}
 
