@@ -90,11 +90,6 @@ def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Modul
     Returns:
         The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;
         ClassificationInferencer, SegmentationInferencer and FeatureExtractor take files and do all of that.
-
-    Raises:
-        UserError: an unknown name.
-        FileNotFoundError: no weights; says where they are.
-        CheckpointError: weights of another backbone.
     """
     if name not in released():
         raise UserError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')

@@ -39,9 +39,6 @@ MAX_ROWS = 64  # of a picture of reconstructions
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
 
-# --- classification -------------------------------------------------------------------------------
-
-
 def classify(
     checkpoint: CheckpointInput, images: Sources, labelled: str | Path | None = None, out: str | Path | None = None
 ) -> list[dict[str, Any]]:
@@ -118,9 +115,6 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
     return result['name'], f'{result["scores"][0][1]:.3f}' if 'scores' in result else ''
 
 
-# --- segmentation ---------------------------------------------------------------------------------
-
-
 def segment(
     checkpoint: CheckpointInput,
     images: Sources,
@@ -166,9 +160,7 @@ def segment_by_neighbours(
 ) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
-    Returns:
-        For each image dict(path, image=uint8 (H, W, 3), labels=uint8 (H, W)), or dict(path, error); and the classes and
-        palette of the labelled images.
+    Of each image dict(path, image, labels=uint8 (H, W)) or dict(path, error); and the labelled images' metainfo.
     """
     folder = Path(labelled).expanduser()
     split = '/training' if (folder / 'images/training').is_dir() else ''
@@ -228,9 +220,6 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
     return Image.fromarray(drawn.permute(1, 2, 0).numpy())
 
 
-# --- what a pretrained model sees -----------------------------------------------------------------
-
-
 def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -> Path:
     """Draws images, what the model sees of them, their visual tokens and the predicted ones, decoded.
 
@@ -238,11 +227,6 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
         checkpoint: of a pretraining on visual tokens, see `Checkpoint.open`.
         images: files and folders; the first 64 images, without broken ones.
         out: picture.
-
-    Raises:
-        FileNotFoundError: no such file or folder, or the tokenizer's weights are gone.
-        UnreadableImageError: none of the files is an image.
-        CheckpointError: no pretraining on visual tokens.
     """
     out = check_picture(out)
     with quiet():
@@ -261,11 +245,7 @@ def check_picture(out: str | Path) -> Path:
 
 
 def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -> tuple[list[str], dict[str, Tensor]]:
-    """What `reconstruct` draws.
-
-    Returns:
-        The files that could be read; and for each column its title and the pictures, float (B, 3, H, W) in [0, 1].
-    """
+    """The files that `reconstruct` draws, without broken ones; title -> pictures float (B, 3, H, W) in [0, 1]."""
     model = load_pretrainer(Checkpoint.open(checkpoint))
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride

@@ -104,10 +104,9 @@ class _Inferencer(ABC):
         try:
             model, pipeline = check_stored_config(*stored, self.task)
         except RefusedError as error:
-            raise CheckpointError(
-                f'{name} asks for {error}, which is no part of a {self.task} that is built on the word of a '
-                f'checkpoint; if you trust it, give the config: {self._advice}'
-            ) from None
+            refused = f'which is no part of a {self.task} that is built on the word of a checkpoint'
+            advice = f'if you trust it, give the config: {self._advice}'
+            raise CheckpointError(f'{name} asks for {error}, {refused}; {advice}') from None
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
     def _selected(self, values: Mapping[str, Any], name: str) -> tuple[dict, list[dict]]:

@@ -80,9 +80,6 @@ class Plan:
         return sizes_of(self.backbone['arch'])['embed_dims']
 
 
-# --- choices --------------------------------------------------------------------------------------
-
-
 def plan_training(
     images: Images,
     verb: str,
@@ -94,9 +91,6 @@ def plan_training(
     """Model, batch and workers, from the number of images, the device and its memory.
 
     Args:
-        images: to learn from.
-        verb: 'pretrain' or 'finetune'.
-        init: checkpoint to begin with.
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
         batch: images of a step; None: as memory and images allow.
@@ -165,9 +159,6 @@ def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
     free = torch.cuda.mem_get_info()[0] / 2**30
     gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
     return min(free / gib_per_image, MAX_BATCH), f'{free:.0f} GiB of GPU memory'
-
-
-# --- settings -------------------------------------------------------------------------------------
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:

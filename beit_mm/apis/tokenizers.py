@@ -83,9 +83,8 @@ def own_tokenizer(checkpoint: Path) -> dict[str, Any]:
 
 def find_dalle() -> dict[str, Any] | None:
     """Arguments of the DALLETokenizer whose weights lie in $BEIT_MM_WEIGHTS or torch hub's cache; None without."""
-    folders = [Path(torch.hub.get_dir(), 'checkpoints')]
-    if named := os.environ.get(WEIGHTS_VARIABLE):
-        folders.insert(0, Path(named))
+    named = os.environ.get(WEIGHTS_VARIABLE)
+    folders = [*([Path(named)] if named else []), Path(torch.hub.get_dir(), 'checkpoints')]
     for encoder in (folder / name for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():
             decoder = encoder.with_name('decoder.pkl')

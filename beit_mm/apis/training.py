@@ -37,7 +37,7 @@ from beit_mm.terminal import UserError, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REST = 0.1  # of the time, for pictures and the report
-MEASURED_STEPS, FIRST_STEPS = 20, 4  # steps that are timed at least, and those before, which are slow
+FIRST_STEPS = 4  # slow ones, before those that are measured
 MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
 MIN_BANK = 200  # images with labels, however long it takes
 ROWS = {  # of the report: a metric's name, what it is, how it is written
@@ -68,16 +68,12 @@ def pretrain(
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
         steps: of the pretraining, instead, and at most as many of the tokenizer.
-        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is taken over.
+        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept.
         workers: processes that read images.
         batch: images of a step.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
-
-    Raises:
-        FileNotFoundError: no folder, or no images in it.
-        UserError: too few images, a folder of another run, or `init` is no BEiT.
     """
     with quiet():
         return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).finish()
@@ -146,8 +142,6 @@ class Run:
         )
         self.open()
 
-    # --- the folder -------------------------------------------------------------------------------
-
     def open(self) -> None:
         """Reads what was planned before, and refuses folders of other things."""
         if self.folder.exists() and not self.folder.is_dir():
@@ -198,8 +192,6 @@ class Run:
     def last_checkpoint(self, stage: str) -> Path:
         """The stage's last checkpoint; exists once the stage is done."""
         return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
-
-    # --- all of it --------------------------------------------------------------------------------
 
     def finish(self) -> Path:
         if (self.folder / REPORT).is_file() and self.weights.is_file():
@@ -260,9 +252,9 @@ class Run:
         if unit == 'minutes':
             seconds = 60 * number
             cfg = run_config(*self.settings(images, stage, steps=1000))
-            needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)
+            needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)  # for measuring
             left = (1 - REST) * seconds - self.seconds() - setup
-            steps = int((left / 3 if stage == 'tokenizer' else left) / needed)
+            steps = int((left / 3 if stage == 'tokenizer' else left) / needed)  # a third for the tokenizer
             say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
         elif unit == 'epochs':
             steps = round(number * (len(images.train.names) // self.record['batch']))
@@ -308,8 +300,6 @@ class Run:
         if runner.val_loop is not None:
             end_workers(runner.val_dataloader)
 
-    # --- the report -------------------------------------------------------------------------------
-
     def report(self, images: Images) -> None:
         numbers = self.record['stages'][self.verb]
         pictures = ['![loss](loss.png)']
@@ -348,7 +338,7 @@ class Run:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
         sizes = MAX_BANK, MAX_QUERIES
         number, unit = self.length
-        if unit == 'minutes':  # features take at most half of what a training step takes; two networks compute them
+        if unit == 'minutes':  # in the time left: features, of two networks, take at most half of a training step each
             affordable = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
             bank, queries = max(MIN_BANK, int(affordable * 2 / 3)), max(MIN_BANK // 2, int(affordable / 3))
             sizes = min(MAX_BANK, bank), min(MAX_QUERIES, queries)
@@ -376,9 +366,6 @@ def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     return found
 
 
-# --- training -------------------------------------------------------------------------------------
-
-
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
     """A quiet runner under a name of its own, which mmengine wants for each in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
@@ -397,7 +384,7 @@ class StepClock(Hook):
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         self.times.append(time.monotonic())
         steps, seconds = len(self.times) - FIRST_STEPS, self.times[-1] - self.times[0]
-        if steps > MEASURED_STEPS and seconds > self.limit or steps > 1 and seconds > 3 * self.limit:
+        if steps > 20 and seconds > self.limit or steps > 1 and seconds > 3 * self.limit:
             runner.train_loop.stop_training = True
 
 

@@ -32,9 +32,6 @@ HELD_OUT = 0.1  # share of the labelled images by which the penalty is chosen
 MAX_PATCHES = 50_000  # of the training images, in the bank
 
 
-# --- images ---------------------------------------------------------------------------------------
-
-
 def evaluate_images(
     extractor: FeatureExtractor,
     train: str | Path | DataLoader,
@@ -106,9 +103,6 @@ def image_features(
     return features[once], labels[once]
 
 
-# --- patches --------------------------------------------------------------------------------------
-
-
 def evaluate_patches(
     extractor: FeatureExtractor,
     train: SegmentationFolder | dict,
@@ -178,11 +172,7 @@ def patch_classifier(
     workers: int = 0,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """What classifies the patches of an image by those of labelled images.
-
-    Args:
-        dataset: a `patch_dataset`, of which each process reads its share.
-        extractor, method, layer, k, max_patches, max_images, workers, seed: as of `evaluate_patches`.
+    """What classifies patches of an image by those of a `patch_dataset`; `evaluate_patches` names the other arguments.
 
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
@@ -232,11 +222,7 @@ def spread_rows(dataset: SegmentationFolder, max_images: int | None) -> list[int
 
 
 def labelled_patches(
-    extractor: FeatureExtractor,
-    dataset: SegmentationFolder,
-    layer: int | None = None,
-    max_images: int | None = None,
-    workers: int = 0,
+    extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, max_images: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Features of patches, float32 (h, w, C) on the model's device, and label map uint8 (H, W) of each image."""
     images = Subset(dataset, spread_rows(dataset, max_images)[get_rank() :: get_world_size()])
@@ -251,11 +237,9 @@ def _as_it_is(sample: dict) -> dict:
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
-    """The share, float32 (h, w, K), of each patch's pixels that each class has.
+    """The share, float32 (h, w, K), that each class of a label map, uint8 (H, W), has of each patch's pixels.
 
-    Args:
-        labels: uint8 (H, W); from `num_classes` on they are no class, so that a patch's sum may be below 1.
-        grid: (h, w). A pixel belongs to the patch that its centre is in.
+    Labels from `num_classes` on are no class. A pixel belongs to the patch that its centre is in.
     """
     rows, columns = (
         (torch.arange(side) * 2 + 1) * cells // (2 * side) for side, cells in zip(labels.shape, grid, strict=True)
@@ -298,9 +282,6 @@ def sample_patches(
     return bank, answers, numbers
 
 
-# --- nearest neighbours ---------------------------------------------------------------------------
-
-
 def neighbours(features: Tensor, bank: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Cosines (n, k), highest first, and rows (n, k) of the k <= M nearest of a bank, for n features at a time."""
     bank = F.normalize(bank, dim=1)
@@ -330,9 +311,6 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
     return torch.cat([targets[nearest].mean(dim=1) for _, nearest in neighbours(features, bank, k)])
 
 
-# --- a linear layer -------------------------------------------------------------------------------
-
-
 class Standardise:
     """Features with mean 0 and variance 1 in each channel, by those of a bank (M, C)."""
 
@@ -345,26 +323,20 @@ class Standardise:
 
 
 def fit_linear(
-    features: Tensor,
-    targets: Tensor,
-    num_classes: int,
-    penalty: float,
-    steps: int = 100,
-    start: nn.Linear | None = None,
+    features: Tensor, targets: Tensor, num_classes: int, penalty: float, start: nn.Linear | None = None
 ) -> nn.Linear:
     """Multinomial logistic regression by L-BFGS: minimises mean cross entropy + penalty / 2 * sum of squared weights.
 
     Args:
         features: (M, C), standardised.
         targets: classes int64 (M,), or their shares (M, K).
-        steps: iterations at most.
         start: what to begin with; zeros without it.
     """
     layer = nn.Linear(features.shape[1], num_classes, device=features.device)
     with torch.no_grad():
         layer.weight.copy_(start.weight) if start else layer.weight.zero_()
         layer.bias.copy_(start.bias) if start else layer.bias.zero_()
-    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=steps, line_search_fn='strong_wolfe')
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=100, line_search_fn='strong_wolfe')
 
     def objective() -> Tensor:
         optimizer.zero_grad()
@@ -382,13 +354,7 @@ def fit_linear(
 
 
 def choose_penalty(
-    features: Tensor,
-    targets: Tensor,
-    num_classes: int,
-    images: Tensor,
-    by_class: bool,
-    penalties: Sequence[float] = PENALTIES,
-    seed: int = 0,
+    features: Tensor, targets: Tensor, num_classes: int, images: Tensor, by_class: bool, seed: int = 0
 ) -> tuple[nn.Linear, float, dict[float, float]]:
     """A linear layer on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
 
@@ -396,7 +362,6 @@ def choose_penalty(
         features, targets, num_classes: as `fit_linear`.
         images: int64 (M,), the image that each feature is of: those of one image stay together.
         by_class: the best by mean intersection over union, else by the part of right answers.
-        penalties: from the largest to the smallest; each fit begins with the last one's result.
         seed: of the choice of images.
 
     Returns:
@@ -410,7 +375,7 @@ def choose_penalty(
     figures: dict[float, float] = {}
     layers: dict[float, nn.Linear] = {}
     layer = None
-    for penalty in penalties:
+    for penalty in PENALTIES:  # from the largest on: each fit begins with the last one's result
         layer = layers[penalty] = fit_linear(features[~held_out], targets[~held_out], num_classes, penalty, start=layer)
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
         figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
@@ -418,15 +383,10 @@ def choose_penalty(
     return fit_linear(features, targets, num_classes, best, start=layers[best]), best, figures
 
 
-# --- figures --------------------------------------------------------------------------------------
-
-
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    """Counts float64 (K, K), the right class by the predicted one, on the CPU.
+    """Counts float64 (K, K) on the CPU, by the right class and the predicted one, int64 of any shape.
 
-    Args:
-        predicted: classes, int64, any shape.
-        targets: integers of that shape, ignored from `num_classes` on; or shares of classes, (*shape, K).
+    Targets are integers of that shape, ignored from `num_classes` on, or shares of classes (*shape, K).
     """
     if targets.is_floating_point():
         counts = targets.new_zeros(num_classes, num_classes, dtype=torch.float64)

@@ -35,9 +35,6 @@ KINDS = ('mean', 'class_token', 'patches')
 CROP_RATIO = 0.875  # of our configs' test pipelines, which crop nothing from 384 pixels on
 
 
-# --- images ---------------------------------------------------------------------------------------
-
-
 class FoundPath(str):
     """The path of an image file that was found: taken as it is, even if the file is gone by then."""
 
@@ -158,9 +155,6 @@ def usual_preparation(size: Sequence[int], backend: str) -> list[dict]:
         dict(type='CenterCrop', crop_size=tuple(size[::-1])),
         dict(type='PackInputs'),
     ]
-
-
-# --- features -------------------------------------------------------------------------------------
 
 
 class FeatureExtractor:

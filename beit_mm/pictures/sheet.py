@@ -58,11 +58,9 @@ def shortened(title: str, length: int) -> str:
 
 
 def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Figure:
-    """A sheet with a row for each image of a batch.
+    """A sheet of `columns`, title -> float (B, C, H, W) in [0, 1], with a row for each image of the batch.
 
-    Args:
-        columns: title -> float (B, C, H, W) in [0, 1], any H and W.
-        channels: the three of C that are drawn as red, green and blue; of fewer the first is drawn in gray.
+    `channels` are drawn as red, green and blue; of fewer than three the first is drawn in gray.
     """
     drawn = [images[:, list(channels) if images.shape[1] > 2 else [0, 0, 0]] for images in columns.values()]
     first, *others = ([('', image) for image in row] for row in zip(*drawn, strict=True))
