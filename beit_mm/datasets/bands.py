@@ -144,10 +144,9 @@ def read_tif(file: BinaryIO, max_pixels: int) -> np.ndarray:
         if planes * bands > 1:
             pages = [first]
         if depth != 1 or first.dtype is None or first.compression not in COMPRESSIONS:
-            raise OSError(
-                f'compression {first.compression}, {first.bitspersample} bits, depth {depth}; expected none, LZW, '
-                'Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1'
-            )
+            expected = 'none, LZW, Deflate, PackBits, LZMA or Zstandard, 8 to 64 bits, depth 1'
+            stored = f'compression {first.compression}, {first.bitspersample} bits, depth {depth}'
+            raise OSError(f'{stored}; expected {expected}')
         if not any(size for page in pages for size in page.databytecounts):
             raise OSError('none of its blocks of pixels is stored')  # a few bytes would take all memory
         check_size((height, width, planes * bands * len(pages)), first.dtype, max_pixels)

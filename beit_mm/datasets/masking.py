@@ -159,10 +159,8 @@ def masked_positions(mask: np.ndarray, num_slots: int) -> np.ndarray:
     positions = np.full(num_slots, -1)
     masked = np.flatnonzero(mask)
     if len(masked) > num_slots:
-        raise UserError(
-            f'{len(masked)} patches are masked, the mask transform said at most {num_slots}; a transform that changes '
-            "the mask has to change results['num_slots'] too (None: no limit)"
-        )
+        advice = "a transform that changes the mask has to change results['num_slots'] too (None: no limit)"
+        raise UserError(f'{len(masked)} patches are masked, the mask transform said at most {num_slots}; {advice}')
     positions[: len(masked)] = masked
     return positions
 

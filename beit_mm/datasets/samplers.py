@@ -73,9 +73,9 @@ class SeededSampler(DefaultSampler):
 
     def __iter__(self) -> Iterator[SampleKey]:
         skipped, self.skipped = self.skipped, 0
-        order = torch.arange(len(self.dataset))
+        order = np.arange(len(self.dataset))
         if self.shuffle:
-            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch))
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch)).numpy()
         for place in range(self.rank + skipped * self.world_size, self.total_size, self.world_size):
             image, copy = divmod(place, self.num_repeats)
             yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image % len(order)]))

@@ -26,7 +26,6 @@ LUMA = (0.299, 0.587, 0.114)  # red, green, blue in gray (ITU-R 601)
 MIN_ASPECT = 0.3  # smallest height / width of an erased box; the largest is its inverse
 BRIGHTNESS, CONTRAST, SATURATION = range(3)  # operations of colour jitter
 LOBES = 3  # of the Lanczos filter
-MAX_CACHED_LENGTH = 1000  # pixels; weights of longer crops are computed anew, 8% of the resizing at 2000
 
 
 class TwoViews(BaseTransform, ABC):
@@ -398,7 +397,7 @@ def _lanczos_transposed(image: np.ndarray, new_width: int) -> np.ndarray:
     image = cv2.transpose(image) if image.shape[2] == 3 else np.ascontiguousarray(image.transpose(1, 0, 2))
     width, height, channels = image.shape
     pixels = torch.from_numpy(image).float().view(width, height * channels)
-    weights = cached_bands if width <= MAX_CACHED_LENGTH else lanczos_bands
+    weights = cached_bands if width <= 1000 else lanczos_bands  # computed anew: 8% of the resizing at 2000 pixels
     filtered = torch.cat([band @ pixels[i:j] for i, j, band in weights(width, new_width)])
     if image.dtype == np.uint8:
         filtered = filtered.round_().clamp_(0, 255).byte()
