@@ -73,10 +73,14 @@ class SeededSampler(DefaultSampler):
 
     def __iter__(self) -> Iterator[SampleKey]:
         skipped, self.skipped = self.skipped, 0
+        yield from self.keys(skipped)
+
+    def keys(self, first: int = 0) -> Iterator[SampleKey]:
+        """This rank's samples of the epoch from the `first` on."""
         order = np.arange(len(self.dataset))
         if self.shuffle:
             order = torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed + self.epoch)).numpy()
-        for place in range(self.rank + skipped * self.world_size, self.total_size, self.world_size):
+        for place in range(self.rank + first * self.world_size, self.total_size, self.world_size):
             image, copy = divmod(place, self.num_repeats)
             yield SampleKey(self.seed, self.epoch * self.num_repeats + copy, int(order[image % len(order)]))
 
