@@ -138,11 +138,9 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
-        """What the model saw, what it was to predict and what it predicted.
+        """Title -> float (B, C, H, W) in [0, 1] of what the model saw, was to predict and predicted.
 
-        Returns:
-            Title -> float (B, C, H, W) in [0, 1]: the image, the masked image and, where the tokenizer can decode,
-            the image of its tokens and the same with the predicted tokens in the masked patches.
+        Predicted tokens, which need a tokenizer that can decode, stand in the masked patches only.
         """
         mask = inputs['mask']
         image = self.data_preprocessor.denormalize(inputs['images'])

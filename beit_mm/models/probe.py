@@ -78,10 +78,9 @@ class LinearProbe(BaseModel):
     def features(self, images: Tensor) -> list[Tensor]:
         """Features (B, C) or (B, 2 C) of each probed block, without gradients."""
         tokens = self.backbone(images)  # B, N, C of each block
-        means = [x[:, 1:].mean(dim=1) for x in tokens]
         if self.feature == 'mean':
-            return means
-        return [torch.cat([x[:, 0], mean], dim=1) for x, mean in zip(tokens, means, strict=True)]
+            return [x[:, 1:].mean(dim=1) for x in tokens]
+        return [torch.cat([x[:, 0], x[:, 1:].mean(dim=1)], dim=1) for x in tokens]
 
     def predict(self, logits: list[Tensor], data_samples: list[DataSample] | None) -> list[DataSample]:
         """The data samples with `layer_labels`, a dict layer -> most likely class.

@@ -279,16 +279,11 @@ class BEiTBackbone(BaseModule):
         num_tokens = 1 + self.grid[0] * self.grid[1]
         self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, dims)) if abs_pos_embed else None
         self.rel_pos_bias = SharedRelativePositionBias(self.grid, heads) if rel_pos_bias == 'shared' else None
+        hidden = sizes.get('feedforward_channels', 4 * dims)
+        drop_paths = [drop_path_rate * index / max(depth - 1, 1) for index in range(depth)]
+        own_grid = self.grid if rel_pos_bias == 'per_layer' else None
         self.blocks = nn.ModuleList(
-            Block(
-                dims,
-                heads,
-                sizes.get('feedforward_channels', 4 * dims),
-                drop_path=drop_path_rate * index / max(depth - 1, 1),
-                gamma=layer_scale_init or None,
-                grid=self.grid if rel_pos_bias == 'per_layer' else None,
-            )
-            for index in range(depth)
+            Block(dims, heads, hidden, drop_path, layer_scale_init or None, own_grid) for drop_path in drop_paths
         )
         self.norm = self.fc_norm = None
         if depth - 1 in self.out_indices:

@@ -111,8 +111,8 @@ class SlidingSegmentor(EncoderDecoder):
             bilinear_matrix(source, target, self.align_corners).to(seg_logits)
             for source, target in zip(seg_logits.shape[2:], size, strict=True)
         )
+        strips = rows.split(max(1, MAX_LOGITS // (8 * classes * size[1])))
         for sample, logits in zip(samples, seg_logits, strict=True):  # C, h, w
-            strips = rows.split(max(1, MAX_LOGITS // (8 * classes * size[1])))
             labels = [(strip @ logits @ columns.T).argmax(dim=0, keepdim=True) for strip in strips]
             sample.pred_sem_seg = PixelData(data=torch.cat(labels, dim=1))  # 1, H, W
         return samples
@@ -278,7 +278,7 @@ class MultiScaleViews:
         crop_size: (height, width) of the window in pixels.
         ratios: sizes relative to `short_side`.
 
-    Returns, when called with the results of loading:
+    Returns:
         dict(inputs=[uint8 (3, h, w) of each view], data_samples=SegDataSample); its `view_weights` say how many ratios
         each view stands for.
 
@@ -286,11 +286,9 @@ class MultiScaleViews:
     """
 
     def __init__(self, short_side: int, crop_size: tuple[int, int], ratios: Sequence[float] = RATIOS):
-        if min(short_side, *crop_size) < 1 or not ratios or min(ratios) <= 0:
-            raise UserError(
-                f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}: all '
-                'must be positive, and there must be a ratio'
-            )
+        if min(short_side, *crop_size, *ratios, len(ratios)) <= 0:
+            settings = f'short_side {short_side}, crop_size {tuple(crop_size)} and ratios {tuple(ratios)}'
+            raise UserError(f'{settings}: all must be positive, and there must be a ratio')
         # An image may be wide or high: the window's longer side is safe for both.
         self.short_sides = Counter(max(int(short_side * ratio), *crop_size) for ratio in ratios)
         self.pack = PackSegInputs()

@@ -22,19 +22,12 @@ PRECISIONS = dict(fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
 class Tokenizer(nn.Module, ABC):
-    """Images, RGB (C = 3) but for a tokenizer of other bands, to visual tokens.
+    """Images, RGB (C = 3) but for a tokenizer of other bands, to visual tokens."""
 
-    Attributes:
-        vocab_size: number of visual tokens.
-        stride: pixels per token along a side.
-        can_decode: whether `decode` turns tokens into images.
-        provenance: type, precision, path and SHA-256 of the weights, plain values; kept in a run's checkpoints.
-    """
-
-    vocab_size: int
-    stride: int
-    can_decode: bool = False
-    provenance: dict[str, Any]
+    vocab_size: int  # number of visual tokens
+    stride: int  # pixels per token along a side
+    can_decode: bool = False  # whether `decode` turns tokens into images
+    provenance: dict[str, Any]  # type, precision, path and SHA-256 of the weights; kept in a run's checkpoints
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
             if 2**num_levels != STRIDE:
                 raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
             self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
-            self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels=out_channels)
+            self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
         elif arch == 'conv':
             self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
             self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
