@@ -25,7 +25,9 @@ def find_config(name: str) -> Path:
     if (path := Path(name)).is_file():
         return path
     wanted = name.removesuffix('.py')
-    files = {str(path.relative_to(folder))[:-3]: path for folder in config_folders() for path in folder.rglob('*.py')}
+    files: dict[str, Path] = {}  # of the checkout before those of the package
+    for folder in config_folders():
+        files = {str(path.relative_to(folder))[:-3]: path for path in folder.rglob('*.py')} | files
     found = sorted(known for known in files if f'/{known}'.endswith(f'/{wanted}'))
     if len(found) > 1:
         raise UserError(f'{name!r} names {len(found)} configs; expected one of {", ".join(found)}')
