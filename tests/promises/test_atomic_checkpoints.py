@@ -302,6 +302,36 @@ def test_the_best_checkpoint_is_replaced_only_by_a_written_one(config, images, m
     assert names(config) == ['best_mim_loss_iter_6.pth', 'iter_6.pth', 'last_checkpoint', 'run_id']
 
 
+@pytest.mark.parametrize(
+    ('wanted', 'scores', 'kept'),
+    [  # a loss is good when it is low, an accuracy when it is high
+        ('auto', [dict(mim_loss=2.0, x=0), dict(mim_loss=1.0, x=0)], ['best_mim_loss_iter_6.pth']),
+        ('auto', [dict(mim_loss=1.0), dict(mim_loss=1.0)], ['best_mim_loss_iter_3.pth']),
+        (
+            ['mim_loss', 'single-label/accuracy'],
+            [{'mim_loss': 1.0, 'single-label/accuracy': 3.0}, {'mim_loss': 2.0, 'single-label/accuracy': 4.0}],
+            ['best_mim_loss_iter_3.pth', 'best_single-label_accuracy_iter_6.pth'],
+        ),
+        ('mim_los', [dict(mim_loss=1.0)], 'the validation measures mim_loss'),
+        ('x', [dict(x=1.0)], "whether a high x is good is unknown; set the CheckpointHook's rule"),
+    ],
+)
+def test_the_best_of_each_metric_is_kept(wanted, scores, kept, config, images, monkeypatch):
+    narrow = narrow_pretraining(images, Path(config.work_dir).parent)
+    for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
+        config[key] = narrow[key]
+    config.train_cfg.val_interval = 1
+    config.default_hooks.checkpoint.save_best = wanted
+    rest = iter(scores)
+    monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: next(rest))
+    if isinstance(kept, str):
+        with pytest.raises(ValueError, match=kept):
+            train(config)
+    else:
+        train(config)
+        assert sorted(path.name for path in Path(config.work_dir).glob('best_*')) == kept
+
+
 def test_all_of_a_file_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
     """A power cut leaves the old file or the new one: bytes first, then the name, then the folder's list of names."""
     path, done, fsync, replace = tmp_path / 'file', [], os.fsync, os.replace
