@@ -4,6 +4,8 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
 
     __main__.py     `python -m beit_mm VERB ...`: pretraining, fine-tuning and looking at images, each in one line
     files.py        Files written completely or not at all, their hashes and printable names, and text for configs
+    pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
+                    maps, curves
     positions.py    Where patches lie: the relative position bias and the position embedding, at any patch grid
     precision.py    The type that a device computes in
     registry.py     Child registries of mmengine's, scope `beit_mm`: `type='beit_mm.X'` finds our classes from any
@@ -21,7 +23,6 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
                     beit, beit_v2, dalle, dino, discrete_vae, interop, probe, vit, vqkd
-    pictures/       Pictures of what a model makes of images: attention, sheet, training
     segmentation/   Semantic segmentation with MMSegmentation. No other folder imports mmseg: heads, segmentor
 """
 

@@ -29,8 +29,7 @@ from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dat
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.pictures.attention import attention_of_image, draw_attention
-from beit_mm.pictures.sheet import sheet_of_columns
+from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, quiet, with_bar
 

@@ -32,7 +32,7 @@ from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.features.evaluation import knn_predict
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.files import atomic_file, readable
-from beit_mm.pictures.training import draw_runs, read_scalars
+from beit_mm.pictures import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'

@@ -13,8 +13,7 @@ from PIL import Image
 from beit_mm import FeatureExtractor, embed
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.features.extractor import load_features, save_features
-from beit_mm.pictures.attention import attention_of_image, draw_attention
-from beit_mm.pictures.sheet import pixels_of
+from beit_mm.pictures import attention_of_image, draw_attention, pixels_of
 
 SIZE = 48  # of the peers: 6 x 6 patches of 8 pixels
 

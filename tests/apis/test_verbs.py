@@ -30,7 +30,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.steps import clock, progress_line
 from beit_mm.features.extractor import load_features
-from beit_mm.pictures.sheet import MARGIN
+from beit_mm.pictures import MARGIN
 from beit_mm.registry import MODELS
 
 COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))

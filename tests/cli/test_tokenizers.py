@@ -10,7 +10,7 @@ from helpers import NO_WORKERS, ROOT, run_tool
 from PIL import Image
 
 from beit_mm.models import DiscreteVAE
-from beit_mm.pictures.sheet import MARGIN, SIDE
+from beit_mm.pictures import MARGIN, SIDE
 
 DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
 NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)

@@ -9,8 +9,7 @@ from PIL import Image
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.pictures.attention import attention_of_patches, draw_attention, largest_mass_mask, patches_at
-from beit_mm.pictures.sheet import pixels_of
+from beit_mm.pictures import attention_of_patches, draw_attention, largest_mass_mask, patches_at, pixels_of
 
 DIMS, HEADS, LAYERS, PATCH = 24, 3, 3, 8
 VARIANTS = {

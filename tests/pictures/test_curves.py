@@ -7,7 +7,7 @@ import pytest
 from helpers import run_tool
 from PIL import Image
 
-from beit_mm.pictures.training import draw_runs, read_scalars
+from beit_mm.pictures import draw_runs, read_scalars
 
 COMPARE = 'analysis/compare_runs.py'
 

@@ -10,8 +10,16 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
-from beit_mm.pictures.sheet import MARGIN, SIDE, TITLE_HEIGHT, pixels_of, sheet, sheet_of_columns, shortened
-from beit_mm.pictures.training import ReconstructionHook
+from beit_mm.pictures import (
+    MARGIN,
+    SIDE,
+    TITLE_HEIGHT,
+    ReconstructionHook,
+    pixels_of,
+    sheet,
+    sheet_of_columns,
+    shortened,
+)
 from beit_mm.registry import MODELS
 
 CELL, TOP = SIDE + MARGIN, TITLE_HEIGHT + MARGIN

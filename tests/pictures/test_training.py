@@ -18,7 +18,7 @@ from PIL import Image
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
-from beit_mm.pictures.sheet import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
+from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
 
 browse, masks = (
     SimpleNamespace(**runpy.run_path(str(ROOT / f'tools/visualization/{name}.py')))

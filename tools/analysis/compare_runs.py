@@ -25,7 +25,7 @@ from _cli import run  # noqa: E402
 from beit_mm.terminal import UserError
 
 if TYPE_CHECKING:
-    from beit_mm.pictures.training import Scalars
+    from beit_mm.pictures import Scalars
 
 NO_METRICS = {'step', 'time', 'data_time'}  # of a validation
 OF_THE_START = {'work_dir', 'resume', 'load_from', 'launcher', 'experiment_name'}  # entries that are not compared
@@ -41,7 +41,7 @@ def main() -> None:
     from beit_mm.terminal import quiet
 
     with quiet():
-        from beit_mm.pictures.training import draw_runs, read_scalars
+        from beit_mm.pictures import draw_runs, read_scalars
     folders = [work_dir_of(folder) for folder in args.runs]
     found = {str(folder): read_scalars(folder) for folder in folders}
     for name, (training, validation) in found.items():

@@ -201,7 +201,7 @@ def report(data: list[str], classes: bool, segmented: bool) -> None:
 
 def images_per_second() -> float:
     """Median over the pretraining."""
-    from beit_mm.pictures.training import read_scalars
+    from beit_mm.pictures import read_scalars
 
     training, _ = read_scalars(RUNS / 'pretrain')
     return statistics.median(row['images_per_second'] for row in training.values() if 'images_per_second' in row)
@@ -218,7 +218,7 @@ def draw_overview(folder: Path, segmented: bool) -> None:
     from beit_mm.apis.inferencers import SegmentationInferencer
     from beit_mm.features.evaluation import neighbours
     from beit_mm.features.extractor import FeatureExtractor, embed
-    from beit_mm.pictures.sheet import sheet_of_columns
+    from beit_mm.pictures import sheet_of_columns
 
     held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class
     pretrained = checkpoint('pretrain')

@@ -54,7 +54,7 @@ def main() -> None:
 
         from beit_mm.datasets.reading import read_image
         from beit_mm.features.extractor import FeatureExtractor
-        from beit_mm.pictures.attention import attention_of_image, draw_attention, largest_mass_mask
+        from beit_mm.pictures import attention_of_image, draw_attention, largest_mass_mask
 
         size = args.short_side
         if args.long_side:

@@ -93,7 +93,7 @@ def draw_training_samples(
 
     from beit_mm.datasets.image_folder import UnlabeledImages
     from beit_mm.datasets.samplers import SampleKey, seed_generators
-    from beit_mm.pictures.sheet import sheet_of_columns
+    from beit_mm.pictures import sheet_of_columns
 
     dataset = training_dataset(cfg)
     samples = []

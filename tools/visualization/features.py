@@ -177,7 +177,7 @@ def draw_pca(
     paths: Sequence[str], images: Sequence[Tensor], maps: Sequence[np.ndarray], foreground: float | None = None
 ) -> Figure:
     """Each image (3, H, W) in [0, 1] beside the colours of its patches; `maps` and `foreground` as `pca_colours`."""
-    from beit_mm.pictures.sheet import sheet
+    from beit_mm.pictures import sheet
 
     pairs = [
         [(Path(path).name, image), ('components', part)]
@@ -198,7 +198,7 @@ def draw_neighbours(queries: dict, bank: dict, number: int = NEIGHBOURS) -> Figu
     import torch
 
     from beit_mm.features.evaluation import neighbours
-    from beit_mm.pictures.sheet import sheet
+    from beit_mm.pictures import sheet
 
     known = torch.from_numpy(bank['features'])
     files = [Path(path).resolve() for path in bank['paths']]

@@ -1,0 +1,311 @@
+"""Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention maps, curves.
+
+Shapes: P points, h x w the patch grid.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+from torch import Tensor
+
+from beit_mm.engine.steps import unwrap, written_if_possible
+from beit_mm.features.extractor import FeatureExtractor
+from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.models.vit import BEiTBackbone
+from beit_mm.positions import Grid
+from beit_mm.registry import HOOKS
+from beit_mm.terminal import UserError
+
+SIDE = 160  # pixels of a tile's longer side
+MARGIN = 4  # pixels between tiles
+TITLE_HEIGHT = 16  # pixels above a row with titles
+DPI = 100
+FONT_SIZE = 8  # points, of a font whose characters are all as wide
+CHARACTER = 0.63 * FONT_SIZE * DPI / 72  # pixels
+MASS = 0.6  # of the attention, inside the contour
+
+Scalars = dict[int, dict[str, float]]  # step -> name -> number
+
+
+def sheet(rows: Sequence[Sequence[tuple[str, Tensor | None]]], side: int = SIDE) -> Figure:
+    """Rows of titled pictures on white, to be saved by `savefig`.
+
+    Args:
+        rows: of each tile its title and its picture, float (3, H, W) in [0, 1] of any size, drawn in its own shape;
+            None leaves the place empty. A title that is too long loses its beginning, the folders of a path.
+        side: pixels of a tile's longer side.
+
+    Returns:
+        A figure with one `axes` for each picture, row after row.
+    """
+    shapes = [image.shape[1:] for row in rows for _, image in row if image is not None]
+    height = max(1, round(side * max(min(1, h / w) for h, w in shapes)))
+    width = max(1, round(side * max(min(1, w / h) for h, w in shapes)))
+    tops = [MARGIN]  # of the rows' pictures, and of what would follow
+    for row in rows:
+        tops[-1] += TITLE_HEIGHT * any(title for title, _ in row)
+        tops.append(tops[-1] + height + MARGIN)
+    size = MARGIN + max(map(len, rows)) * (width + MARGIN), tops[-1]
+    figure = Figure(figsize=(size[0] / DPI, size[1] / DPI), dpi=DPI)
+    for row, top in zip(rows, tops, strict=False):
+        for column, (title, image) in enumerate(row):
+            if image is None:
+                continue
+            left = MARGIN + column * (width + MARGIN)
+            bottom = 1 - (top + height) / size[1]
+            axes = figure.add_axes((left / size[0], bottom, width / size[0], height / size[1]), anchor='NW')
+            axes.axis('off')
+            axes.imshow(image.detach().float().cpu().clamp(0, 1).permute(1, 2, 0).numpy())
+            font: dict[str, Any] = dict(size=FONT_SIZE, family='monospace', parse_math=False)  # a name may hold dollars
+            axes.set_title(shortened(title, int(width / CHARACTER)), loc='left', pad=2, **font)
+    return figure
+
+
+def shortened(title: str, length: int) -> str:
+    """A title in characters that the font has, of at most `length` of them."""
+    latin = title.encode('latin-1', 'replace').decode('latin-1')
+    title = ''.join(char if char.isprintable() else '?' for char in latin)
+    return title if len(title) <= length else f'..{title[len(title) - length + 2 :]}'
+
+
+def sheet_of_columns(columns: Mapping[str, Tensor], channels: Sequence[int] = (0, 1, 2)) -> Figure:
+    """A sheet of `columns`, title -> float (B, C, H, W) in [0, 1], with a row for each image of the batch.
+
+    `channels` are drawn as red, green and blue; of fewer than three the first is drawn in gray.
+    """
+    drawn = [images[:, list(channels) if images.shape[1] > 2 else [0, 0, 0]] for images in columns.values()]
+    first, *others = ([('', image) for image in row] for row in zip(*drawn, strict=True))
+    titled = [(title, image) for title, (_, image) in zip(columns, first, strict=True)]
+    return sheet([titled, *others])
+
+
+def pixels_of(figure: Figure) -> np.ndarray:
+    """What `savefig` writes, uint8 (H, W, 3)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+@HOOKS.register_module()
+class ReconstructionHook(Hook):
+    """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
+
+    Of a pretraining: image, masked image, and its decoded visual tokens, the right ones and the predicted ones; of a
+    DiscreteVAE: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
+    `iter_<step>.png` and `test.png` to `pictures/` in the work directory.
+
+    Args:
+        channels: of images with many bands, the three that are drawn as red, green and blue, counted from 0; of images
+            with one or two the first is drawn in gray.
+    """
+
+    def __init__(self, channels: Sequence[int] = (0, 1, 2)):
+        if len(channels) != 3:
+            raise UserError(f'channels is {channels}; expected three, for red, green and blue')
+        self.channels = list(channels)
+
+    @master_only
+    def _after_iter(
+        self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list | None = None, mode: str = 'train'
+    ) -> None:
+        model = unwrap(runner)
+        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
+            return
+        loader = runner.test_dataloader if mode == 'test' else runner.val_dataloader
+        number = min(8, len(loader.dataset))  # spread evenly: where class follows class, each is of another one
+        samples = [loader.dataset[i * len(loader.dataset) // number] for i in range(number)]
+        with torch.no_grad():
+            columns = model.pictures(model.data_preprocessor(loader.collate_fn(samples))['inputs'])
+        figure = sheet_of_columns(columns, self.channels)
+        path = Path(runner.work_dir, 'pictures', 'test.png' if mode == 'test' else f'iter_{runner.iter}.png')
+        with written_if_possible(runner):
+            runner.visualizer.add_image(f'{mode}_reconstruction', pixels_of(figure), step=runner.iter)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path)
+            print_log(f'Pictures: {path}', logger='current')
+
+
+class ImageAttention(NamedTuple):
+    """What points of an image attend to."""
+
+    image: Tensor  # float (3, H, W) in [0, 1], as the model saw it before normalising
+    points: list[tuple[float, float]]  # (x, y) of each, in pixels of the image as a viewer shows it
+    patches: list[tuple[int, int]]  # (row, column) of each
+    maps: Tensor  # (P, heads, h, w), of `attention_of_patches`
+
+
+def attention_of_image(
+    extractor: FeatureExtractor,
+    image: str | Path,
+    points: Sequence[str] = ('0.5,0.5',),
+    layer: int = -1,
+    softmax: bool = True,
+) -> ImageAttention:
+    """What points of an image file attend to.
+
+    Args:
+        extractor: of any BEiT or plain ViT, with `whole=True`.
+        points: see `parse_point`.
+        layer, softmax: see `attention_of_patches`.
+    """
+    extractor.check_whole()
+    sample = extractor.reader.load(image)
+    sides = sample['img'].shape[:2]
+    places = [parse_point(text, sides) for text in points]
+    pixels = extractor.reader.prepare(sample)['inputs']  # 3, H, W
+    patch = extractor.backbone.patch_size
+    patches = patches_at(places, sides, (pixels.shape[1] // patch, pixels.shape[2] // patch))
+    normalised = (pixels.to(extractor.device).float() - extractor.mean) / extractor.std
+    maps = attention_of_patches(extractor.backbone, normalised, patches, layer, softmax)
+    return ImageAttention(pixels.float() / 255, places, patches, maps)
+
+
+def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
+    """'210,140' (pixels) or '0.5,0.25' (shares) as (x, y) in pixels of an image of (height, width)."""
+    try:
+        x, y = text.split(',')
+        return float(x) * (size[1] if '.' in x else 1), float(y) * (size[0] if '.' in y else 1)
+    except ValueError:
+        expected = 'expected X,Y in pixels (210,140) or shares (0.5,0.25)'
+        raise UserError(f'--points: {text!r} is no point; {expected}') from None
+
+
+def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], grid: Grid) -> list[tuple[int, int]]:
+    """The patches (row, column) of a grid (h, w) in which points (x, y) of an image of (height, width) pixels lie."""
+    height, width = size
+    for x, y in points:
+        if not (0 <= x < width and 0 <= y < height):
+            sides = f'{width} x {height} pixels (width x height)'
+            raise UserError(f'point {x:g},{y:g} lies outside of the image of {sides}')
+    return [(int(y * grid[0] / height), int(x * grid[1] / width)) for x, y in points]
+
+
+@torch.no_grad()
+def attention_of_patches(
+    backbone: BEiTBackbone, image: Tensor, patches: Sequence[tuple[int, int]], layer: int = -1, softmax: bool = True
+) -> Tensor:
+    """What patches of one image attend to, in every head of a layer.
+
+    Args:
+        backbone: in evaluation mode.
+        image: (3, H, W) normalised.
+        patches: (row, column) of each.
+        layer: block, 0-based, negative from the end.
+        softmax: False for the scores before the softmax, relative position bias included.
+
+    Returns:
+        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so that after the softmax a map adds
+        up to less than 1.
+
+    Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
+    """
+    width = -(-image.shape[2] // backbone.patch_size)  # rounded up, as the input is padded
+    queries = torch.tensor([[1 + row * width + column for row, column in patches]], device=image.device)  # 1, P
+    attention, grid = backbone.attention_maps(image.unsqueeze(0), layer, queries, softmax)  # 1, heads, P, N
+    return attention[0, :, :, 1:].transpose(0, 1).unflatten(-1, grid).float().cpu()  # P, heads, h, w
+
+
+def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
+    """The smallest set of patches, bool (..., h, w), that holds a share `mass` of the attention (..., h, w).
+
+    Source: microsoft/unilm `beit2/visualize_attention.py`.
+    """
+    values, order = attention.double().flatten(-2).sort(dim=-1, descending=True, stable=True)  # ..., h*w
+    before = values.cumsum(dim=-1) - values
+    needed = before < mass * values.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(needed).scatter(-1, order, needed).view(attention.shape)
+
+
+def draw_attention(
+    image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, mass: float | None = MASS
+) -> Figure:
+    """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
+
+    Dark to red, yellow and white is the least to the most attention of the tile.
+
+    Args:
+        image: float (3, H, W) in [0, 1].
+        patches: (row, column) of the patches that attend.
+        maps: (P, heads, h, w), of `attention_of_patches`.
+        mass: share of the attention that the contour encloses; None for no contour, as for scores.
+    """
+    titles = ['mean of heads', *(f'head {head}' for head in range(maps.shape[1]))]
+    gray = image.mean(dim=0, keepdim=True).expand(3, -1, -1)
+    tiles = [('image', image), *((title, gray) for title in titles)]
+    columns = math.ceil(math.sqrt(len(tiles) * image.shape[1] / image.shape[2]))
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    figure = sheet(rows * len(patches), side=240)
+    panels = iter(figure.axes)
+    height, width = image.shape[1] // maps.shape[2], image.shape[2] // maps.shape[3]  # of a patch, in pixels
+    for (row, column), attention in zip(patches, maps, strict=True):
+        corner = column * width - 0.5, row * height - 0.5
+        next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
+        for values in (attention.mean(dim=0), *attention):
+            axes = next(panels)
+            extent = axes.images[0].get_extent()
+            axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)
+            if mass is not None:
+                patches_inside = largest_mass_mask(values, mass).numpy()
+                inside = np.pad(np.kron(patches_inside, np.ones((height, width))), 1)  # pixels, and some around them
+                axes.autoscale(False)
+                axes.contour(
+                    inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1
+                )
+    return figure
+
+
+def read_scalars(work_dir: str | Path) -> tuple[Scalars, Scalars]:
+    """What a run has logged in training and in validations, in all its starts, by step in rising order.
+
+    Where two starts have a step, the later one counts.
+    """
+    training: Scalars = {}
+    validation: Scalars = {}
+    for path in sorted(Path(work_dir).glob('*/vis_data/scalars.json')):
+        for line in path.read_text().splitlines():
+            with suppress(json.JSONDecodeError):  # a run that was killed may leave half a line
+                row = json.loads(line)
+                (training if 'iter' in row else validation)[row['step']] = row
+    training = dict(sorted(training.items()))
+    # a run that counts epochs logs its validations by them
+    ends = {row['epoch']: step for step, row in training.items() if 'epoch' in row}
+    return training, {ends.get(step, step): row for step, row in sorted(validation.items())}
+
+
+def draw_runs(runs: Mapping[str, tuple[Scalars, Scalars]], keys: Sequence[str]) -> Figure:
+    """A panel for each key, with a curve of each run: in training a line, in validations one with dots.
+
+    Args:
+        runs: name -> what `read_scalars` returns.
+    """
+    rows, columns = (len(keys) + 1) // 2, min(len(keys), 2)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows), layout='constrained')
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, key in zip(panels, keys, strict=False):
+        for number, (name, parts) in enumerate(runs.items()):
+            for part, style, suffix in zip(parts, ('-', 'o--'), ('', ', validation'), strict=True):
+                points = {step: row[key] for step, row in part.items() if key in row}
+                if points:
+                    label = name + suffix
+                    axes.plot(*zip(*points.items(), strict=True), style, color=f'C{number}', label=label, markersize=4)
+        axes.set(xlabel='step', ylabel=key)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    for axes in panels[len(keys) :]:
+        axes.remove()
+    return figure
