@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.transforms import Size, as_size, cut, draw_box, jitter_pixels, resize_bicubic
+from beit_mm.datasets.transforms import CONTRAST, Size, as_size, cut, draw_box, jitter_pixels, resize_bicubic
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError
 
@@ -93,8 +93,8 @@ def jitter_with_hue(image: np.ndarray) -> np.ndarray:
         if operation == 3:  # beside the three of jitter_pixels
             image = shift_hue(image, shift)
         else:
-            gray = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
-            image = jitter_pixels(image, factors, int(cv2.mean(gray)[0] + 0.5), [operation])
+            gray = cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] if operation == CONTRAST else 0
+            image = jitter_pixels(image, factors, int(gray + 0.5), [operation])
     return image
 
 
