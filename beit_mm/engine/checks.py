@@ -38,7 +38,7 @@ class FitCheckHook(Hook):
     It refuses fewer images than a batch; a mask or second view that does not fit the backbone; images, means and model
     of different numbers of channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in
     the first batch that has no class; swapped colours; an optimizer made by rules for other names than the backbone's;
-    auto_scale_lr where batches are accumulated; NaN or infinity in weights or in the optimizer's state to resume with.
+    auto_scale_lr where batches are accumulated; NaN or infinity in weights.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -80,23 +80,11 @@ class FitCheckHook(Hook):
         # the backbone checks its own when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
-        if runner.cfg.get('resume'):
-            check_finite(optimizer_tensors(checkpoint.get('optimizer')), "The checkpoint's optimizer")
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
         check_same_classes(classes_of(dataset), path_of(dataset), class_names(self.loaded), 'the checkpoint')
         check_model(unwrap(runner), dataset)
-
-
-def optimizer_tensors(state: Any) -> dict[str, Tensor]:
-    """The tensors of an optimizer's state dict, by their path in it."""
-    tensors: dict[str, Tensor] = {}
-    for key, value in state.items() if isinstance(state, dict) else ():
-        if isinstance(value, Tensor):
-            tensors[str(key)] = value
-        tensors |= {f'{key}.{name}': inner for name, inner in optimizer_tensors(value).items()}
-    return tensors
 
 
 def state_effective_batch(runner: Runner) -> None:
@@ -155,16 +143,15 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     """Raises UserError when labels do not fit; warns when most pixels are ignored."""
-    reduced = samples[0].get('reduce_zero_label', False)
     ignored = pixels = 0
     for sample in samples:
-        labels = sample.gt_sem_seg.data
+        labels, reduced = sample.gt_sem_seg.data, sample.get('reduce_zero_label', False)
         counted = labels != ignore_index
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
             advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
-            if sample.get('reduce_zero_label', False):
+            if reduced:
                 advice = 'reduce_zero_label=True has already made labels one lower'
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='

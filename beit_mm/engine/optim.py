@@ -15,6 +15,7 @@ from mmengine.registry import OPTIMIZERS
 from mmpretrain.models import BEiTViT, VisionTransformer
 from torch import Tensor, nn
 
+from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
@@ -197,7 +198,11 @@ class AutocastOptimWrapper(OptimWrapper):
 
 
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
-    """Raises CheckpointError unless an optimizer's state has its parameters' shapes, which fused kernels trust."""
+    """Raises CheckpointError unless an optimizer's state is finite and has its parameters' shapes.
+
+    Fused kernels trust the shapes.
+    """
+    tensors = {}
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
         # which kernel runs is the run's own setting
         saved.update({key: group[key] for key in KERNEL_OPTIONS if key in group})
@@ -212,7 +217,8 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                         f"the checkpoint's optimizer has {name!r} of shape {tuple(value.shape)} for a parameter, "
                         f'expected {tuple(expected)}; it is of another model'
                     )
-                state[name] = value.contiguous()
+                state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()
+    check_finite(tensors, "The checkpoint's optimizer")
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
