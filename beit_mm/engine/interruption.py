@@ -44,8 +44,8 @@ class InterruptionHook(Hook):
     and itself exits with 1. A signal in the last steps has no effect: the training ends with its last checkpoint and
     code 0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
-    Several processes agree on the step to stop at, in an exchange every 0.4 s, or before each step that is longer than
-    0.1 s. They know its outcome one step later, so they stop within half a second, or after one step more.
+    Several processes agree on the step to stop at: before each step they exchange what they were told, and they know
+    the outcome before the next one.
 
     The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another. The
     kernel releases the lock however the process ends. A file system without locks gets a warning.
@@ -60,8 +60,6 @@ class InterruptionHook(Hook):
         self.asked_at = 0.0
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
-        self.every = 1  # steps between two exchanges
-        self.steps, self.since = 0, 0.0  # steps after the last exchange, and when that began; 0: not yet
         self.handlers: dict[signal.Signals, Any] = {}
 
     def before_run(self, runner: Runner) -> None:
@@ -110,8 +108,7 @@ class InterruptionHook(Hook):
             shield_workers(runner.val_dataloader)
 
     def start(self, runner: Runner) -> None:
-        self.code = self.agreed = self.steps = 0
-        self.every, self.pending, self.since = 1, None, 0.0
+        self.code, self.agreed, self.pending = 0, 0, None
         self.group = connect() if get_world_size() > 1 else None
         if threading.current_thread() is threading.main_thread() and checkpoint_hook_of(runner) is not None:
             for number in EXIT_CODES:
@@ -144,24 +141,13 @@ class InterruptionHook(Hook):
         """The exit code that any process was told before the last step began; no process waits for another."""
         if self.group is None:
             return self.code
-        if not self.since:  # before the first step, whose time is not known yet
-            self.since = time.monotonic()
-            return 0
-        self.steps += 1
         if self.pending is not None:
             work, told = self.pending
-            self.pending = None
             work.wait()
-            code, seconds = told.tolist()  # the same in all processes, and so is what follows from them
-            if code:
-                return int(code)
-            # An exchange takes 0.4 ms: a thousandth of the 0.4 s between two, at most 0.4 % of a step of 0.1 s.
-            self.every = 1 if seconds > 0.1 else int(0.4 / max(seconds, 1e-3))
-        if self.steps >= self.every:
-            now = time.monotonic()
-            told = torch.tensor([self.code, (now - self.since) / self.steps], dtype=torch.float64)
-            self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
-            self.steps, self.since = 0, now
+            if told:
+                return int(told)
+        told = torch.tensor(self.code)
+        self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
         return 0
 
     def stop(self, runner: Runner) -> None:

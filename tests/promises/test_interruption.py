@@ -220,7 +220,7 @@ class Sleep(Hook):
         time.sleep(self.seconds)
 
 
-def test_of_several_processes_a_training_too_short_for_an_exchange_comes_to_its_end(two, tmp_path):
+def test_of_several_processes_a_signal_in_the_last_step_changes_nothing(two, tmp_path):
     two.train_cfg.max_epochs = 1
 
     def run(rank: int) -> int:
