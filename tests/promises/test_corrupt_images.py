@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
-from beit_mm.engine.unreadable import UnreadableImagesHook
+from beit_mm.engine.bad_data import UnreadableImagesHook
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
 

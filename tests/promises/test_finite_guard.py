@@ -243,7 +243,7 @@ def stopped(request, tmp_path_factory) -> tuple[Config, list[str], str]:
     config.dump(folder / 'run.py')
     config = Config.fromfile(folder / 'run.py')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('beit_mm.engine.bad_steps.MAX_SKIPPED_IN_A_ROW', 2)
+        patch.setattr('beit_mm.engine.bad_data.MAX_SKIPPED_IN_A_ROW', 2)
         with pytest.raises(ValueError) as error:
             make_runner(config).train()
     return config, paths, str(error.value)

@@ -12,7 +12,7 @@ from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 
 from beit_mm.datasets import RepeatedAugmentationSampler, SeededSampler
-from beit_mm.engine.loops import batches
+from beit_mm.engine.interruption import batches
 from beit_mm.engine.steps import unwrap
 
 
