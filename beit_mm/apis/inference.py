@@ -168,7 +168,7 @@ def segment_by_neighbours(
         expected = 'expected images/, annotations/ of the same names, and classes.txt with a name a line'
         raise FileNotFoundError(f'--labelled: no {missing[0]} in {str(labelled)!r}; {expected}')
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
-    options = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
+    options: dict[str, Any] = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
     dataset = patch_dataset(extract, data_root=str(folder), **options)
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))

@@ -216,10 +216,10 @@ class DenseKNNHook(Hook):
         max_images: int = 200,
         max_patches: int = 20_000,
     ):
-        self.limits: dict[str, Any] = dict(k=k, max_images=max_images, max_patches=max_patches)
-        self.configs = train, val
+        self.configs = [dict(config, max_images=max_images) for config in (train, val)]
         self.datasets: list[SegmentationFolder] = []
         self.short_side = short_side
+        self.limits: dict[str, Any] = dict(k=k, max_patches=max_patches)
 
     def before_train(self, runner: Runner) -> None:
         self.extractor = extractor_of(self, runner, size=self.short_side, whole=True)

@@ -29,7 +29,6 @@ CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the me
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
 HELD_OUT = 0.1  # share of the labelled images by which the penalty is chosen
-MAX_PATCHES = 50_000  # of the training images, in the bank
 
 
 def evaluate_images(
@@ -71,7 +70,7 @@ def evaluate_images(
         predicted = knn_predict(features, bank, labels, number, k)
         found['k'] = k
     else:
-        standardise = Standardise(bank)
+        standardise = standardiser(bank)
         rows = torch.arange(len(labels), device=labels.device)
         linear, penalty, figures = choose_penalty(standardise(bank), labels, number, rows, by_class=False)
         found.update(penalty=penalty, held_out=figures)
@@ -109,55 +108,37 @@ def evaluate_patches(
     val: SegmentationFolder | dict,
     method: str = 'knn',
     layer: int | None = None,
-    k: int = 30,
-    max_patches: int = MAX_PATCHES,
-    max_images: int | None = None,
     workers: int = 0,
-    seed: int = 0,
+    **options: int,
 ) -> dict[str, Any]:
     """Mean intersection over union of pixels that are classified by the features of the patches that they lie in.
 
-    A training patch has as its answer the shares of the classes among its pixels; patches of which less than half has
-    a class are left out. The scores of the classes at the patches of a validation image, (h, w, K), are brought to the
-    size of its annotation bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
+    The scores of the classes at the patches of a validation image, (h, w, K), are brought to the size of its annotation
+    bilinearly; the highest decides. As in mmseg, the mIoU is that of all pixels together.
 
     Args:
-        extractor: FeatureExtractor with `whole=True`.
-        train, val: options of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix; or a
-            `patch_dataset`.
-        method: 'knn', the mean of the answers of the `k` nearest training patches by cosine; or 'linear', multinomial
-            logistic regression whose penalty is chosen by the mIoU of patches of a tenth of the training images.
-            Both see features that are standardised by those of the training patches.
-        layer: block; see FeatureExtractor.
-        k: neighbours.
-        max_patches: training patches, drawn at random, equally many of each image. They are all in memory.
-        max_images: of each of the two, evenly spread; None for all.
-        workers: processes that read images.
-        seed: of the drawing.
+        train, val: each a `patch_dataset`, or its options.
+        extractor, method, layer, workers, options: of `patch_classifier`.
 
     Returns:
         dict(miou=%, iou=[% of each class, None where it is neither there nor predicted], classes=names,
         images=[training, validation], patches=in the bank), of 'linear' also penalty and held_out, the mIoU in % of
         each penalty.
 
-    Source: facebookresearch/capi `eval_segmentation.py`, which squeezes images and labels into squares of 224 pixels;
-    chooses k and the distance (cosine, L2) on a tenth of the training images too; lets each neighbour vote with its
-    pixel at the same position in the patch, and a linear layer answer for all pixels of a patch, without
-    interpolation; teaches a linear layer the most frequent class of a patch; and uses all patches of the last block.
+    Source: facebookresearch/capi `eval_segmentation.py`; docs/features.md lists the differences.
     """
     datasets = [
         data if isinstance(data, SegmentationFolder) else patch_dataset(extractor, **data) for data in (train, val)
     ]
     number = check_same_classes(*datasets)
-    options = method, layer, k, max_patches, max_images, workers, seed
-    scores_of, found = patch_classifier(extractor, datasets[0], *options)
+    scores_of, found = patch_classifier(extractor, datasets[0], method, layer, workers, **options)
     counts = torch.zeros(number, number, dtype=torch.float64)
-    for patches, labels in labelled_patches(extractor, datasets[1], layer, max_images, workers):
-        counts += pixel_confusion(scores_of(patches), labels)
+    for patches, labels in labelled_patches(extractor, datasets[1], layer, workers):
+        predicted = pixel_scores(scores_of(patches), labels.shape).argmax(dim=0)  # H, W
+        counts += confusion(predicted, labels.to(predicted.device), number)
     counts = sum(all_gather_object(counts))
     iou = [None if math.isnan(value) else 100 * value for value in class_ious(counts).tolist()]
-    images = [len(spread_rows(dataset, max_images)) for dataset in datasets]
-    classes = list(datasets[0].metainfo['classes'])
+    classes, images = list(datasets[0].metainfo['classes']), [len(dataset) for dataset in datasets]
     return dict(miou=100 * mean_iou(counts), iou=iou, classes=classes, images=images, **found)
 
 
@@ -166,13 +147,27 @@ def patch_classifier(
     dataset: SegmentationFolder,
     method: str = 'knn',
     layer: int | None = None,
-    k: int = 30,
-    max_patches: int = MAX_PATCHES,
-    max_images: int | None = None,
     workers: int = 0,
+    k: int = 30,
+    max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """What classifies patches of an image by those of a `patch_dataset`; `evaluate_patches` names the other arguments.
+    """What classifies patches of an image by labelled patches of other images.
+
+    Such a patch has as its answer the shares of the classes among its pixels; patches of which less than half has a
+    class are left out.
+
+    Args:
+        extractor: FeatureExtractor with `whole=True`.
+        dataset: a `patch_dataset`.
+        method: 'knn', the mean of the answers of the `k` nearest patches by cosine; or 'linear', multinomial logistic
+            regression whose penalty is chosen by the mIoU of patches of a tenth of the images. Both see features that
+            are standardised by those of the labelled patches.
+        layer: block; see FeatureExtractor.
+        workers: processes that read images.
+        k: neighbours.
+        max_patches: labelled patches, drawn at random, equally many of each image. They are all in memory.
+        seed: of the drawing.
 
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
@@ -182,13 +177,13 @@ def patch_classifier(
     if max_patches < 1:
         raise UserError(f'max_patches is {max_patches}; expected 1 or more')
     number, processes = len(dataset.metainfo['classes']), get_world_size()
-    maps = labelled_patches(extractor, dataset, layer, max_images, workers)
-    num_images = -(-len(spread_rows(dataset, max_images)) // processes)  # rounded up, of this process
+    maps = labelled_patches(extractor, dataset, layer, workers)
+    num_images = -(-len(dataset) // processes)  # rounded up, of this process
     bank, targets, images = sample_patches(maps, number, num_images, -(-max_patches // processes), seed)
     own = [tensor.cpu() for tensor in (bank, targets, images * processes + get_rank())]
     gathered = zip(*all_gather_object(own), strict=True)  # objects, as the processes differ in their number of patches
     bank, targets, images = (torch.cat(tensors).to(extractor.device) for tensors in gathered)
-    standardise = Standardise(bank)
+    standardise = standardiser(bank)
     bank = standardise(bank)
     found: dict[str, Any] = dict(patches=len(bank))
     if method == 'knn':
@@ -205,35 +200,33 @@ def patch_classifier(
     return scores_of, found
 
 
-def patch_dataset(extractor: FeatureExtractor, **options: Any) -> SegmentationFolder:
-    """A SegmentationFolder whose images are prepared as by an extractor with `whole=True`."""
+def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **options: Any) -> SegmentationFolder:
+    """A SegmentationFolder whose images are prepared as by an extractor with `whole=True`.
+
+    Args:
+        max_images: evenly spread; None for all.
+        options: of SegmentationFolder: data_root, classes, reduce_zero_label, data_prefix.
+    """
     extractor.check_whole()
     steps = [*extractor.pipeline[:-1], dict(type='beit_mm.LoadAnnotation')]
     # mmengine's way to keep a list compactly collects all garbage first, which takes most of a second
     dataset = SegmentationFolder(**dict(options, pipeline=steps, test_mode=True, serialize_data=False))
     if not dataset.data_prefix.get('seg_map_path'):
         raise UserError('the images have no annotations; expected data_prefix=dict(img_path=..., seg_map_path=...)')
+    if max_images and max_images < len(dataset):
+        dataset.get_subset_([row * len(dataset) // max_images for row in range(max_images)])
     return dataset
 
 
-def spread_rows(dataset: SegmentationFolder, max_images: int | None) -> list[int]:
-    number = min(max_images or len(dataset), len(dataset))
-    return [row * len(dataset) // number for row in range(number)]
-
-
 def labelled_patches(
-    extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, max_images: int | None, workers: int
+    extractor: FeatureExtractor, dataset: SegmentationFolder, layer: int | None, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Features of patches, float32 (h, w, C) on the model's device, and label map uint8 (H, W) of each image."""
-    images = Subset(dataset, spread_rows(dataset, max_images)[get_rank() :: get_world_size()])
+    images = Subset(dataset, range(get_rank(), len(dataset), get_world_size()))
     generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
-    for sample in DataLoader(images, None, num_workers=workers, collate_fn=_as_it_is, generator=generator):
-        x, grid = extractor.hidden_states(torch.from_numpy(sample['img']).permute(2, 0, 1)[None], [layer])
-        yield x[0, 0, 1:].unflatten(0, grid), torch.from_numpy(sample['gt_seg_map'])
-
-
-def _as_it_is(sample: dict) -> dict:
-    return sample
+    for sample in DataLoader(images, batch_size=None, num_workers=workers, generator=generator):
+        x, grid = extractor.hidden_states(sample['img'].permute(2, 0, 1)[None], [layer])
+        yield x[0, 0, 1:].unflatten(0, grid), sample['gt_seg_map']
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
@@ -311,15 +304,11 @@ def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> 
     return torch.cat([targets[nearest].mean(dim=1) for _, nearest in neighbours(features, bank, k)])
 
 
-class Standardise:
-    """Features with mean 0 and variance 1 in each channel, by those of a bank (M, C)."""
-
-    def __init__(self, bank: Tensor):
-        self.mean = bank.mean(dim=0)
-        self.std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return (features - self.mean) / self.std
+def standardiser(bank: Tensor) -> Callable[[Tensor], Tensor]:
+    """What gives features mean 0 and variance 1 in each channel, by those of a bank (M, C)."""
+    mean = bank.mean(dim=0)
+    std = bank.std(dim=0, correction=0).clamp(min=1e-6)  # a channel may be the same everywhere
+    return lambda features: (features - mean) / std
 
 
 def fit_linear(
@@ -399,12 +388,6 @@ def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
 def pixel_scores(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Scores of the classes at patches (h, w, K), brought to the pixels of an image (K, H, W) bilinearly."""
     return F.interpolate(scores.permute(2, 0, 1)[None], size, mode='bilinear')[0]
-
-
-def pixel_confusion(scores: Tensor, labels: Tensor) -> Tensor:
-    """The `confusion` of the pixels of a label map, uint8 (H, W), by scores of the classes at patches, (h, w, K)."""
-    predicted = pixel_scores(scores, labels.shape).argmax(dim=0)
-    return confusion(predicted, labels.to(scores.device), scores.shape[2])
 
 
 def class_ious(counts: Tensor) -> Tensor:

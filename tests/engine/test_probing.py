@@ -16,7 +16,6 @@ from scipy.optimize import minimize
 
 from beit_mm.engine.metrics import DenseKNNHook
 from beit_mm.features.evaluation import (
-    Standardise,
     accuracy,
     choose_penalty,
     class_shares,
@@ -25,8 +24,9 @@ from beit_mm.features.evaluation import (
     fit_linear,
     knn_shares,
     mean_iou,
-    pixel_confusion,
+    pixel_scores,
     sample_patches,
+    standardiser,
 )
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.registry import MODELS
@@ -135,7 +135,7 @@ def test_the_penalty_is_the_best_on_images_that_were_held_out():
 
 def test_standardised_channels_have_mean_0_and_variance_1_and_constants_stay_finite():
     bank = torch.cat([torch.randn(50, 3) * 7 + 2, torch.full((50, 1), 3.0)], dim=1)
-    out = Standardise(bank)(bank)
+    out = standardiser(bank)(bank)
     np.testing.assert_allclose(out.mean(dim=0), 0, atol=1e-5)
     np.testing.assert_allclose(out[:, :3].numpy().std(axis=0), 1, atol=1e-5)
     assert torch.equal(out[:, 3], torch.zeros(50))
@@ -164,10 +164,12 @@ def test_shares_count_as_so_many_parts_of_a_patch():
 def test_scores_are_brought_to_the_annotations_size_as_mmseg_does():
     scores, labels = torch.randn(3, 5, 4), torch.randint(0, 4, (31, 47)).to(torch.uint8)
     enlarged = resize(scores.permute(2, 0, 1)[None], (31, 47), mode='bilinear', align_corners=False)
+    found = pixel_scores(scores, (31, 47)).argmax(dim=0)
+    assert torch.equal(found, enlarged[0].argmax(dim=0))
     expected = np.zeros((4, 4))
-    for right, answer in zip(labels.flatten().tolist(), enlarged[0].argmax(dim=0).flatten().tolist(), strict=True):
+    for right, answer in zip(labels.flatten().tolist(), found.flatten().tolist(), strict=True):
         expected[right, answer] += 1
-    assert np.array_equal(pixel_confusion(scores, labels), expected)
+    assert np.array_equal(confusion(found, labels, 4), expected)
 
 
 def dense_hook(root: Path, **changes: object) -> dict:

@@ -48,9 +48,9 @@ def main() -> None:
                     val,
                     method,
                     args.layer,
-                    args.k,
-                    args.max_patches,
-                    workers=args.workers,
+                    args.workers,
+                    k=args.k,
+                    max_patches=args.max_patches,
                     seed=args.seed,
                 )
             else:
