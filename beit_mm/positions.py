@@ -5,7 +5,6 @@ A relative position bias is read from a table with one row for each offset betwe
 embedding has one row for the class token and one for each patch. Both are resampled to another grid.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -14,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from scipy.interpolate import make_interp_spline
 from torch import Tensor
-
-from beit_mm.terminal import UserError
 
 Grid = tuple[int, int]  # rows and columns of patches
 NUM_CLS_ROWS = 3
@@ -26,14 +23,6 @@ def num_relative_positions(grid: Grid) -> int:
     """Rows of the bias table of an (h, w) patch grid: 732 for 14 x 14, 2212 for 24 x 24."""
     height, width = grid
     return (2 * height - 1) * (2 * width - 1) + NUM_CLS_ROWS
-
-
-def square_grid(num_rows: int) -> Grid:
-    """The square patch grid whose bias table has `num_rows` rows, 14 x 14 for 732."""
-    side = math.isqrt(max(num_rows - NUM_CLS_ROWS, 0))
-    if side % 2 == 0 or side**2 != num_rows - NUM_CLS_ROWS:
-        raise UserError(f'a bias table of {num_rows} rows belongs to no square patch grid')
-    return ((side + 1) // 2,) * 2
 
 
 def _remember(maxsize: int) -> Callable:
@@ -160,14 +149,6 @@ def geometric_offsets(source: int, target: int) -> np.ndarray:
             low = ratio
     positive = np.cumsum(ratio ** np.arange(source - 1))
     return np.concatenate([-positive[::-1], [0.0], positive])
-
-
-def square_token_grid(num_rows: int) -> Grid:
-    """The square grid whose position embedding has `num_rows` rows, 14 x 14 for 197."""
-    side = math.isqrt(max(num_rows - 1, 0))
-    if side**2 != num_rows - 1:
-        raise UserError(f'a position embedding of {num_rows} rows belongs to no square patch grid')
-    return side, side
 
 
 def resize_position_embedding(pos_embed: Tensor, source: Grid, target: Grid, mode: str = 'bicubic') -> Tensor:

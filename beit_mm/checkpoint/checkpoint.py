@@ -3,8 +3,7 @@
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,18 +25,19 @@ from beit_mm.checkpoint.names import (
     class_names,
     convert_state_dict,
     describe_source,
+    detect_format,
     expand_shared_table,
     first_names,
     grid_of,
     meta_of,
     task_of,
+    trained_grid,
     weights_of,
 )
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
-from beit_mm.terminal import UserError
 
-SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what `describe_source` says of the file
+SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what its file says of it
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
@@ -50,21 +50,20 @@ class Checkpoint:
         path: of the file.
         content: what is in it, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
         weights: its state dict under its own names, without those of wrappers (`module.`, `_orig_mod.`).
-        meta: what it, its neighbours and its name say of it.
-        format, preprocessing, architecture: see `names.describe_source`.
+        format: one of `names.FORMATS`, None for no BEiT.
+        meta: what it, its neighbours and its name say of it, see `names.describe_source`.
+        preprocessing, architecture: of `meta`.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         with blaming(path):
             self.path, self.content = path, content
             self.weights = weights_of(content)
-            self.source = describe_source(content, path)
+            self.format = detect_format(self.weights)
             meta_of(content).pop('config', None)
-            known = ('preprocessing', 'architecture', 'dataset_meta')
-            self.meta = meta_of(content) | {name: self.source[name] for name in known if name in self.source}
-        self.format: str | None = self.source['format']
-        self.preprocessing: dict[str, Any] = self.source['preprocessing']
-        self.architecture: dict[str, Any] = self.source['architecture']
+            self.meta = describe_source(content, path)
+        self.preprocessing: dict[str, Any] = self.meta['preprocessing']
+        self.architecture: dict[str, Any] = self.meta['architecture']
 
     @classmethod
     def open(cls, source: 'CheckpointInput') -> 'Checkpoint':
@@ -89,19 +88,8 @@ class Checkpoint:
     @cached_property
     def converted(self) -> Converted:
         """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
-        with self._named():
-            return convert_state_dict(self.weights, self.format)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Puts the file's name before the errors of `names`."""
         with blaming(self.path):
-            try:
-                yield
-            except CheckpointError as error:
-                raise CheckpointError(f'{self.path} {error}.') from None
-            except UserError as error:
-                raise CheckpointError(f'{self.path}: {error}, and the file does not say to which rectangle.') from None
+            return convert_state_dict(self.weights, self.format)
 
     @property
     def task(self) -> str:
@@ -118,9 +106,8 @@ class Checkpoint:
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights belong to; CheckpointError where nothing says them."""
-        weights = self.converted.state_dict
-        with self._named():
-            return backbone_arguments(weights, self.source)
+        with blaming(self.path):
+            return backbone_arguments(self.converted.state_dict, self.meta)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
@@ -129,20 +116,27 @@ class Checkpoint:
         A BEiT of the released code, timm or transformers gets our names: its own have no prefix by which mmengine could
         find the backbone's. Files with OpenMMLab's names keep them, since its own classes may want them.
         """
-        source, dropped = dict(self.source), []
         given: Any = self.weights
-        if self.format in TRANSLATED:
+        format = self.format
+        if format in TRANSLATED:
             try:
                 given, dropped, _ = self.converted
+                if dropped:
+                    message = f'{self.path} ({format}) holds tensors that no model of ours has: {dropped}'
+                    print_log(message, logger='current', level=logging.WARNING)
             except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
-                source['format'] = None
-        if dropped:
-            message = f'{self.path} ({self.format}) holds tensors that no model of ours has: {dropped}'
-            print_log(message, logger='current', level=logging.WARNING)
-        if source['format'] is None:
+                format = None
+        if format is None:
             given = self.content.get('state_dict', self.content)
             if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
                 raise CheckpointError(f'{self.path} is no checkpoint of a model: expected names and tensors')
+        source = dict(
+            path=str(self.path),
+            format=format,
+            names=first_names(self.weights),
+            preprocessing=self.preprocessing,
+            architecture=self.architecture,
+        )
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
         for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
@@ -175,7 +169,6 @@ class LoadReport:
 
     source: str  # file and format
     preprocessing: Mapping  # of the images that the weights were trained on, see `names.describe_source`
-    grid: Grid | None = None  # of these images, (h, w) patches; None where the file does not say
     matched: list[str] = field(default_factory=list)  # loaded as they were in the file
     expanded: list[str] = field(default_factory=list)  # tables copied from the one that all blocks shared
     resized: dict[str, str] = field(default_factory=dict)  # tables and position embeddings: name -> patch grids
@@ -225,10 +218,7 @@ def fit_weights(
         CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
     """
     source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
-    try:
-        converted, dropped, format = convert_state_dict(state_dict)
-    except CheckpointError as error:
-        raise CheckpointError(f'{source["path"]} {error}. Nothing was loaded.') from None
+    converted, dropped, format = convert_state_dict(state_dict)
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
@@ -242,22 +232,22 @@ def fit_weights(
             sizes.append((what, weights[name].shape[-1], own[name].shape[-1]))
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
-            f'{report.source} does not fit the backbone: {", ".join(differences)}. Nothing was '
-            'loaded; build the backbone as the weights are, or take other weights.'
+            f'does not fit the backbone: {", ".join(differences)}. Nothing was loaded; build the backbone as the '
+            'weights are, or take other weights.'
         )
     check_finite(weights, report.source)
-    size, patch = source['preprocessing'].get('size'), own['patch_embed.proj.weight'].shape[-1]
-    report.grid = (-(-size[0] // patch), -(-size[1] // patch)) if size else None
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
         expand_shared_table(weights)
         report.expanded = [name for name in weights if name.endswith(TABLE)]
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
         _fold_layer_scale(weights)
-    fitted = {}
-    for name, target in own.items():
-        if name in weights:
-            fitted[name] = _fit(name, weights[name], target, grid, interpolate_mode, report)
+    known = trained_grid(source, own['patch_embed.proj.weight'].shape[-1])
+    fitted = {
+        name: _fit(name, weights[name], target, known, grid, interpolate_mode, report)
+        for name, target in own.items()
+        if name in weights
+    }
     changed = {*report.resized, *report.expanded, *report.adapted}
     report.matched = [name for name in fitted if name not in changed]
     report.missing_keys = [name for name in own if name not in fitted]
@@ -289,24 +279,21 @@ def _fold_layer_scale(weights: Weights) -> None:
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
 
 
-def _fit(name: str, tensor: Tensor, target: Tensor, grid: Grid, interpolate_mode: str, report: LoadReport) -> Tensor:
-    """A tensor in the backbone's shape; says in the report what was done to it."""
+def _fit(
+    name: str, tensor: Tensor, target: Tensor, known: Grid | None, grid: Grid, interpolate_mode: str, report: LoadReport
+) -> Tensor:
+    """A tensor of images of the `known` grid in the backbone's shape; says in the report what was done to it."""
     free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
     shapes = [[size for axis, size in enumerate(t.shape) if axis != free_axis] for t in (tensor, target)]
     if tensor.dim() != target.dim() or shapes[0] != shapes[1]:
-        raise CheckpointError(
-            f'{report.source}: {name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}. '
-            'Nothing was loaded.'
-        )
+        difference = f'{name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}'
+        raise CheckpointError(f'does not fit the backbone: {difference}. Nothing was loaded.')
     if name == 'patch_embed.proj.weight' and tensor.shape != target.shape:
         report.adapted.append(name)
         return _adapt_channels(tensor, target.shape[1])
     if not name.endswith(POSITIONS):
         return tensor
-    try:
-        source = grid_of(name, tensor, report.grid, grid)
-    except ValueError as error:
-        raise CheckpointError(f'{report.source}: {error}, and the file does not say to which rectangle.') from None
+    source = grid_of(name, tensor, known, grid)
     if source != grid:
         report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
     if name.endswith(TABLE):
@@ -329,7 +316,7 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
-            f"{report.source} has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
+            f"has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
             f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
@@ -337,6 +324,6 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]
     if all(positions):
         raise CheckpointError(
-            f'{report.source} knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
+            f'knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
         )

@@ -20,8 +20,9 @@ from beit_mm.checkpoint.names import (
     first_names,
     released_out_indices,
     task_of,
+    trained_grid,
 )
-from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, check_suffix, write_checkpoint
+from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
 from beit_mm.files import file_sha256
 from beit_mm.terminal import UserError
 
@@ -105,18 +106,12 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
             meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
         ours, dropped, format = checkpoint.converted
-        try:
-            check_complete(ours)
-            task, size = task_of(ours), meta['preprocessing'].get('size')
-            patch = ours['backbone.patch_embed.proj.weight'].shape[-1]
-            grid = size and tuple(-(-side // patch) for side in size)
-            weights, without_place, _ = convert_state_dict(ours, 'beit_mm', to, grid)
-            config = _hf_config(ours, meta) if to == 'hf' else {}
-        except ValueError as error:
-            raise CheckpointError(f'{checkpoint} {error}. Nothing was written.') from None
-        notes = []
+        check_complete(ours)
+        grid = trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
+        weights, without_place, _ = convert_state_dict(ours, 'beit_mm', to, grid)
+        task, notes = task_of(ours), []
         if to == 'hf':
-            notes = _write_hub_folder(target, task, weights, config, meta['preprocessing'])
+            notes = _write_hub_folder(target, task, weights, _hf_config(ours, meta), meta['preprocessing'])
         elif to == 'timm' or to == 'unilm' and task != 'segmentation':
             is_torch = to == 'unilm' and target.suffix != '.safetensors'
             write_checkpoint(target, dict(model=weights) if is_torch else weights)
@@ -140,7 +135,6 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
         The file: `target` with the first eight digits of its SHA-256 before the suffix.
     """
     target = Path(target)
-    check_suffix(target)
     partial = target.with_name(f'{target.stem}.unnamed{target.suffix}')
     try:
         convert_checkpoint(source, partial)

@@ -6,6 +6,7 @@ Our names are those of our models: the released code's below `backbone.`, mmpret
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from beit_mm.checkpoint.find import HUB_FILES
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.positions import Grid, num_relative_positions, relative_position_index, square_grid, square_token_grid
+from beit_mm.positions import Grid, num_relative_positions, relative_position_index
 
 Weights = dict[str, Tensor]
 Table = tuple[tuple[str, str | None], ...]
@@ -199,7 +200,7 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
 
 
 def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` is what `describe_source` says."""
+    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` as of `describe_source`."""
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
@@ -212,8 +213,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
         )
     if heads < 1 or dims % heads:
         raise CheckpointError(f'says that it has {heads} attention heads, of which its width {dims} is no multiple')
-    size = source['preprocessing'].get('size') or []
-    grid = tuple(-(-side // patch) for side in size) or None
+    size, grid = source['preprocessing'].get('size'), trained_grid(source, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
         size = [side * patch for side in known]
@@ -221,7 +221,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     norms = dict(norm='raw', fc_norm='avg_featmap')
     return dict(
         arch=dict(embed_dims=dims, num_layers=depth, num_heads=int(heads), feedforward_channels=hidden),
-        img_size=tuple(size) or (224, 224),
+        img_size=tuple(size or (224, 224)),
         patch_size=patch,
         in_channels=channels,
         abs_pos_embed='backbone.pos_embed' in weights,
@@ -257,13 +257,22 @@ def first_names(names: Iterable[str]) -> str:
 
 
 def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
-    """Patch grid of a bias table or position embedding: of the candidates, or a square; else ValueError."""
+    """Patch grid of a bias table or position embedding: of the candidates, or a square; else CheckpointError."""
     is_table = name.endswith(TABLE)
     rows = len(tensor) if is_table else tensor.shape[1]
-    for grid in candidates:
+    side = (math.isqrt(rows) + 1) // 2 if is_table else math.isqrt(rows)
+    for grid in (*candidates, (side, side)):
         if grid and rows == (num_relative_positions(grid) if is_table else 1 + grid[0] * grid[1]):
             return grid
-    return square_grid(rows) if is_table else square_token_grid(rows)
+    what = f'{"bias table" if is_table else "position embedding"} of {rows} rows'
+    unknown = 'belongs to no square patch grid, and the file does not say to which rectangle'
+    raise CheckpointError(f'holds weights whose {what} {unknown}')
+
+
+def trained_grid(source: Mapping[str, Any], patch: int) -> Grid | None:
+    """Patch grid of the images that weights were trained on; None where the file does not say their size."""
+    size = source['preprocessing'].get('size')
+    return (-(-size[0] // patch), -(-size[1] // patch)) if size else None
 
 
 def expand_shared_table(weights: Weights) -> None:
@@ -383,29 +392,26 @@ def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = (meta.get('CLASSES') or ()) if names is None else names
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         kind = type(names).__name__
-        raise CheckpointError(f'the classes in the checkpoint are of type {kind}, expected a list of names')
+        raise CheckpointError(f'has classes of type {kind}, expected a list of names')
     return tuple(names) or None
 
 
 def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a file, its neighbours and its name say of the weights in it.
+    """The `meta` of a file, with what it, its neighbours and its name say of the weights in it.
 
     Returns:
-        path: of the file.
-        format: one of FORMATS, None for no BEiT.
-        names: of the first tensors.
         preprocessing: of the images: `mean` and `std` of each channel, pixels 0-255, and `size` (height, width).
         architecture: what the shapes of the weights do not show, `num_heads` and `out_indices`.
-        dataset_meta: with the names of the `classes`, where transformers' config.json has them.
+        dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
+        All else is as it is in the file.
 
     Raises CheckpointError for the file of a later version, or a neighbour that is no JSON.
     """
-    weights, meta, args = weights_of(content), meta_of(content), content.get('args')
+    meta, args = dict(meta_of(content)), content.get('args')
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(
-            f'{path} has format {str(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: '
-            'upgrade beit_mm.'
+            f'has format {str(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
         )
     processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
     preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
@@ -428,28 +434,18 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
-    patch_embedding = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
-    channels = {
-        len(tensor[0]) for name, tensor in weights.items() if patch_embedding.search(name) and tensor.dim() == 4
-    }
-    described = dict(size=size) if len(size := _numbers(preprocessing.get('size'), int)) == 2 and min(size) > 0 else {}
-    for name, least in (('mean', -MAX_NUMBER), ('std', 0)):
-        values = _numbers(preprocessing.get(name))
-        if values and min(values) > least and (not channels or len(values) in (1, *channels)):
-            described[name] = values
-    source: dict[str, Any] = dict(
-        path=str(path),
-        format=detect_format(weights),
-        names=first_names(weights),
-        preprocessing=described,
-        architecture={name: it for name, it in architecture.items() if isinstance(it, int) or _numbers(it, int)},
-    )
+    mean, std = (_numbers(preprocessing.get(name)) for name in ('mean', 'std'))
+    size = _numbers(preprocessing.get('size'), int)
+    meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
+    if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
+        meta['preprocessing'].update(mean=mean, std=std)
+    meta['architecture'] = {name: it for name, it in architecture.items() if isinstance(it, int) or _numbers(it, int)}
     labels = config.get('id2label')
     if isinstance(labels, dict) and labels and not meta.get('dataset_meta'):
         classes = [labels.get(str(label)) for label in range(len(labels))]
         if all(isinstance(name, str) for name in classes):
-            source['dataset_meta'] = dict(classes=classes)
-    return source
+            meta['dataset_meta'] = dict(classes=classes)
+    return meta
 
 
 def _numbers(values: Any, kind: Any = (int, float)) -> list:

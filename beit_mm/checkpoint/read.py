@@ -49,11 +49,13 @@ class UnsafeCheckpointError(CheckpointError):
 
 @contextmanager
 def blaming(path: str | Path) -> Iterator[None]:
-    """Turns any error that a file's content causes into a CheckpointError of one line."""
+    """Turns any error that a file's content causes into a CheckpointError of one line that names the file."""
     try:
         yield
-    except CheckpointError:
-        raise
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f'{path} {error}') from None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = ' '.join(ascii(str(error))[1:-1].split())
         raise CheckpointError(
@@ -137,16 +139,13 @@ DALLE_MODULES = """
     torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
     torch.nn.modules.upsampling.Upsample
 """.split()
-# in files of NumPy 1 and 2
-NUMPY_SCALAR, NUMPY_ARRAY = (
-    [f'numpy.{core}.multiarray.{name}' for core in ('core', '_core')] for name in ('scalar', '_reconstruct')
-)
+NUMPY = ('numpy.core.multiarray', 'numpy._core.multiarray')  # of NumPy 1 and 2
 STAND_INS = {
     'builtins.getattr': _statistics_method,
     'argparse.Namespace': Attributes,  # the released code's `args`
     **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
-    **dict.fromkeys(NUMPY_SCALAR, lambda kind, data: np.frombuffer(data, kind.dtype)[0]),
-    **dict.fromkeys(NUMPY_ARRAY, lambda kind, *_: kind()),
+    **{f'{module}.scalar': lambda kind, data: np.frombuffer(data, kind.dtype)[0] for module in NUMPY},
+    **{f'{module}._reconstruct': lambda kind, *_: kind() for module in NUMPY},
     'numpy.dtype': PickledType,
     'numpy.ndarray': PickledArray,
     **dict.fromkeys(DALLE_MODULES, PickledModule),
@@ -197,32 +196,14 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
             'its way here. Fetch it again.'
         )
     # before pickles, whose first byte a length can begin with
-    if head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000:  # bytes, the format's own limit
-        return _read_safetensors(path)
-    if not head.startswith((b'PK\x03\x04', b'\x80')):
+    is_safetensors = head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000  # bytes, the format's own
+    if not is_safetensors and not head.startswith((b'PK\x03\x04', b'\x80')):
         text = head.removeprefix(b'\xef\xbb\xbf').lstrip()
         described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
         begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
         raise CheckpointError(f'{path} is {described}: it {begins}.')
-    zipped = head.startswith(b'PK')
-    content = _read_torch(path, zipped, mapped and zipped)
-    if not isinstance(content, dict):
-        raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
-    return content
-
-
-def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     try:
-        if zipped:
-            check_zip(path, sums=not mapped)
-        with _allowed(), path.open('rb') as file:
-            # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
-            content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
-        check_content(content)
-        content = _plain(content)
-        if isinstance(content, dict):
-            content.update({key: _plain(value) for key, value in content.items()})
-        return content
+        content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'), mapped)
     except pickle.UnpicklingError as error:
         if name := REFUSED_NAME.search(str(error)):
             reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'
@@ -238,9 +219,36 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
         raise CheckpointError(f'{path} is refused: {error}.') from None
     except Exception as error:  # a program of someone else's: it can fail in any way
         raise CheckpointError(
-            f'{path} is damaged or cut short, or torch.save did not write it '
+            f'{path} is damaged or cut short, or no checkpoint '
             f'({type(error).__name__}: {" ".join(ascii(str(error)[:200])[1:-1].split())}).'
         ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f'{path} holds a {type(content).__name__}, expected a dict of tensors or a module.')
+    return content
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework='pt') as file:
+        meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
+        # copied out of the file, which may be written again while they are in use
+        weights = {name: file.get_tensor(name).clone() for name in file.keys()}
+    check_content(weights)
+    return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
+
+
+def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
+    mapped = mapped and zipped
+    if zipped:
+        check_zip(path, sums=not mapped)
+    with _allowed(), path.open('rb') as file:
+        # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
+        content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
+    check_content(content)
+    if isinstance(content, PickledModule):
+        return content.state_dict()
+    if isinstance(content, dict):
+        content.update({key: dict(value) for key, value in content.items() if isinstance(value, Attributes)})
+    return content
 
 
 def check_zip(path: Path, sums: bool = True) -> None:
@@ -301,27 +309,6 @@ def _attributes(values: dict) -> Iterable[Any]:
     return attributes.values()
 
 
-def _plain(value: Any) -> Any:
-    """A network as its state dict, another object as its attributes."""
-    if isinstance(value, PickledModule):
-        return value.state_dict()
-    return dict(value) if isinstance(value, Attributes) else value
-
-
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(path, framework='pt') as file:
-            meta = json.loads((file.metadata() or {}).get(META_KEY, 'null'))
-            # copied out of the file, which may be written again while they are in use
-            weights = {name: file.get_tensor(name).clone() for name in file.keys()}
-        check_content(weights)
-    except CheckpointError as error:
-        raise CheckpointError(f'{path} is refused: {error}.') from None
-    except Exception as error:
-        raise CheckpointError(f'{path} is damaged or cut short ({error}).') from error
-    return dict(state_dict=weights, meta=meta) if isinstance(meta, dict) else weights
-
-
 def save_torch(content: Any, file: BinaryIO) -> None:
     """torch.save into an open file; raises OSError on a full disk."""
     try:
@@ -330,12 +317,6 @@ def save_torch(content: Any, file: BinaryIO) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-def check_suffix(path: Path) -> None:
-    """Raises CheckpointError for a name that checkpoints do not have."""
-    if path.suffix not in SUFFIXES:
-        raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
 
 
 def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -349,25 +330,14 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     Raises CheckpointError for another suffix, or content that such a file cannot hold.
     """
     path = Path(path)
-    check_suffix(path)
-    if path.suffix == '.safetensors':
-        data = _safetensors_bytes(path, content)
-        with atomic_file(path) as file:
+    if path.suffix not in SUFFIXES:
+        raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
+    data = _safetensors_bytes(path, content) if path.suffix == '.safetensors' else None
+    with atomic_file(path) as file:
+        if data is None:
+            save_torch(content, file)
+        else:
             file.write(data)
-    else:
-        with atomic_file(path) as file:
-            save_torch(_without_attributes(content), file)
-
-
-def _without_attributes(content: Any) -> Any:
-    """Tensors and dicts without what was set on them, which pickles would keep as foreign objects."""
-    if isinstance(content, Tensor):
-        return content.detach()
-    if isinstance(content, Mapping):
-        return {key: _without_attributes(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_attributes(value) for value in content]
-    return content
 
 
 def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
@@ -378,11 +348,6 @@ def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
             weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
         except (TypeError, ValueError) as error:
             raise CheckpointError(f'{path} cannot be written: its meta has not plain values only ({error}).') from error
-    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-        raise CheckpointError(
-            f'{path} cannot be written: safetensors files hold tensors, but {others[0]!r} is a '
-            f'{type(weights[others[0]]).__name__}; write a .pth file, or leave it out.'
-        )
     # each with memory of its own, as the format has it
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

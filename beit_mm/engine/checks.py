@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.names import class_names, first_names, meta_of
+from beit_mm.checkpoint.read import blaming
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
@@ -83,7 +84,9 @@ class FitCheckHook(Hook):
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
-        check_same_classes(classes_of(dataset), path_of(dataset), class_names(self.loaded), 'the checkpoint')
+        with blaming('the checkpoint'):
+            classes = class_names(self.loaded)
+        check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
         check_model(unwrap(runner), dataset)
 
 

