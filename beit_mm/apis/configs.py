@@ -14,7 +14,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.find import HUB_FILES, WHOLE, _nearest, released
+from beit_mm.checkpoint.find import HUB_FILES, WHOLE, nearest, released
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
@@ -94,7 +94,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Modul
         ClassificationInferencer, SegmentationInferencer and FeatureExtractor take files and do all of that.
     """
     if name not in released():
-        raise UserError(f'no released model {name!r}{_nearest(name) or "; see list_models()"}')
+        raise UserError(f'no released model {name!r}{nearest(name) or "; see list_models()"}')
     entry = released()[name]
     cfg = Config.fromfile(entry.config)
     cfg.model.get('backbone').init_cfg = None

@@ -40,16 +40,22 @@ def locate_weights(source: str, advice: str) -> Path:
     and is downloaded into that cache by the first process of each node; every process of the job must make this call.
 
     Args:
-        source: path, folder (see `weights_in`), http(s) URL, or hf://owner/name (see `fetch_hub_folder`).
+        source: path, folder of transformers' or timm's or of a run, http(s) URL, or hf://owner/name (see
+            `fetch_hub_folder`).
         advice: second line of the error: where to get the file and which config key names it.
     """
-    if source.startswith(HUB_SCHEME):
-        return weights_in(fetch_hub_folder(source, advice))
     if not source.startswith(('http://', 'https://')):
-        path = weights_in(Path(source).expanduser())
-        if not path.is_file():
-            raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
-        return path
+        is_repository = source.startswith(HUB_SCHEME)
+        path = fetch_hub_folder(source, advice) if is_repository else Path(source).expanduser()
+        for file in [path / name for name in (*HUB_FILES, *RUN_FILES)] if path.is_dir() else [path]:
+            if file.is_file():
+                return file
+        if path.is_dir():
+            raise FileNotFoundError(
+                f'{path} is a folder without {", ".join((*HUB_FILES, *RUN_FILES))}: of a run that is not finished name '
+                "a checkpoint; transformers saves in one piece by model.save_pretrained(folder, max_shard_size='100GB')"
+            )
+        raise FileNotFoundError(f'weight file not found: looked for {path}.\n{advice}')
     if (name := name_of_url(source)) in ('', '..'):
         raise FileNotFoundError(f'{source} ends without the name of a file.\n{advice}')
     cached = Path(torch.hub.get_dir(), 'checkpoints', name)
@@ -129,19 +135,6 @@ def name_of_url(url: str) -> str:
     return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if name in HUB_FILES else name
 
 
-def weights_in(path: Path) -> Path:
-    """The weight file of a folder of transformers' or timm's, or of a run; any other path as it is."""
-    if not path.is_dir():
-        return path
-    for name in (*HUB_FILES, *RUN_FILES):
-        if (path / name).is_file():
-            return path / name
-    raise FileNotFoundError(
-        f'{path} is a folder without {", ".join((*HUB_FILES, *RUN_FILES))}: of a run that is not finished name a '
-        "checkpoint; transformers saves in one piece by model.save_pretrained(folder, max_shard_size='100GB')"
-    )
-
-
 WHOLE = 'this config'  # what the metafile says of weights that have a value for every tensor of the config's model
 
 
@@ -180,20 +173,17 @@ def checkpoint_of(source: str | Path) -> Path:
         FileNotFoundError: none of them; names released models of nearly that name.
     """
     advice = 'Name a file, the folder of a run, or an address.'
-    if '://' in str(source):
+    if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), advice)
-    path = weights_in(Path(source).expanduser())
-    if path.is_file():
-        return path
     if known := released().get(str(source)):
         return locate_weights(known.url, advice)
     raise FileNotFoundError(
         f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, or a released model'
-        + (_nearest(Path(source).stem) or ' (see list_models())')
+        + (nearest(Path(source).stem) or ' (see list_models())')
     )
 
 
-def _nearest(name: str) -> str:
+def nearest(name: str) -> str:
     """A question that ends an error: the released models of nearly this name; empty without any."""
     near = get_close_matches(name.lower(), released(), n=3, cutoff=0.6)
     return f'; did you mean {" or ".join(map(repr, near))}?' if near else ''
