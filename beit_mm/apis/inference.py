@@ -312,12 +312,11 @@ def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     if 'head.lm_head.weight' not in weights:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
     vocab_size, width = weights['head.lm_head.weight'].shape
-    levels = dict(mean=preprocessing['mean'], std=preprocessing['std'])
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
         target_generator=tokenizer_of(checkpoint),
-        data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
+        data_preprocessor=dict(preprocessing, type='beit_mm.TwoViewDataPreprocessor'),
     )
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()

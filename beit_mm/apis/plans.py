@@ -3,12 +3,11 @@
 A plan becomes ordinary configs on top of those of configs/, which tools/train.py runs too.
 """
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from mmengine.config import Config
 
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, dataset_of
-from beit_mm.apis.stored_config import check_part
-from beit_mm.apis.tokenizers import FILES, TOKENIZERS, find_dalle, stride_and_vocab, tokenizer_of
+from beit_mm.apis.tokenizers import find_dalle, stride_and_vocab, tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import CheckpointError
@@ -31,7 +29,6 @@ BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/caltech101_pretrain.py', 'beit/pretrain_300e.py'
 NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetune_folder.py'
-BASES = (NARROW_PRETRAINING, WIDE_PRETRAINING, NARROW_FINETUNING, WIDE_FINETUNING)
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
@@ -40,11 +37,9 @@ CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide o
 
 @dataclass
 class Plan:
-    """What was chosen for a training, and why.
+    """What was chosen for a training, and why."""
 
-    It is read from plan.json, which may ask for another base, to be executed, or other types, to be built: a UserError.
-    """
-
+    device: str  # 'cpu' or 'cuda', for which it was chosen
     base: str  # config below configs/ that it builds on
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
@@ -55,20 +50,6 @@ class Plan:
     tokenizer: dict[str, Any] | None  # config of the tokenizer, that of `init` or DALL-E's; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     reasons: list[str]  # lines for the user
-
-    def __post_init__(self) -> None:
-        if self.base not in BASES:
-            raise UserError(f'a plan on top of {self.base!r}')
-        self.backbone = check_part(dict(self.backbone, type=BACKBONE), (BACKBONE,), 'backbone')
-        del self.backbone['type']
-        if self.tokenizer:
-            files = {key: str(self.tokenizer[key]) for key in (*FILES, 'sha256') if self.tokenizer.get(key)}
-            rest = {key: value for key, value in self.tokenizer.items() if key not in (*FILES, 'sha256')}
-            self.tokenizer = check_part(rest, TOKENIZERS, 'tokenizer') | files
-        height, width = self.size
-        self.size = int(height), int(width)
-        self.batch, self.workers = int(self.batch), int(self.workers)
-        self.preprocessing = {key: [float(value) for value in self.preprocessing[key]] for key in ('mean', 'std')}
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -114,8 +95,9 @@ def plan_training(
     if verb == 'finetune':
         base = NARROW_FINETUNING if sizes['embed_dims'] <= NARROW else WIDE_FINETUNING
     height, width = height_and_width(backbone['img_size'])
-    most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
+    limit = 'as given'
     if batch is None:
+        most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
         batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
@@ -140,16 +122,17 @@ def plan_training(
         if tokenizer is None and device == 'cuda':
             tokenizer, why = find_dalle(), "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why if tokenizer else "one is trained first"}')
-    return Plan(base, backbone, (height, width), preprocessing, batch, workers, init, tokenizer, keeps_head, reasons)
+    size = height, width
+    return Plan(device, base, backbone, size, preprocessing, batch, workers, init, tokenizer, keeps_head, reasons)
 
 
 def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the backbone in a checkpoint of RGB images, and the mean, std and size of its images."""
+    """Arguments of the backbone in a checkpoint of RGB images, and the mean and std of its images."""
     arguments = checkpoint.backbone_arguments()
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
     arguments['img_size'] = height_and_width(arguments['img_size'])
-    return arguments, {**IMAGENET, **checkpoint.preprocessing}
+    return arguments, {name: checkpoint.preprocessing.get(name, IMAGENET[name]) for name in ('mean', 'std')}
 
 
 def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
@@ -226,7 +209,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
     batch = min(base.train_dataloader.batch_size, plan.batch)
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
-        **loaders(images, lists, dataclasses.replace(plan, batch=batch), pipelines),
+        **loaders(images, lists, replace(plan, batch=batch), pipelines),
         **schedule(steps, 50, batch, eta_min=6e-5),
     )
 

@@ -4,7 +4,6 @@ A run is a folder: its configs, lists of its images, logs, the trained weights, 
 which the same call resumes it.
 """
 
-import dataclasses
 import json
 import math
 import secrets
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, Plan, absolute, plan_training
+from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, absolute, plan_training
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
 from beit_mm.apis.tokenizers import TOKENIZER, own_tokenizer
 from beit_mm.checkpoint.checkpoint import Checkpoint
@@ -159,10 +159,9 @@ class Run:
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
             differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
             float(known['length'].split()[0])
-            steps = [stage.get('steps', 0) for stage in known['stages'].values()]
+            numbers = [known['workers'], *(stage.get('steps', 0) for stage in known['stages'].values())]
             # names of stages are folders' names, and a link would lead what is written elsewhere
-            fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, steps)} <= {int}
-            fits = fits and Plan(**known['plan']).init == known['init']
+            fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, numbers)} <= {int}
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -202,7 +201,7 @@ class Run:
             expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
             raise UserError(f'{self.record["images"]} has no class folders: {expected}')
         try:
-            self.plan(images)
+            self.make_plan(images)
             for stage in self.record['stages']:
                 if not self.record['stages'][stage]:
                     self.choose_steps(images, stage)
@@ -216,29 +215,30 @@ class Run:
             say(f'Stopped{kept}. Resume with: {shlex.join(sys.orig_argv) if typed else "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
-            if 'plan' in self.record:
+            if 'found' in self.record:
                 self.save()
         return self.weights
 
-    def plan(self, images: Images) -> None:
-        """Makes the plan, or keeps the one that there is. Other images get another plan until something is learned."""
-        known = self.record.get('found')
+    def make_plan(self, images: Images) -> None:
+        """Plans the run, or plans it again as it was. Other images get another plan until something is learned."""
+        known, init = self.record.get('found'), self.record['init']
         if known == str(images):
-            if self.workers is not None:
-                self.record['plan']['workers'] = self.workers
+            workers = self.record['workers'] if self.workers is None else self.workers
+            self.plan = plan_training(images, self.verb, init, workers, self.record['device'], self.record['batch'])
             write_lists(images, self.lists)
             say(f'Resuming {self.folder} as it was planned.')
             return
         if known and any(self.folder.glob('*/*.pth')):
             changed = f'had {known} when {self.folder} was planned, now {images}'
             raise UserError(f'{self.record["images"]} {changed}; choose another --out')
-        plan = plan_training(images, self.verb, self.record['init'], self.workers, batch=self.batch)
+        plan = self.plan = plan_training(images, self.verb, init, self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
-            plan=dataclasses.asdict(plan),
             found=str(images),
             length=self.record['length'] or '15 minutes',
             batch=plan.batch,
+            workers=plan.workers,
+            device=plan.device,
             stages={stage: {} for stage in stages},
         )
         self.save()  # by which the folder is known as a run's, whatever ends it from here on
@@ -270,9 +270,9 @@ class Run:
 
     def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
         """The config that a stage builds on, and its settings."""
-        plan = Plan(**self.record['plan'])
-        if stage == 'pretrain' and not plan.tokenizer:
-            plan.tokenizer = own_tokenizer(self.last_checkpoint('tokenizer'))
+        plan = self.plan
+        if stage == 'pretrain' and 'tokenizer' in self.record['stages']:
+            plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         settings = SETTINGS[stage](own_config(base), images, plan, self.lists, steps)
         return base, dict(work_dir=str(self.folder / stage), **settings)

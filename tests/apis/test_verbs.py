@@ -54,12 +54,12 @@ def images(tmp_path_factory) -> Path:
 def narrow():
     """Plans of a narrow model, which need few images and few steps."""
 
-    def plan(*args, **kwargs):
-        chosen = plans.plan_training(*args, **kwargs)
+    def plan(images, verb, init, workers, *args, **kwargs):
+        chosen = plans.plan_training(images, verb, init, workers or 0, *args, **kwargs)
         backbone = dict(
             chosen.backbone, arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, drop_path_rate=0.0
         )
-        return dataclasses.replace(chosen, backbone=backbone, size=(32, 32), batch=4, workers=0)
+        return dataclasses.replace(chosen, backbone=backbone, size=(32, 32), batch=4)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'plan_training', plan)
@@ -153,7 +153,9 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
-def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_training(run, images, tmp_path, monkeypatch):
+def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_training(
+    run, images, tmp_path, monkeypatch, capsys
+):
     """Also where steps are measured before; and the trained weights once for the report."""
     shutil.copyfile(run / 'pretrained.pth', run / 'init.pth')
     read = Counter()
@@ -165,7 +167,7 @@ def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_train
     monkeypatch.setattr(checkpoint, 'read_checkpoint', counted)
     out = tmp_path / 'run'
     beit_mm.pretrain(images, out, init=run / 'init.pth', minutes=0.05)
-    assert (read['init.pth'], read['pretrained.pth']) == (2, 1) and 'as in' in (out / 'plan.json').read_text()
+    assert (read['init.pth'], read['pretrained.pth']) == (2, 1) and 'as in' in capsys.readouterr().out
 
 
 def stopped(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,37 +202,15 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
 
 def test_a_record_of_another_version_is_said(images, tmp_path):
     (tmp_path / 'run').mkdir()
-    record = dict(
-        verb='pretrain',
-        images=str(images),
-        init=None,
-        seconds=0,
-        stages={},
-        length='9 steps',
-        batch=4,
-        plan=dict(dalle=None),
-    )
+    record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length='9 steps', batch=4)
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    plan = dataclasses.asdict(plans.plan_training(split.find_images(images), 'pretrain'))
-    (tmp_path / 'base.py').write_text('raise SystemExit("RAN")')
-    init = dict(type='subprocess.getoutput', cmd=f'touch {tmp_path}/ran')
-    vae = dict(type='beit_mm.DiscreteVAE')
-    for evil in (
-        dict(base=str(tmp_path / 'base.py')),
-        dict(tokenizer=dict(type='subprocess.Popen')),
-        dict(tokenizer=dict(vae, codebook=init)),
-        dict(init='/etc/passwd'),
-        dict(size=['{{', 4]),
-    ):
-        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan | evil)))
-        mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    assert 'init_cfg' not in plans.Plan(**(plan | dict(backbone=plan['backbone'] | dict(init_cfg=init)))).backbone
+    record['workers'] = 0
     for stages in ({'../outside': {}}, {'pretrain': dict(steps='9')}):
-        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan, stages=stages)))
+        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(stages=stages)))
         mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(plan=plan)))
-    (tmp_path / 'run/pretrain.log').symlink_to(tmp_path / 'base.py')
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    (tmp_path / 'run/pretrain.log').symlink_to(tmp_path / 'elsewhere.log')
     mistake('has links beside it', 'pretrain', images, '--out', tmp_path / 'run')
 
 
@@ -275,7 +255,8 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
 
 def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in (*plans.BASES, tokenizers.TOKENIZER):
+    bases = plans.NARROW_PRETRAINING, plans.WIDE_PRETRAINING, plans.NARROW_FINETUNING, plans.WIDE_FINETUNING
+    for name in (*bases, tokenizers.TOKENIZER):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text('raise SystemExit("RAN")')
     plan = plans.plan_training(split.find_images(images), 'pretrain')
@@ -294,11 +275,10 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     """Configs are Python with templates, which are executed; they hold folders' names as data."""
     folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
-    plan = dataclasses.asdict(plans.plan_training(split.find_images(folder), 'pretrain'))
     run = training.Run('pretrain', folder, tmp_path / 'run """', None, 0)
     run.folder.mkdir()
     split.write_lists(split.find_images(folder), run.lists)
-    run.record['plan'] = plan
+    run.plan = plans.plan_training(split.find_images(folder), 'pretrain')
     base, settings = run.settings(split.find_images(folder), 'tokenizer', 9)
     configs.write_config(run.config('tokenizer'), 'Text.', base, settings)
     cfg = configs.run_config(base, settings, run.config('tokenizer'))
@@ -311,9 +291,9 @@ def test_names_of_folders_are_never_code(images, tmp_path):
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
-    plan = plans.plan_training(split.find_images(images), 'pretrain')
     run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
-    run.record.update(plan=dataclasses.asdict(plan), length='2 minutes', stages=dict(pretrain={}, tokenizer={}))
+    run.plan = plans.plan_training(split.find_images(images), 'pretrain')
+    run.record.update(length='2 minutes', stages=dict(pretrain={}, tokenizer={}))
     run.folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, 'seconds_per_step', lambda config, limit: (0.5, 8.0))

@@ -244,5 +244,6 @@ def test_a_cache_of_links_says_as_much_as_the_folder(tmp_path):
         (tmp_path / 'snapshot' / file.name).symlink_to(blob)
     link = checkpoint_of(tmp_path / 'snapshot')
     assert absolute(str(link)) == str(tmp_path / 'snapshot/model.safetensors')
-    arguments, preprocessing = backbone_of(Checkpoint.open(absolute(str(link))))
-    assert preprocessing['size'] and arguments['arch']['num_heads'] == HEADS
+    checkpoint = Checkpoint.open(absolute(str(link)))
+    arguments, _ = backbone_of(checkpoint)
+    assert checkpoint.preprocessing['size'] and arguments['arch']['num_heads'] == HEADS
