@@ -15,12 +15,10 @@ import torch
 from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torch import Tensor
-from torchvision.utils import draw_segmentation_masks
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import backbone_of, masking
+from beit_mm.apis.plans import backbone_of, masking, tokenizer_of
 from beit_mm.apis.split import list_folder, write_lines
-from beit_mm.apis.tokenizers import tokenizer_of
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import quoted
@@ -210,13 +208,8 @@ def write_maps(
 
 def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> Image.Image:
     """An image uint8 (H, W, 3) under the colours of its labels (H, W); those below 0 have none."""
-    present = np.unique(labels[labels >= 0])
-    if not len(present):
-        return Image.fromarray(pixels)
-    masks = torch.stack([torch.from_numpy(labels == label) for label in present])
-    image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
-    drawn = draw_segmentation_masks(image, masks, alpha=0.6, colors=[tuple(palette[label]) for label in present])
-    return Image.fromarray(drawn.permute(1, 2, 0).numpy())
+    image, colours = Image.fromarray(pixels), Image.fromarray(np.array(palette, np.uint8)[labels])
+    return Image.composite(Image.blend(image, colours, 0.6), image, Image.fromarray(labels >= 0))
 
 
 def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -> Path:
@@ -282,7 +275,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
 def attention(
     checkpoint: CheckpointInput,
     image: str | Path,
-    points: str | Sequence[str] = '0.5,0.5',
+    points: str = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,
 ) -> Path:
@@ -296,10 +289,9 @@ def attention(
         layer: block, 0-based, negative from the end.
     """
     path = check_picture(out)
-    texts = points.split(';') if isinstance(points, str) else list(points)
     with quiet():
         extractor = FeatureExtractor(checkpoint, whole=True)
-        found = attention_of_image(extractor, image, [text.strip() for text in texts], layer)
+        found = attention_of_image(extractor, image, points.split(';'), layer)
         path.parent.mkdir(parents=True, exist_ok=True)
         draw_attention(found.image, found.patches, found.maps).savefig(path)
     return path

@@ -110,8 +110,20 @@ class _Inferencer(ABC):
         return ConfigDict(model=model, pipeline=pipeline, default_scope=self.scope)
 
     def _selected(self, values: Mapping[str, Any], name: str) -> tuple[dict, list[dict]]:
+        """Model and test pipeline of a config."""
         try:
-            model, pipeline = self._select(values)
+            model = dict(values['model'])
+            if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
+                model.setdefault('data_preprocessor', values['data_preprocessor'])
+            loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
+            if self.multi_scale:
+                model, pipeline = dict(values['tta_model'], module=model), values['tta_pipeline']
+            elif loader or self.task == 'segmentor':
+                pipeline = loader['dataset']['pipeline']
+            else:
+                pipeline = values['train_dataloader']['dataset']['pipeline'][:1]
+            if self.task == 'segmentor':
+                pipeline = [_named_by_us(step) for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
             model['type'], pipeline[0]['type']
         except (LookupError, TypeError, AttributeError, RuntimeError, ValueError):
             needed = 'tta_model and tta_pipeline' if self.multi_scale else 'model and test pipeline'
@@ -141,10 +153,6 @@ class _Inferencer(ABC):
     @abstractmethod
     def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
         """Model and test pipeline of weights under our names; KeyError for a tensor that is missing."""
-
-    @abstractmethod
-    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
-        """Model and test pipeline of a config; LookupError or TypeError where it lacks them."""
 
     @abstractmethod
     def _num_classes(self, model: nn.Module) -> int | None:
@@ -195,14 +203,6 @@ class ClassificationInferencer(_Inferencer):
             return [describe(sample.pred_score, self.classes, None, top) for sample in found]
 
         return list(self.reader.results(images, predict, batch_size, on_error))
-
-    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
-        model = dict(values['model'])
-        if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
-            model.setdefault('data_preprocessor', values['data_preprocessor'])
-        if loader := values.get('test_dataloader') or values.get('val_dataloader'):
-            return model, loader['dataset']['pipeline']
-        return model, values['train_dataloader']['dataset']['pipeline'][:1]
 
     def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
         num_classes, dims = weights['head.fc.weight'].shape
@@ -265,14 +265,6 @@ class SegmentationInferencer(_Inferencer):
             return [dict(labels=labels)]
 
         return self.reader.results(images, predict, on_error=on_error, return_images=return_images)
-
-    def _select(self, values: Mapping[str, Any]) -> tuple[dict, list[dict]]:
-        if self.multi_scale:
-            model, pipeline = dict(values['tta_model'], module=values['model']), values['tta_pipeline']
-        else:
-            loader = values.get('test_dataloader') or values['val_dataloader']
-            model, pipeline = values['model'], loader['dataset']['pipeline']
-        return model, [_named_by_us(step) for step in pipeline if 'LoadAnnotation' not in str(step.get('type'))]
 
     def _of_weights(self, weights: Mapping[str, Tensor], backbone: dict, levels: dict, out_indices: Any) -> tuple:
         """An UperNet of the released code's shape; other heads do not show their resizings."""

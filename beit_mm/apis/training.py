@@ -21,9 +21,16 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, absolute, plan_training
+from beit_mm.apis.plans import (
+    MAX_TOKENIZER_STEPS,
+    MIN_STEPS,
+    SETTINGS,
+    TOKENIZER,
+    absolute,
+    own_tokenizer,
+    plan_training,
+)
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
-from beit_mm.apis.tokenizers import TOKENIZER, own_tokenizer
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
 from beit_mm.checkpoint.read import write_checkpoint
@@ -38,8 +45,7 @@ from beit_mm.terminal import UserError, quiet, say, without_output
 RECORD, REPORT = 'plan.json', 'report.md'
 REST = 0.1  # of the time, for pictures and the report
 FIRST_STEPS = 4  # slow ones, before those that are measured
-MAX_BANK, MAX_QUERIES = 2000, 1000  # images with labels for k-NN, and held-out ones
-MIN_BANK = 200  # images with labels, however long it takes
+MIN_BANK, MAX_BANK = 200, 2000  # images with labels for k-NN, however long it takes; of held-out ones half as many
 ROWS = {  # of the report: a metric's name, what it is, how it is written
     'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
     'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
@@ -336,16 +342,15 @@ class Run:
 
     def neighbours(self, trained: Checkpoint, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
-        sizes = MAX_BANK, MAX_QUERIES
+        bank = MAX_BANK
         number, unit = self.length
         if unit == 'minutes':  # in the time left: features, of two networks, take at most half of a training step each
             affordable = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
-            bank, queries = max(MIN_BANK, int(affordable * 2 / 3)), max(MIN_BANK // 2, int(affordable / 3))
-            sizes = min(MAX_BANK, bank), min(MAX_QUERIES, queries)
+            bank = min(MAX_BANK, max(MIN_BANK, int(affordable * 2 / 3)))
         extract = FeatureExtractor(trained)
         labels = [
             {str(part.root / path): images.classes.index(name) for path, name in evenly(part.names.items(), size)}
-            for part, size in zip((images.train, images.held_out), sizes, strict=True)
+            for part, size in ((images.train, bank), (images.held_out, bank // 2))
         ]
         found = {}
         for name, network in (('knn_accuracy', extract), ('knn_accuracy_random', extract.with_random_weights())):

@@ -11,9 +11,8 @@ from PIL import Image
 
 from beit_mm.apis import plans, split
 from beit_mm.apis.configs import find_config, own_config, write_config
-from beit_mm.apis.plans import plan_training, pretraining_settings
+from beit_mm.apis.plans import own_tokenizer, plan_training, pretraining_settings
 from beit_mm.apis.split import find_images, write_lists
-from beit_mm.apis.tokenizers import own_tokenizer
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 
 

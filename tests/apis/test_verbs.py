@@ -23,8 +23,8 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import configs, inference, plans, split, tokenizers, training
-from beit_mm.apis.tokenizers import tokenizer_of
+from beit_mm.apis import configs, inference, plans, split, training
+from beit_mm.apis.plans import tokenizer_of
 from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
@@ -256,14 +256,14 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
 def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bases = plans.NARROW_PRETRAINING, plans.WIDE_PRETRAINING, plans.NARROW_FINETUNING, plans.WIDE_FINETUNING
-    for name in (*bases, tokenizers.TOKENIZER):
+    for name in (*bases, plans.TOKENIZER):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text('raise SystemExit("RAN")')
     plan = plans.plan_training(split.find_images(images), 'pretrain')
     configs.own_config.cache_clear()
-    plan.tokenizer = tokenizers.own_tokenizer(tmp_path / 'x.pth')
+    plan.tokenizer = plans.own_tokenizer(tmp_path / 'x.pth')
     for stage in ('tokenizer', 'pretrain'):
-        base = tokenizers.TOKENIZER if stage == 'tokenizer' else plan.base
+        base = plans.TOKENIZER if stage == 'tokenizer' else plan.base
         common = (configs.own_config(base), split.find_images(images), plan, tmp_path, 9)
         settings = plans.SETTINGS[stage](*common)
         configs.write_config(tmp_path / 'config.py', 'Text.', base, settings)
@@ -441,7 +441,7 @@ def test_a_stored_tokenizer_needs_its_file(run, images, tmp_path):
 
 
 def test_only_what_can_be_dalles_tokens_is_taken_for_them(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizers, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
+    monkeypatch.setattr(plans, 'find_dalle', lambda: dict(type='beit_mm.DALLETokenizer', checkpoint='encoder.pkl'))
     backbone = {'backbone.cls_token': torch.zeros(1, 1, 4), 'backbone.blocks.0.attn.qkv.weight': torch.zeros(12, 4)}
     head = backbone | {'head.lm_head.weight': torch.zeros(8192, 4)}
     assert tokenizer_of(Checkpoint(head, tmp_path / 'x.pth'))['type'] == 'beit_mm.DALLETokenizer'

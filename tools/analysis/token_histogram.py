@@ -70,8 +70,8 @@ def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokeni
     from mmengine.registry import init_default_scope
 
     from beit_mm.apis.inference import load_pretrainer
+    from beit_mm.apis.plans import TOKENIZERS
     from beit_mm.apis.stored_config import ARGUMENTS, check_part
-    from beit_mm.apis.tokenizers import TOKENIZERS
     from beit_mm.checkpoint.checkpoint import Checkpoint
     from beit_mm.models import Tokenizer
     from beit_mm.registry import MODELS
