@@ -6,6 +6,7 @@ worth. Shapes: N images or patches to be classified, M with labels (the bank), C
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,15 @@ def evaluate_images(
     ]
     number = check_same_classes(*(loader.dataset for loader in loaders))
     (bank, labels), (features, truth) = (image_features(extractor, loader, layer, kind) for loader in loaders)
-    found: dict[str, Any] = dict(images=[len(labels), len(truth)], classes=number)
     if method == 'knn':
-        predicted = knn_predict(features, bank, labels, number, k)
-        found['k'] = k
+        predicted, found = knn_predict(features, bank, labels, number, k), dict(k=k)
     else:
         standardise = standardiser(bank)
         rows = torch.arange(len(labels), device=labels.device)
-        linear, penalty, figures = choose_penalty(standardise(bank), labels, number, rows, by_class=False)
-        found.update(penalty=penalty, held_out=figures)
+        linear, found = choose_penalty(standardise(bank), labels, number, rows, by_class=False)
         predicted = linear(standardise(features)).argmax(dim=1)
-    return dict(top1=100 * accuracy(confusion(predicted, truth, number)), **found)
+    top1 = 100 * accuracy(confusion(predicted, truth, number))
+    return dict(top1=top1, images=[len(labels), len(truth)], classes=number, **found)
 
 
 def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: int, workers: int) -> DataLoader:
@@ -91,10 +90,7 @@ def image_features(
     """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes."""
     pooled, rows = [], []
     for batch in loader:
-        if 'sample_idx' not in batch['data_samples'][0]:
-            raise UserError("no 'sample_idx' among the meta_keys of PackInputs, where it is by default")
-        x = extractor.hidden_states(batch['inputs'], [layer])[0][:, 0]  # B, 1 + h*w, C
-        pooled.append(x[:, 1:].mean(dim=1) if kind == 'mean' else x[:, 0])
+        pooled.append(extractor.features(batch['inputs'], [layer])[kind][:, 0])
         rows += [(sample.sample_idx, int(sample.gt_label)) for sample in batch['data_samples']]
     features = torch.cat(all_gather(torch.cat(pooled)))
     index, labels = torch.cat(all_gather(torch.tensor(rows, device=features.device))).unbind(1)
@@ -185,19 +181,17 @@ def patch_classifier(
     bank, targets, images = (torch.cat(tensors).to(extractor.device) for tensors in gathered)
     standardise = standardiser(bank)
     bank = standardise(bank)
-    found: dict[str, Any] = dict(patches=len(bank))
+    classify: Callable[[Tensor], Tensor]
     if method == 'knn':
-        found['k'] = k
+        classify, found = partial(knn_shares, bank=bank, targets=targets, k=k), dict(k=k)
     else:
-        linear, penalty, figures = choose_penalty(bank, targets, number, images, by_class=True, seed=seed)
-        found.update(penalty=penalty, held_out=figures)
+        classify, found = choose_penalty(bank, targets, number, images, by_class=True, seed=seed)
 
     def scores_of(patches: Tensor) -> Tensor:
-        features = standardise(patches.flatten(0, 1))  # h*w, C
-        scores = knn_shares(features, bank, targets, k) if method == 'knn' else linear(features)  # h*w, K
+        scores = classify(standardise(patches.flatten(0, 1)))  # h*w, K
         return scores.view(*patches.shape[:2], number)
 
-    return scores_of, found
+    return scores_of, dict(patches=len(bank), **found)
 
 
 def patch_dataset(extractor: FeatureExtractor, max_images: int | None = None, **options: Any) -> SegmentationFolder:
@@ -225,8 +219,8 @@ def labelled_patches(
     images = Subset(dataset, range(get_rank(), len(dataset), get_world_size()))
     generator = torch.Generator()  # a loader draws a seed: not from the generator of a training
     for sample in DataLoader(images, batch_size=None, num_workers=workers, generator=generator):
-        x, grid = extractor.hidden_states(sample['img'].permute(2, 0, 1)[None], [layer])
-        yield x[0, 0, 1:].unflatten(0, grid), sample['gt_seg_map']
+        features = extractor.features(sample['img'].permute(2, 0, 1)[None], [layer])
+        yield features['patches'][0, 0], sample['gt_seg_map']
 
 
 def class_shares(labels: Tensor, grid: Grid, num_classes: int) -> Tensor:
@@ -344,7 +338,7 @@ def fit_linear(
 
 def choose_penalty(
     features: Tensor, targets: Tensor, num_classes: int, images: Tensor, by_class: bool, seed: int = 0
-) -> tuple[nn.Linear, float, dict[float, float]]:
+) -> tuple[nn.Linear, dict[str, Any]]:
     """A linear layer on all features, with the penalty that is best on a tenth of the images when fitted on the rest.
 
     Args:
@@ -354,7 +348,7 @@ def choose_penalty(
         seed: of the choice of images.
 
     Returns:
-        The layer, its penalty, and the figure of each penalty in %.
+        The layer; and dict(penalty=its own, held_out=the figure of each penalty in %).
     """
     names, image = images.unique(return_inverse=True)
     if len(names) < 2:
@@ -369,7 +363,7 @@ def choose_penalty(
         counts = confusion(layer(features[held_out]).argmax(dim=1), targets[held_out], num_classes)
         figures[penalty] = 100 * (mean_iou(counts) if by_class else accuracy(counts))
     best = max(figures, key=figures.__getitem__)
-    return fit_linear(features, targets, num_classes, best, start=layers[best]), best, figures
+    return fit_linear(features, targets, num_classes, best, start=layers[best]), dict(penalty=best, held_out=figures)
 
 
 def confusion(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:

@@ -24,7 +24,6 @@ from beit_mm.datasets.listing import EXTENSIONS, list_images
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
-from beit_mm.positions import Grid
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, with_bar
@@ -63,11 +62,11 @@ class ImageReader:
         else:
             if isinstance(source, Image.Image):
                 source.load()  # some formats learn of their palette or transparency only here
-            array = rgb_array(source) if isinstance(source, Image.Image) else source
-            if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or not array.size:
-                found = f'an array of {array.dtype} {array.shape}'
+                source = rgb_array(source)
+            if source.ndim != 3 or source.shape[2] != 3 or source.dtype != np.uint8 or not source.size:
+                found = f'an array of {source.dtype} {source.shape}'
                 raise UserError(f'{found}; expected uint8 (height, width, 3), RGB, not empty')
-            image = np.ascontiguousarray(array if self.rgb else array[..., ::-1])
+            image = np.ascontiguousarray(source if self.rgb else source[..., ::-1])
             sample = dict(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
         check_aspect(str(source) if isinstance(source, (str, Path)) else 'an array', sample['img'])
         return sample
@@ -250,7 +249,7 @@ class FeatureExtractor:
         return self.reader.prepare(self.reader.load(image))['inputs']
 
     @torch.no_grad()
-    def hidden_states(self, images: Tensor, layers: Sequence[int | None]) -> tuple[Tensor, Grid]:
+    def features(self, images: Tensor, layers: Sequence[int | None]) -> dict[str, Tensor]:
         """Outputs of blocks for images of one shape; those after the last of the blocks are not computed.
 
         Args:
@@ -258,7 +257,7 @@ class FeatureExtractor:
             layers: see `layer`.
 
         Returns:
-            float32 (B, layers, 1 + h*w, C), the class token first; and the patch grid (h, w).
+            dict(class_token=(B, layers, C); mean=(B, layers, C) of the patches; patches=(B, layers, h, w, C)), float32.
         """
         wanted = [self.layer(layer) for layer in layers]
         normalised = (images.to(self.device).float() - self.mean) / self.std
@@ -269,7 +268,9 @@ class FeatureExtractor:
                 x = self.backbone.run_blocks(self.backbone.blocks[index : index + 1], x, grid, shared_bias)
                 if index in wanted:
                     states[index] = x
-        return torch.stack([states[index] for index in wanted], dim=1).float(), grid
+        x = torch.stack([states[index] for index in wanted], dim=1).float()  # B, layers, N, C
+        tokens = x[:, :, 1:]
+        return dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))
 
     def __call__(
         self,
@@ -302,10 +303,8 @@ class FeatureExtractor:
             inputs = [sample['inputs'] for sample in samples]
             one_shape = len({image.shape for image in inputs}) == 1
             for batch in [torch.stack(inputs)] if one_shape else [image[None] for image in inputs]:
-                x, grid = self.hidden_states(batch, blocks)  # B, layers, N, C
-                tokens = x[:, :, 1:]
-                pooled = dict(class_token=x[:, :, 0], mean=tokens.mean(dim=2), patches=tokens.unflatten(2, grid))
-                arrays = {kind: pooled[kind].cpu().numpy() for kind in kinds}
+                features = self.features(batch, blocks)
+                arrays = {kind: features[kind].cpu().numpy() for kind in kinds}
                 for row in range(len(batch)):
                     yield {kind: values[row] if several else values[row, 0] for kind, values in arrays.items()}
 

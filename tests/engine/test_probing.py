@@ -126,7 +126,8 @@ def test_the_penalty_is_the_best_on_images_that_were_held_out():
     labels = torch.randint(0, 2, (60,)).repeat_interleave(4)
     features = torch.randn(60, 50).repeat_interleave(4, 0)  # tell an image apart, but nothing of its class
     images = torch.arange(60).repeat_interleave(4)
-    layer, penalty, figures = choose_penalty(features, labels, 2, images, by_class=False)
+    layer, found = choose_penalty(features, labels, 2, images, by_class=False)
+    penalty, figures = found['penalty'], found['held_out']
     assert figures[penalty] == max(figures.values()) < 90  # copies of one image on both sides would give 100
     torch.testing.assert_close(layer.weight, fit_linear(features, labels, 2, penalty).weight, atol=1e-3, rtol=1e-3)
     with pytest.raises(ValueError, match='1 image with labels; expected at least 2'):
