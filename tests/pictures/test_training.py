@@ -48,7 +48,7 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
         assert np.abs(tile(picture, row, 0).astype(int) - image).max() <= 1
         masked = tile(picture, row, 1)
         assert (np.abs(masked[mask].astype(int) - 127) <= 1).all() and mask.any()
-        assert np.array_equal(masked[~mask], tile(picture, row, 0)[~mask])
+        assert np.abs(masked[~mask].astype(int) - image[~mask]).max() <= 1  # rounding
     without = pixels_of(browse.draw_training_samples(cfg, number=3, seed=5, tokens=False))
     assert picture.shape[1] - without.shape[1] == SIDE + MARGIN  # the tokens' column
     assert np.array_equal(tile(without, 1, 0), tile(picture, 1, 0))

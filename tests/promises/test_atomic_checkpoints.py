@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,11 @@ def test_a_kill_while_writing_leaves_what_was_there(place, config, monkeypatch):
 
 
 def damaged(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
+    name, extra = (int.from_bytes(data[largest.header_offset + at :][:2], 'little') for at in (26, 28))
+    data[largest.header_offset + 30 + name + extra + largest.file_size // 2] ^= 255  # in a tensor, not between two
     path.write_bytes(data)
 
 
