@@ -83,6 +83,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
             input_names=['images'],
             output_names=['logits'],
             verbose=False,
+            optimize=True,  # the default since torch 2.7
         )
     program.model.metadata_props.update(
         {name: json.dumps(value) for name, value in preprocessing.items()},
