@@ -13,22 +13,12 @@ if __name__ == '__main__':  # with -m Python looks for modules where the user is
     os.environ.setdefault('PYTHONSAFEPATH', '1')  # for processes that read images
 
 import argparse
-import importlib
 import runpy
 from typing import Any
 
-from beit_mm import __version__, files, terminal
+import beit_mm
+from beit_mm import files, terminal
 
-VERBS = {  # verb -> module, and the function in it that takes the verb's arguments
-    'pretrain': ('apis.training', 'pretrain'),
-    'finetune': ('apis.training', 'finetune'),
-    'classify': ('apis.inference', 'classify'),
-    'segment': ('apis.inference', 'segment'),
-    'reconstruct': ('apis.inference', 'reconstruct'),
-    'attention': ('apis.inference', 'attention'),
-    'embed': ('features.extractor', 'embed'),
-    'config': ('apis.configs', 'config_text'),
-}
 MAX_LINES = 20  # of results on the terminal
 
 
@@ -37,18 +27,18 @@ def main() -> None:
         train(sys.argv[2:])
         return
     arguments = vars(parser().parse_args())
-    verb = arguments.pop('verb')
-    module, function = VERBS[verb]
-    if module == 'apis.training':
-        files.folder_of_images(arguments['images'])  # before anything heavy is imported
+    chosen = arguments.pop('verb')
+    if chosen == 'config':
+        print(terminal.quiet_import('beit_mm.apis.configs').config_text(**arguments))
+        return
     with terminal.quiet():
-        result = getattr(importlib.import_module(f'beit_mm.{module}'), function)(**arguments)
-    show(verb, result, arguments.get('out'))
+        result = getattr(beit_mm, chosen)(**arguments)  # imported only now
+    show(chosen, result, arguments.get('out'))
 
 
 def parser() -> argparse.ArgumentParser:
     top = terminal.Parser(prog='python -m beit_mm', description='BEiT on your own images.')
-    top.add_argument('--version', action='version', version=f'beit_mm {__version__}')
+    top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 
     def add(name: str, help: str, example: str) -> argparse.ArgumentParser:
@@ -123,9 +113,7 @@ def add_inputs(verb: argparse.ArgumentParser) -> None:
 
 def show(verb: str, result: Any, out: str | None) -> None:
     """Prints what a verb returned; exits with code 1 where none of its images could be read."""
-    if verb == 'config':
-        print(result)
-    elif verb in ('reconstruct', 'attention'):
+    if verb in ('reconstruct', 'attention'):
         terminal.say(result)
     elif verb == 'embed':
         show_unreadable(result['skipped'])
@@ -160,8 +148,7 @@ def train(words: list[str]) -> None:
     if tool is None:
         raise FileNotFoundError('tools/train.py is not beside the configs; install beit_mm again')
     if words and not words[0].startswith('-'):
-        configs = terminal.quiet_import('beit_mm.apis.configs')
-        words[0] = str(configs.find_config(words[0]))
+        words[0] = str(terminal.quiet_import('beit_mm.apis.configs').find_config(words[0]))
     sys.argv = [str(tool), *words]
     sys.path.insert(0, str(tool.parent))
     runpy.run_path(str(tool), run_name='__main__')

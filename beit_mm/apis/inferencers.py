@@ -55,9 +55,9 @@ class _Inferencer(ABC):
             try:
                 if config is None:  # without memory for the weights, whatever sizes the file asks for
                     with torch.device('meta'):
-                        check_shapes(self._module(MODELS.build(copy.deepcopy(cfg.model))), checkpoint)
+                        check_shapes(MODELS.build(copy.deepcopy(cfg.model)), checkpoint)
                 self.model = MODELS.build(cfg.model)
-                module = self._module(self.model)
+                module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
                 load, *prepare = cfg.pipeline
                 load = TRANSFORMS.build(load)
                 backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
@@ -87,10 +87,6 @@ class _Inferencer(ABC):
         self.classes: tuple[str, ...] = tuple(named)
         if len(self.classes) != num_classes:
             raise CheckpointError(f'{checkpoint} names {len(self.classes)} classes, its model has {num_classes}')
-
-    @staticmethod
-    def _module(model: nn.Module) -> nn.Module:
-        return model.module if isinstance(model, BaseTTAModel) else model
 
     def _given_config(self, config: str | Path | Config) -> ConfigDict:
         values = config if isinstance(config, Config) else Config.fromfile(str(config))
@@ -319,10 +315,11 @@ def is_palette(colours: Any, number: int) -> bool:
     return levels.shape == (number, 3) and levels.dtype.kind == 'i' and levels.min() >= 0 and levels.max() <= 255
 
 
-def check_shapes(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Raises UserError where the weights of a checkpoint have not the shapes of a module's."""
+def check_shapes(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raises UserError where the weights of a checkpoint have not the shapes of a model's."""
     weights = checkpoint.converted.state_dict if checkpoint.format else checkpoint.weights
-    for name, tensor in module.state_dict().items():
+    for name, tensor in model.state_dict().items():
+        name = name.removeprefix('module.')  # of a model for test-time augmentation
         shape = tuple(weights[name].shape) if name in weights else 'missing'
         if shape != tuple(tensor.shape):
             raise UserError(f'{name} is {shape} in the file, {tuple(tensor.shape)} by the config')
