@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from numbers import Real
 from pathlib import Path
 from shutil import get_terminal_size
@@ -36,10 +37,17 @@ from beit_mm.terminal import UserError, hush, printable, printable_record
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
 NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
+FORMATS = dict(  # of the numbers in a line of progress, in their order
+    loss='loss {:.3f}',
+    mim_acc='mim_acc {:.3f}',
+    lr='lr {:.1e}',
+    images_per_second='{:,.0f} images/s',
+    data_time='data {:.3f} s',
+    memory='{:.3g} GiB',
+)
 DETERMINISTIC = (
-    'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU: cuDNN chooses '
-    'convolutions without measuring, gradients of indexing (bias tables, masked positions) and of attention are summed '
-    'in a fixed order. Where a GPU has no such kernel, as for segmentation losses, torch names the operation and stops.'
+    'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU; where a GPU has no '
+    'such kernel, as for segmentation losses, torch names the operation and stops.'
 )
 
 
@@ -191,8 +199,7 @@ class ThroughputHook(Hook):
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.waits: deque[tuple[float, float]] = deque(maxlen=50)  # seconds of waiting for images, of the step
-        self.last = self.begun = 0.0
+        self.last = 0.0
         self.warned = False
 
     def before_train_epoch(self, runner: Runner) -> None:
@@ -201,25 +208,20 @@ class ThroughputHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         self.last = time.perf_counter()  # iteration-based runs validate in the middle of an epoch
 
-    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        self.begun = time.perf_counter()
-
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
-        now = time.perf_counter()
+        now, scalars = time.perf_counter(), runner.message_hub.log_scalars
         inputs = data_batch['inputs']  # a dict in pretraining, the images themselves in classification
         images = inputs['images'] if isinstance(inputs, dict) else inputs
         self.steps.append((len(images) * get_world_size(), now - self.last))
-        if batch_idx:  # for the first one workers had to start
-            self.waits.append((self.begun - self.last, now - self.last))
         self.last = now
-        if not self.warned and len(self.waits) >= 20:  # enough to average over
-            waiting, seconds = map(sum, zip(*self.waits, strict=True))
-            self.warned = waiting > seconds / 2
-            if self.warned:
-                print_log(f'{waits_for_images(waiting / seconds)}.', logger='current', level=logging.WARNING)
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
-        for history in runner.message_hub.log_scalars.values():
+        if not self.warned and len(self.steps) == 50:  # the first is left out: workers had to start
+            share = scalars['train/data_time'].mean(49) / scalars['train/time'].mean(49)  # mmengine's IterTimerHook
+            self.warned = share > 0.5
+            if self.warned:
+                print_log(f'{waits_for_images(share)}.', logger='current', level=logging.WARNING)
+        for history in scalars.values():
             history.max_length = HISTORY
 
 
@@ -327,12 +329,9 @@ class ProgressHook(Hook):
         self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        line = f'{self.title} {runner.iter:,}, held-out images:'
-        for name, value in (metrics or {}).items():
-            if isinstance(value, Real):
-                entry = f'  {name.removeprefix(f"{self.title}/")} {value:.4g}'
-                line += entry if len(line + entry) <= get_terminal_size(NO_TERMINAL).columns else ''
-        self.say(line)
+        shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
+        numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
+        self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
 
     def say(self, line: str) -> None:
         if is_main_process():
@@ -342,8 +341,7 @@ class ProgressHook(Hook):
 def recent_numbers(runner: Runner) -> dict[str, float]:
     """The latest numbers of a run, and the memory that it takes, in GiB."""
     scalars = runner.message_hub.log_scalars
-    names = ('loss', 'mim_acc', 'lr', 'images_per_second', 'data_time')
-    numbers = {name: scalars[f'train/{name}'].current() for name in names if f'train/{name}' in scalars}
+    numbers = {name: scalars[f'train/{name}'].current() for name in FORMATS if f'train/{name}' in scalars}
     if torch.cuda.is_available():
         memory = torch.cuda.max_memory_allocated()
     else:  # the peak, which macOS counts in bytes
@@ -353,19 +351,13 @@ def recent_numbers(runner: Runner) -> dict[str, float]:
 
 def progress_line(title: str, step: int, steps: int, numbers: dict[str, float], seconds_left: float) -> str:
     """One line about a training with as many of `numbers` (as of `recent_numbers`) as the terminal has room for."""
-    formats = dict(loss='loss {:.3f}', mim_acc='mim_acc {:.3f}', lr='lr {:.1e}')
-    formats |= dict(images_per_second='{:,.0f} images/s', data_time='data {:.3f} s', memory='{:.3g} GiB')
+    shown = [form.format(numbers[name]).replace('e-0', 'e-') for name, form in FORMATS.items() if name in numbers]
+    return fitted(f'{title} {step:,}/{steps:,}', shown, f'{timedelta(seconds=round(seconds_left))} left')
+
+
+def fitted(first: str, numbers: list[str], *last: str) -> str:
+    """One line with as many of the numbers as the terminal has room for."""
     width = get_terminal_size(NO_TERMINAL).columns
-    shown = [form.format(numbers[name]) for name, form in formats.items() if name in numbers]
-    while True:
-        line = '  '.join([f'{title} {step:,}/{steps:,}', *shown, f'{clock(seconds_left)} left']).replace('e-0', 'e-')
-        if len(line) <= width or not shown:
-            return line[:width]
-        shown.pop()
-
-
-def clock(seconds: float) -> str:
-    """62 as 1:02, 3723 as 1:02:03."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'
+    while len(line := '  '.join([first, *numbers, *last])) > width and numbers:
+        numbers = numbers[:-1]
+    return line[:width]

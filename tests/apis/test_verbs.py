@@ -28,7 +28,7 @@ from beit_mm.apis.plans import tokenizer_of
 from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
-from beit_mm.engine.steps import clock, progress_line
+from beit_mm.engine.steps import progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.pictures import MARGIN
 from beit_mm.registry import MODELS
@@ -526,7 +526,6 @@ def test_progress_lines_fit_a_terminal(monkeypatch):
         monkeypatch.setenv('COLUMNS', str(width))
         line = progress_line('pretrain', 100_000, 1_000_000, numbers, 36_000)
         assert len(line) <= width and re.search(rf'{last}  10:00:00 left$', line), line
-    assert [clock(seconds) for seconds in (0.4, 62, 3723)] == ['0:00', '1:02', '1:02:03']
 
 
 def test_a_misspelt_option_has_the_nearest(capsys):
