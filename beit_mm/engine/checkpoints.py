@@ -109,7 +109,7 @@ class CheckpointHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         meta = meta_of(checkpoint)
-        if not runner._resume or 'epoch' not in meta:
+        if not runner._resume:
             return
         check_position(meta, runner._load_from)
         if 'batch' not in meta:  # mmengine wrote the file
@@ -165,8 +165,8 @@ class CheckpointHook(Hook):
         self.kept = [*before, number]
         runner.message_hub.update_info('keep_ckpt_ids', self.kept)  # so a resumed run deletes what a kill left
         outdated = self.kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
-        replaced = [f'{self.unit}_{old}.pth' for old in outdated]
-        path = self.save(runner, f'{self.unit}_{number}.pth', replaces=[*replaced, INTERRUPTED], **position)
+        replaces = [*(f'{self.unit}_{old}.pth' for old in outdated), INTERRUPTED]
+        path = self.save(runner, f'{self.unit}_{number}.pth', replaces=replaces, **position)
         self.kept = before if path is None else self.kept[len(outdated) :]
 
     def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
@@ -340,18 +340,11 @@ class CheckpointMetaHook(Hook):
         for key, history in hub['log_scalars'].items():
             values, counts = (torch.from_numpy(np.asarray(numbers, np.float64)) for numbers in history.data)
             scalars[key] = dict(values=values, counts=counts, max_length=history.max_length)
-        resumed = {key: flag for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
-        checkpoint['message_hub'] = dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
+        checkpoint['message_hub'] = stored_hub(scalars, info)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        meta = meta_of(checkpoint)
-        if runner._resume and 'epoch' not in meta:
-            raise UserError(
-                'The checkpoint holds weights without the state of a run: there is nothing to resume. To start a new '
-                'run from it, name it as load_from instead of --resume.'
-            )
         with blaming(runner._load_from):
-            before, now = meta.get('tokenizer'), tokenizer_provenance(unwrap(runner))
+            before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
             if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
                 message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
                 print_log(message, logger='current', level=logging.WARNING)
@@ -371,6 +364,10 @@ def plain_values(value: Any) -> Any:
     return value if type(value) in (*PLAIN_TYPES, Tensor) else str(value)
 
 
+def stored_hub(scalars: dict, info: dict) -> dict:
+    return dict(log_scalars=scalars, runtime_info=info, resumed_keys=dict.fromkeys((*scalars, *info), True))
+
+
 def resumed_hub(hub: dict) -> dict:
     """What a run takes over of a file's `message_hub`: the history of its log, and numbers."""
     # No text: mmengine would write the file's `cfg` into the run's checkpoints, where its inferencers execute it.
@@ -382,8 +379,7 @@ def resumed_hub(hub: dict) -> dict:
             scalars[key] = history
     kinds = (int, float, Tensor)
     info = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, kinds) and key.isprintable()}
-    resumed = {key: bool(flag) for key, flag in hub['resumed_keys'].items() if key in info or key in scalars}
-    return dict(log_scalars=scalars, runtime_info=info, resumed_keys=resumed)
+    return stored_hub(scalars, info)
 
 
 def batch_of(runner: Runner) -> dict[str, int]:
@@ -427,4 +423,7 @@ def check_position(meta: dict, path: str) -> None:
         batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
         numbers += [batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise CheckpointError(f'{path} has no position to resume from: iter, epoch and batch of its meta are {numbers}')
+        raise CheckpointError(
+            f'{path} has no position to resume from (iter, epoch and batch of its meta are {numbers}); to start a new '
+            'run from its weights, name it as load_from'
+        )

@@ -36,10 +36,10 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 class FitCheckHook(Hook):
     """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
-    It refuses fewer images than a batch; a mask or second view that does not fit the backbone; images, means and model
-    of different numbers of channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in
-    the first batch that has no class; swapped colours; an optimizer made by rules for other names than the backbone's;
-    auto_scale_lr where batches are accumulated; NaN or infinity in weights.
+    It refuses a mask or second view that does not fit the backbone; images, means and model of different numbers of
+    channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in the first batch that
+    has no class; swapped colours; an optimizer made by rules for other names than the backbone's; auto_scale_lr where
+    batches are accumulated; NaN or infinity in weights.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -51,7 +51,6 @@ class FitCheckHook(Hook):
         self.loaded = {}  # what is tested afterwards are this run's weights
         state_effective_batch(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
-        check_number_of_images(runner.train_dataloader)
         if runner.val_loop is not None:
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))

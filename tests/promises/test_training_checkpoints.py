@@ -144,7 +144,7 @@ def test_a_run_does_not_go_on_with_nan(part, run, tmp_path):
 def test_weights_without_a_run_cannot_be_resumed(run, tmp_path):
     first, config = run
     torch.save(first.model.backbone.state_dict(), tmp_path / 'weights.pth')
-    with pytest.raises(ValueError, match='nothing to resume. .* load_from'):
+    with pytest.raises(ValueError, match='no position to resume from .* load_from'):
         small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'weights.pth')).load_or_resume()
 
 
