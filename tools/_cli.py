@@ -191,7 +191,7 @@ def few_of_each(folder: str | Path, classes: Sequence[str], per_class: int, seed
     """
     import random
 
-    from beit_mm.datasets.listing import list_images
+    from beit_mm.datasets.image_folder import list_images
 
     generator = random.Random(seed)
     chosen = []

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from beit_mm.datasets.image_folder import quoted
-from beit_mm.datasets.listing import EXTENSIONS, list_images
+from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.files import folder_of_images
 from beit_mm.terminal import UserError
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mmcv.transforms import BaseTransform
 
-from beit_mm.datasets.image_folder import UnlabeledImages, read_lines, unquoted
-from beit_mm.datasets.listing import list_images
+from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
 from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
 from beit_mm.terminal import UserError

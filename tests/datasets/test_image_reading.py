@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image, ImageOps
 
 from beit_mm.datasets import reading
-from beit_mm.datasets.listing import EXTENSIONS
+from beit_mm.datasets.image_folder import EXTENSIONS
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 
 

@@ -8,8 +8,8 @@ import pytest
 from labelled import CLASSES, make_images
 from mmengine.dataset import ClassBalancedDataset, ConcatDataset
 
-from beit_mm.datasets import listing
-from beit_mm.datasets.listing import Paths, Samples
+from beit_mm.datasets import image_folder
+from beit_mm.datasets.image_folder import Paths, Samples
 from beit_mm.registry import DATASETS
 
 
@@ -35,11 +35,11 @@ def test_heic_images_are_counted_where_nothing_reads_them(tmp_path, monkeypatch)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     said = []
-    monkeypatch.setattr(listing, 'print_log', lambda message, **options: said.append(message))
-    monkeypatch.setattr(listing, 'HeifImageFile', None)
-    assert list(listing.list_images(str(tmp_path), ('.jpg', '.png'))) == ['a.jpg', 'd/f.png']
+    monkeypatch.setattr(image_folder, 'print_log', lambda message, **options: said.append(message))
+    monkeypatch.setattr(image_folder, 'HeifImageFile', None)
+    assert list(image_folder.list_images(str(tmp_path), ('.jpg', '.png'))) == ['a.jpg', 'd/f.png']
     assert said == [f'{tmp_path}: 3 HEIC images are left out; to have them read, pip install pillow-heif']
-    assert not len(listing.list_images(str(tmp_path), listing.BAND_EXTENSIONS)) and len(said) == 1
+    assert not len(image_folder.list_images(str(tmp_path), image_folder.BAND_EXTENSIONS)) and len(said) == 1
 
 
 def test_paths_are_a_sequence_of_strings():

@@ -9,7 +9,7 @@ import pytest
 from helpers import refused, run_tool, tree
 from PIL import Image, ImageOps
 
-from beit_mm.datasets.listing import list_images
+from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.reading import read_image
 
 TOOL = 'prepare_resized'

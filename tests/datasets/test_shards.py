@@ -17,7 +17,7 @@ from mmengine.dataset import default_collate
 from PIL import Image
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
-from beit_mm.datasets.listing import INDEX
+from beit_mm.datasets.image_folder import INDEX
 from beit_mm.datasets.reading import MemberPath, read_image
 from beit_mm.registry import DATASETS
 

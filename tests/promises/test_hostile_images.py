@@ -20,7 +20,7 @@ from mmengine.registry import DefaultScope
 from PIL import Image
 
 from beit_mm.datasets.bands import LoadBands
-from beit_mm.datasets.listing import list_images
+from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import read_labels
 from beit_mm.features.extractor import iterate_images

@@ -25,7 +25,7 @@ from _timing import anonymous_bytes
 from make_shards import IndexWriter, Member
 from pipeline import make_images, our_pipeline
 
-from beit_mm.datasets.listing import INDEX
+from beit_mm.datasets.image_folder import INDEX
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.registry import DATASETS
 

@@ -82,7 +82,7 @@ def main() -> None:
     )
     parser.add_argument('--num-images', type=int, default=200, help='drawn at random (default: %(default)s)')
     args = parser.parse_args()
-    from beit_mm.datasets.listing import BAND_EXTENSIONS, list_images
+    from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images
 
     if not (args.folder.is_dir() and (paths := list_images(str(args.folder), BAND_EXTENSIONS))):
         raise FileNotFoundError(f'no {", ".join(BAND_EXTENSIONS)} files in {args.folder}')

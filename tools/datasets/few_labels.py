@@ -26,8 +26,7 @@ def main() -> None:
     if args.per_class < 1:
         sys.exit(f'error: per_class is {args.per_class}; expected 1 or more')
     from beit_mm.datasets import ImageFolder
-    from beit_mm.datasets.image_folder import quoted
-    from beit_mm.datasets.listing import INDEX
+    from beit_mm.datasets.image_folder import INDEX, quoted
 
     if Path(args.folder, INDEX).exists():
         sys.exit(f'error: {args.folder} holds shards; name the folder of images that they were made of')

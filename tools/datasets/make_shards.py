@@ -65,7 +65,7 @@ class IndexWriter:
         self.sizes.append(archive.stat().st_size)
 
     def write(self, folder: Path) -> tuple[int, int]:
-        """Writes the index, which beit_mm.datasets.listing reads, and returns how many images and classes there are.
+        """Writes the index, which `image_folder.read_shards` reads, and returns how many images and classes there are.
 
         It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards`,
         the names of the S archives; `sizes` (S,), their bytes; `names` of the N images; `shard`, `offset`, `length`
@@ -89,7 +89,7 @@ class IndexWriter:
             label=label,
             **{name: np.array(getattr(self, name)) for name in ('sizes', 'shard', 'offset', 'length')},
         )
-        from beit_mm.datasets.listing import INDEX
+        from beit_mm.datasets.image_folder import INDEX
         from beit_mm.files import atomic_file
 
         with atomic_file(folder / INDEX) as file:
@@ -111,7 +111,7 @@ def scan(path: Path) -> list:
     Raises:
         ValueError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
     """
-    from beit_mm.datasets.listing import EXTENSIONS
+    from beit_mm.datasets.image_folder import EXTENSIONS
     from beit_mm.files import readable
 
     images, numbers, size, place = [], {}, path.stat().st_size, 0
@@ -187,7 +187,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     Raises:
         ValueError: the target holds other shards, or lies in the folder.
     """
-    from beit_mm.datasets.listing import INDEX, list_images
+    from beit_mm.datasets.image_folder import INDEX, list_images
     from beit_mm.files import atomic_file, remove_leftovers
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):

@@ -118,7 +118,7 @@ def main() -> None:
         raise UserError(f'{args.target} is {args.source} or lies in it; expected a folder elsewhere')
     from torch.utils.data import DataLoader
 
-    from beit_mm.datasets.listing import list_images
+    from beit_mm.datasets.image_folder import list_images
 
     if not (args.source.is_dir() and (paths := list_images(str(args.source)))):
         raise FileNotFoundError(f'no images in {args.source}; expected a folder of images')

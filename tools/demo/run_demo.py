@@ -61,7 +61,7 @@ def find_images(folder: Path) -> list[Path]:
     """All images below a folder, relative to it, sorted."""
     if not folder.is_dir():
         sys.exit(f'error: no folder {folder}')
-    from beit_mm.datasets.listing import list_images
+    from beit_mm.datasets.image_folder import list_images
 
     return [Path(name) for name in list_images(str(folder))]
 
