@@ -29,6 +29,7 @@ from beit_mm.checkpoint.names import (
     expand_shared_table,
     first_names,
     grid_of,
+    heads_of,
     meta_of,
     task_of,
     trained_grid,
@@ -40,6 +41,7 @@ from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what its file says of it
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
+PATCHES = 'patch_embed.proj.weight'
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
 
 
@@ -222,19 +224,7 @@ def fit_weights(
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
-    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
-    file_heads = source['architecture'].get('num_heads') or (tables[0].shape[-1] if tables else num_heads)
-    depths = [sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own)]
-    sizes = [('heads', file_heads, num_heads), ('blocks', *depths)]
-    last_axes = {'width': 'cls_token', 'patch size': 'patch_embed.proj.weight', 'MLP width': 'blocks.0.mlp.fc1.bias'}
-    for what, name in last_axes.items():
-        if name in weights:
-            sizes.append((what, weights[name].shape[-1], own[name].shape[-1]))
-    if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
-        raise CheckpointError(
-            f'does not fit the backbone: {", ".join(differences)}. Nothing was loaded; build the backbone as the '
-            'weights are, or take other weights.'
-        )
+    _check_sizes(weights, own, heads_of(weights, source) or num_heads, num_heads)
     check_finite(weights, report.source)
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
         expand_shared_table(weights)
@@ -242,12 +232,18 @@ def fit_weights(
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
         _fold_layer_scale(weights)
-    known = trained_grid(source, own['patch_embed.proj.weight'].shape[-1])
-    fitted = {
-        name: _fit(name, weights[name], target, known, grid, interpolate_mode, report)
-        for name, target in own.items()
-        if name in weights
-    }
+    known = trained_grid(source, own[PATCHES].shape[-1])
+    fitted = {name: weights[name] for name in own if name in weights}
+    for name, tensor in fitted.items():
+        if name == PATCHES and tensor.shape != own[name].shape:
+            fitted[name] = _adapt_channels(tensor, own[name].shape[1])
+            report.adapted.append(name)
+        elif name.endswith(POSITIONS) and (before := grid_of(name, tensor, known, grid)) != grid:
+            if name.endswith(TABLE):
+                fitted[name] = resize_bias_table(tensor, before, grid)
+            else:
+                fitted[name] = resize_position_embedding(tensor, before, grid, interpolate_mode)
+            report.resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
     changed = {*report.resized, *report.expanded, *report.adapted}
     report.matched = [name for name in fitted if name not in changed]
     report.missing_keys = [name for name in own if name not in fitted]
@@ -255,6 +251,26 @@ def fit_weights(
     report.unexpected_keys += [name for name in weights if name not in own]
     _check_coverage(own, report)
     return fitted, report
+
+
+def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
+    """Raises CheckpointError where something differs that no tensor can be adapted to."""
+    blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own))
+    sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
+    for name, tensor in weights.items():
+        if name in own and _fixed_shape(name, tensor) != _fixed_shape(name, own[name]):
+            sizes.append((name, tuple(tensor.shape), tuple(own[name].shape)))
+    if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
+        raise CheckpointError(
+            f'does not fit the backbone: {first_names(differences)}. Nothing was loaded; build the backbone as the '
+            'weights are, or take other weights.'
+        )
+
+
+def _fixed_shape(name: str, tensor: Tensor) -> list[int | None]:
+    """A tensor's shape, with None for the axis that can be adapted."""
+    free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', PATCHES) else None
+    return [None if axis == free_axis else size for axis, size in enumerate(tensor.shape)]
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
@@ -277,28 +293,6 @@ def _fold_layer_scale(weights: Weights) -> None:
         for scaled in (f'{layer}.weight', f'{layer}.bias'):
             if scaled in weights:  # otherwise it is reported as missing
                 weights[scaled] = weights[scaled] * gamma.view(-1, *[1] * (weights[scaled].dim() - 1))
-
-
-def _fit(
-    name: str, tensor: Tensor, target: Tensor, known: Grid | None, grid: Grid, interpolate_mode: str, report: LoadReport
-) -> Tensor:
-    """A tensor of images of the `known` grid in the backbone's shape; says in the report what was done to it."""
-    free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', 'patch_embed.proj.weight') else None
-    shapes = [[size for axis, size in enumerate(t.shape) if axis != free_axis] for t in (tensor, target)]
-    if tensor.dim() != target.dim() or shapes[0] != shapes[1]:
-        difference = f'{name} is {tuple(tensor.shape)}, the backbone has {tuple(target.shape)}'
-        raise CheckpointError(f'does not fit the backbone: {difference}. Nothing was loaded.')
-    if name == 'patch_embed.proj.weight' and tensor.shape != target.shape:
-        report.adapted.append(name)
-        return _adapt_channels(tensor, target.shape[1])
-    if not name.endswith(POSITIONS):
-        return tensor
-    source = grid_of(name, tensor, known, grid)
-    if source != grid:
-        report.resized[name] = f'{source[0]} x {source[1]} -> {grid[0]} x {grid[1]}'
-    if name.endswith(TABLE):
-        return resize_bias_table(tensor, source, grid)
-    return resize_position_embedding(tensor, source, grid, interpolate_mode)
 
 
 def _adapt_channels(weight: Tensor, channels: int) -> Tensor:

@@ -143,7 +143,6 @@ class Released(NamedTuple):
 
     config: Path  # whose model they belong to
     url: str
-    holds: str  # what was trained, on which data
     fits: str  # the part of the model that they are for
 
 
@@ -157,7 +156,7 @@ def released() -> dict[str, Released]:
                 if weights['Fits'] in (WHOLE, 'the backbone and head of this config'):
                     config = file.parents[1].parent / entry['Config']
                     name = Path(weights['URL']).stem
-                    found[name] = Released(config, weights['URL'], weights['Holds'], weights['Fits'])
+                    found[name] = Released(config, weights['URL'], weights['Fits'])
     return found
 
 

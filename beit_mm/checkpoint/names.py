@@ -204,9 +204,8 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
-    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
-    heads = tables[0].shape[1] if tables else source['architecture'].get('num_heads') or dims / HEAD_DIMS
+    heads = heads_of(weights, source) or dims / HEAD_DIMS
     if heads != int(heads):
         raise CheckpointError(
             f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
@@ -230,6 +229,12 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
         masked_input='backbone.mask_token' in weights,
         out_type=next((kind for norm, kind in norms.items() if f'backbone.{norm}.weight' in weights), 'featmap'),
     )
+
+
+def heads_of(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> Any:
+    """Number of attention heads, which only bias tables show; else what the file says of it, None for nothing."""
+    tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
+    return tables[0].shape[-1] if tables else source['architecture'].get('num_heads')
 
 
 def released_out_indices(depth: int) -> list[int]:
@@ -293,11 +298,9 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
             weights = {f'beit.{name}' if name.startswith(roots) else name: part for name, part in weights.items()}
     elif 'layers.0.attn.qkv.weight' in weights:
         weights = {f'backbone.{name}': tensor for name, tensor in weights.items()}
-    table = (TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING))[source]
+    table = (TABLES | dict(timm=TIMM_VIT, hf=HF_PRETRAINING, mmpretrain=MMPRETRAIN_V2))[source]
     if source == 'unilm' and 'backbone.fpn1.0.weight' in weights:
         table = UNILM_SEGMENTATION
-    if source == 'mmpretrain' and 'neck.norm.weight' in weights:
-        table = MMPRETRAIN_V2
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
     parts = {*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS}
@@ -335,13 +338,10 @@ def _fuse_qkv(weights: Weights) -> None:
     """Three linear layers as one, and one bias of three parts as two, in place."""
     for name in [name for name in weights if name.endswith('attn.query.weight')]:
         stem = name.removesuffix('query.weight')
-        try:
-            parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
-            weights[f'{stem}qkv.weight'] = torch.cat(parts)
-            weights[f'{stem}q_bias'] = weights.pop(f'{stem}query.bias')
-            weights[f'{stem}v_bias'] = weights.pop(f'{stem}value.bias')
-        except KeyError as error:
-            raise CheckpointError(f'lacks {error}') from None
+        parts = [weights.pop(f'{stem}{part}.weight') for part in ('query', 'key', 'value')]
+        weights[f'{stem}qkv.weight'] = torch.cat(parts)
+        weights[f'{stem}q_bias'] = weights.pop(f'{stem}query.bias')
+        weights[f'{stem}v_bias'] = weights.pop(f'{stem}value.bias')
     for name in [name for name in weights if name.endswith('attn.qkv.bias')]:
         q_bias, _, v_bias = weights.pop(name).chunk(3)
         weights[name.replace('qkv.bias', 'q_bias')] = q_bias

@@ -5,7 +5,7 @@ import pickle
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
@@ -36,7 +36,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset)
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath)
 VALUES += (np.ndarray, np.generic, torch.dtype, torch.device, torch.layout, torch.qscheme)
 VALUES += (torch.UntypedStorage, torch.TypedStorage)
-HISTORY = {'_log_history', '_count_history', 'max_length', '_max_length', 'statistics_methods'}  # HistoryBuffer's own
+HISTORY = {'_log_history', '_count_history', 'max_length', '_max_length'}  # HistoryBuffer's own
 
 
 class CheckpointError(UserError):
@@ -112,13 +112,6 @@ class PickledArray(np.ndarray):
         super().__setstate__((version, shape, kind.dtype, fortran, data))
 
 
-def _statistics_method(owner: Any, name: Any) -> Any:
-    """`getattr`, as far as mmengine's log histories use it: to name their own methods."""
-    if owner is not HistoryBuffer or name not in ('min', 'max', 'current', 'mean'):
-        raise pickle.UnpicklingError('GLOBAL builtins.getattr was not an allowed global')
-    return getattr(HistoryBuffer, name)
-
-
 def _named(target: Any, full_name: str) -> Any:
     """What torch's reader takes for the function or class of another name. (torch 2.6 has no pairs for that.)"""
     module, _, name = full_name.rpartition('.')
@@ -141,7 +134,7 @@ DALLE_MODULES = """
 """.split()
 NUMPY = ('numpy.core.multiarray', 'numpy._core.multiarray')  # of NumPy 1 and 2
 STAND_INS = {
-    'builtins.getattr': _statistics_method,
+    'builtins.getattr': lambda *_: None,  # by which log histories name their methods, which are not read
     'argparse.Namespace': Attributes,  # the released code's `args`
     **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
     **{f'{module}.scalar': lambda kind, data: np.frombuffer(data, kind.dtype)[0] for module in NUMPY},
@@ -164,7 +157,7 @@ def _allowed() -> Iterator[None]:
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(others)
-        HistoryBuffer._statistics_methods.clear()  # in which a history that is read registers its methods
+        HistoryBuffer._statistics_methods.clear()  # in which a history that is read registers methods of the file
         HistoryBuffer._statistics_methods.update(statistics)
 
 
@@ -283,30 +276,26 @@ def check_content(content: Any) -> None:
                 raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
             vars(value).clear()
         elif isinstance(value, dict):
-            waiting += [*dict.keys(value), *dict.values(value), *_attributes(value)]
+            waiting += [*dict.keys(value), *dict.values(value)]
+            # of an OrderedDict or Counter; a state dict has its modules' versions there
+            attributes = getattr(value, '__dict__', {}) if type(value).__module__ == 'collections' else {}
+            metadata = attributes.get('_metadata')
+            attributes.clear()
+            if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
+                attributes['_metadata'] = metadata
+                waiting.append(metadata)
             for name in (name for name, inner in dict.items(value) if isinstance(inner, Tensor)):
                 if isinstance(name, str) and not (name.isprintable() and len(name) <= MAX_NAME):
                     raise CheckpointError(f'it names a tensor {name[:60]!r}')
         elif isinstance(value, HistoryBuffer):
             if not vars(value).keys() <= HISTORY:
                 raise CheckpointError('it holds a log history with more than numbers')
-            waiting += [number for name, number in vars(value).items() if name != 'statistics_methods']
+            waiting += vars(value).values()
         elif isinstance(value, CONTAINERS):
             waiting += value
         elif not isinstance(value, VALUES):  # what torch's reader may call, or what came of calling it
             name = getattr(value, '__name__', None) or type(value).__name__
             raise CheckpointError(f'it holds the function, class or object {name!r}')
-
-
-def _attributes(values: dict) -> Iterable[Any]:
-    """Takes the attributes off an OrderedDict, Counter, ..., but for a state dict's `_metadata`; returns what stays."""
-    if type(values).__module__ != 'collections' or not (attributes := getattr(values, '__dict__', None)):
-        return []
-    metadata = attributes.get('_metadata')
-    attributes.clear()
-    if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
-        attributes['_metadata'] = metadata
-    return attributes.values()
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:
@@ -332,12 +321,11 @@ def write_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f'{path} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
-    data = _safetensors_bytes(path, content) if path.suffix == '.safetensors' else None
     with atomic_file(path) as file:
-        if data is None:
-            save_torch(content, file)
+        if path.suffix == '.safetensors':
+            file.write(_safetensors_bytes(path, content))
         else:
-            file.write(data)
+            save_torch(content, file)
 
 
 def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:

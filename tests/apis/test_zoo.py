@@ -54,7 +54,7 @@ def test_models_have_the_published_sizes(name, parameters):
 
 def test_weights_come_from_the_folder_of_weights_or_a_file(tmp_path, monkeypatch):
     (tmp_path / 'config.py').write_text(f"default_scope = 'mmpretrain'\nmodel = {narrow_model()!r}\n")
-    entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', 'nothing', find.WHOLE)
+    entry = find.Released(tmp_path / 'config.py', 'https://example.org/narrow.pth', find.WHOLE)
     for module in (find, configs):
         monkeypatch.setattr(module, 'released', lambda: dict(narrow=entry))
     torch.manual_seed(3)

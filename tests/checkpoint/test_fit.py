@@ -128,7 +128,7 @@ def test_another_size_of_one_layer_is_named():
     weights['blocks.1.norm2.weight'] = torch.rand(31)
     model = build()
     before = model.blocks[0].norm1.weight.clone()
-    with pytest.raises(CheckpointError, match=r'blocks.1.norm2.weight is \(31,\), the backbone has \(32,\)'):
+    with pytest.raises(CheckpointError, match=r'blocks.1.norm2.weight \(31,\), the model has \(32,\)'):
         model.load_state_dict(weights)
     assert torch.equal(model.blocks[0].norm1.weight, before)
 

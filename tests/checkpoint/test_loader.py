@@ -243,18 +243,25 @@ def resnet() -> dict:
 
 WRONG = {
     'resnet': (resnet, r'no tensor is named backbone\.\*. The file, .*wrong.pth, holds conv1.weight'),
-    'patch size': (lambda: timm_model(patch_size=16).state_dict(), 'patch size 16, the model has 8'),
-    'width': (lambda: timm_model(embed_dim=64).state_dict(), 'width 64, the model has 32'),
+    'patch size': (
+        lambda: timm_model(patch_size=16).state_dict(),
+        r'patch_embed.proj.weight \(32, 3, 16, 16\), the model has \(32, 3, 8, 8\)',
+    ),
+    'width': (lambda: timm_model(embed_dim=64).state_dict(), r'cls_token \(1, 1, 64\), the model has \(1, 1, 32\)'),
     'depth': (lambda: timm_model(depth=3).state_dict(), 'blocks 3, the model has 2'),
     'heads': (lambda: timm_model(num_heads=2).state_dict(), 'heads 2, the model has 4'),
+    'heads of a shared table': (
+        lambda: timm_model(num_heads=2, use_rel_pos_bias=False, use_shared_rel_pos_bias=True).state_dict(),
+        'heads 2, the model has 4',
+    ),
     'no LayerScale': (lambda: timm_model(init_values=None).state_dict(), r'missing \(blocks.0.gamma_1'),
     'a table of one dimension': (
         lambda: dict(timm_model().state_dict(), **{'blocks.1.attn.relative_position_bias_table': torch.rand(52)}),
-        r'blocks.1.attn.relative_position_bias_table is \(52,\), the backbone has \(52, 4\)',
+        r'blocks.1.attn.relative_position_bias_table \(52,\), the model has \(52, 4\)',
     ),
     'a patch of two sides': (
         lambda: dict(timm_model().state_dict(), **{'patch_embed.proj.weight': torch.rand(32, 1, 16, 8)}),
-        r'patch_embed.proj.weight is \(32, 1, 16, 8\)',
+        r'patch_embed.proj.weight \(32, 1, 16, 8\)',
     ),
     'no bias tables': (lambda: timm_model(use_rel_pos_bias=False).state_dict(), 'relative_position_bias_table'),
     'only a head': (lambda: {'head.fc.weight': torch.rand(5, 32)}, r'no tensor is named backbone\.\*. .*wrong.pth'),
