@@ -34,25 +34,20 @@ HF_CLASSES = dict(
     segmentation='BeitForSemanticSegmentation',
     features='BeitModel',
 )
-TAGS = dict(
-    classification='image-classification', segmentation='image-segmentation', features='image-feature-extraction'
-)
+TAGS = dict(classification='image-classification', segmentation='image-segmentation')
 # transformers' pyramid and UperNet, which are as wide as the backbone
 HF_HEAD = ['neck.upsample_4x.0', 'neck.upsample_2x.0']
 HF_HEAD += ['decode_head.psp_modules.3.1.conv', 'decode_head.fpn_bottleneck.conv']
 
 CARD = """---
 library_name: transformers
-{tag}tags:
+pipeline_tag: {tag}
+tags:
 - beit
 ---
 # {name}
 
-A [BEiT](https://arxiv.org/abs/2106.08254), written by beit_mm.
-
-| | |
-| --- | --- |
-{table}
+A [BEiT](https://arxiv.org/abs/2106.08254) for {task}, written by beit_mm. Its sizes and classes are in `config.json`.
 
 ```python
 from transformers import {kind}
@@ -200,24 +195,6 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     return config
 
 
-def _model_card(name: str, task: str, config: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> str:
-    kind, tag = HF_CLASSES[task], f'pipeline_tag: {TAGS[task]}\n' if task in TAGS else ''
-    rows = {
-        'task': task,
-        'blocks, width, heads': '{num_hidden_layers}, {hidden_size}, {num_attention_heads}'.format_map(config),
-        'image': f'{config["image_size"]} pixels, {config["num_channels"]} channels',
-        'patch': f'{config["patch_size"]} pixels',
-        'mean (pixels 0-255)': preprocessing.get('mean', 'not known'),
-        'std (pixels 0-255)': preprocessing.get('std', 'not known'),
-    }
-    if 'vocab_size' in config:
-        rows['visual tokens'] = config['vocab_size']
-    if 'id2label' in config:
-        rows['classes'] = len(config['id2label'])
-    table = '\n'.join(f'| {key} | {value} |' for key, value in rows.items())
-    return CARD.format(name=name, kind=kind, tag=tag, table=table)
-
-
 def _write_hub_folder(
     folder: Path, task: str, weights: dict[str, Tensor], config: dict[str, Any], preprocessing: Mapping[str, Any]
 ) -> list[str]:
@@ -228,7 +205,8 @@ def _write_hub_folder(
     if (card := folder / 'README.md').exists():
         notes.append(f'{card} was there already and is left as it is')
     else:
-        card.write_text(_model_card(folder.name, task, config, preprocessing))
+        tag = TAGS.get(task, 'image-feature-extraction')
+        card.write_text(CARD.format(name=folder.name, task=task, kind=HF_CLASSES[task], tag=tag))
     file = folder / 'preprocessor_config.json'
     if not {'mean', 'std', 'size'} <= set(preprocessing):
         file.unlink(missing_ok=True)  # of other weights
