@@ -223,16 +223,16 @@ def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -
     out = check_picture(out)
     with quiet():
         _, columns = reconstructions(checkpoint, islice(iterate_images(images), MAX_ROWS))
-        out.parent.mkdir(parents=True, exist_ok=True)
         sheet_of_columns(columns).savefig(out)
     return out
 
 
 def check_picture(out: str | Path) -> Path:
-    """The path of a picture, checked before any work is done."""
+    """The path of a picture, checked before any work is done, in a folder that is there."""
     path = Path(out).expanduser()
     if path.suffix.lower() not in ('.png', '.jpg', '.jpeg', '.webp') or path.is_dir():
         raise UserError(f'{str(out)!r}: expected a picture, a file ending in .png or .jpg')
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -292,7 +292,6 @@ def attention(
     with quiet():
         extractor = FeatureExtractor(checkpoint, whole=True)
         found = attention_of_image(extractor, image, points.split(';'), layer)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draw_attention(found.image, found.patches, found.maps).savefig(path)
     return path
 

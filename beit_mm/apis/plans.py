@@ -249,11 +249,6 @@ def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def absolute(checkpoint: str) -> str:
-    """A checkpoint's absolute path, or its address. Links stay: a file's name and neighbours say what is in it."""
-    return checkpoint if '://' in checkpoint else str(Path(checkpoint).absolute())
-
-
 def scaled(rate: float, ratio: float) -> float:
     """A recipe's learning rate for another batch size: by the square root of their ratio, as suits Adam."""
     return float(f'{rate * math.sqrt(ratio):.2g}')
@@ -313,7 +308,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
     if plan.init:  # read once: with the head by the model, without it by the backbone
         part = model if plan.keeps_head else model['backbone']
-        part['init_cfg'] = dict(type='Pretrained', checkpoint=absolute(plan.init))
+        part['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
     rate = base.optim_wrapper.optimizer.lr
     if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
         rate *= min(1.0, 256 / plan.width)
@@ -335,7 +330,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
     backbone = dict(options, _delete_=True, type=BACKBONE, out_type='avg_featmap', drop_path_rate=0.1)
     backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
-    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=absolute(plan.init)) if plan.init else None
+    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
     # the rate and batch of the demo's recipe, and of the paper's for BEiT-Base; layer decay likewise

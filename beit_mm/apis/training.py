@@ -21,15 +21,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import (
-    MAX_TOKENIZER_STEPS,
-    MIN_STEPS,
-    SETTINGS,
-    TOKENIZER,
-    absolute,
-    own_tokenizer,
-    plan_training,
-)
+from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, TOKENIZER, own_tokenizer, plan_training
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import checkpoint_of
@@ -132,6 +124,8 @@ class Run:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
         if workers is not None and workers < 0:
             raise UserError(f'workers is {workers}; expected 0 or more')
+        if init is not None and '://' not in str(init):
+            init = checkpoint_of(init).absolute()  # links stay: a file's name and neighbours say what is in it
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()
@@ -140,7 +134,7 @@ class Run:
         self.record: dict[str, Any] = dict(
             verb=verb,
             images=str(Path(images).expanduser().resolve()),
-            init=init and absolute(str(init) if '://' in str(init) else str(checkpoint_of(init))),
+            init=init and str(init),
             length=next((f'{number:g} {name}' for name, number in given.items()), None),
             batch=batch,
             seconds=0.0,
@@ -311,8 +305,7 @@ class Run:
         pictures = ['![loss](loss.png)']
         if self.verb == 'pretrain':
             trained = Checkpoint.open(self.weights)
-            held_out = [images.held_out.root / path for path in images.held_out.names]
-            chosen = held_out[:: max(1, len(held_out) // 8)][:8]
+            chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
             reconstruct(trained, chosen, self.folder / 'reconstruction.png')
             pictures.insert(0, '![image, masked image, tokens decoded, prediction decoded](reconstruction.png)')
             if images.classes:
