@@ -73,16 +73,17 @@ class AutocastOptimWrapper(OptimWrapper):
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
         self.norms: list[Tensor] = []  # of the gradient, since the last look
         self.bad_loss: Tensor | bool = False  # of this rank, since the last step
-        self.model: nn.Module | None = None
-        self.buffers: list[Tensor] = []  # of the model
-        self.buffers_before: list[Tensor] = []  # before the step
+        self.buffers: list[Tensor] = []  # of the model, that the forward pass changes
+        self.buffers_before: list[Tensor] = []  # the step: a NaN that gets into them can be undone
         instead = '' if used == dtype else f' ({dtype} is not available there)'
         print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         if self.should_update():  # counted before the batch: it is the first of a step
-            self._remember_buffers(model)
+            named = model.named_buffers()
+            self.buffers = [buffer for name, buffer in named if name.rpartition('.')[2] in CHANGED_BY_FORWARD]
+            self.buffers_before = [buffer.clone() for buffer in self.buffers]
         enabled = self.dtype is not torch.float32
         with super().optim_context(model), torch.autocast(self.device_type, self.dtype, enabled=enabled):
             yield
@@ -160,18 +161,7 @@ class AutocastOptimWrapper(OptimWrapper):
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
 
-    def _remember_buffers(self, model: nn.Module) -> None:
-        """Copies what the forward pass will change, so that a NaN in it can be undone."""
-        if model is not self.model:
-            named = model.named_buffers()
-            self.model = model
-            self.buffers = [buffer for name, buffer in named if name.rpartition('.')[2] in CHANGED_BY_FORWARD]
-            self.buffers_before = [buffer.clone() for buffer in self.buffers]
-        elif self.buffers:
-            torch._foreach_copy_(self.buffers_before, self.buffers)
-
     def _step_unless(self, bad: Tensor, **kwargs) -> None:
-        """The optimizer's step, if `bad` is False."""
         optimizer = self.optimizer
         fused = all(group.get('fused') for group in optimizer.param_groups)
         # A fused SGD that skips its very first step leaves its momentum uninitialised: the host decides that one.
