@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -105,7 +104,7 @@ class TokenizerMetric(BaseMetric):
 
 @METRICS.register_module()
 class LayerAccuracy(BaseMetric):
-    """Accuracy of each layer that a LinearProbe trains a classifier for, logged as a table.
+    """Accuracy of each layer that a LinearProbe trains a classifier for.
 
     Returns (percent, except best_layer; all under `accuracy/`):
         layer_<i>: right predictions from block i, counted from 0.
@@ -123,9 +122,6 @@ class LayerAccuracy(BaseMetric):
     def compute_metrics(self, results: list[dict[int, bool]]) -> dict[str, float]:
         accuracy = {layer: 100 * sum(result[layer] for result in results) / len(results) for layer in results[0]}
         best = max(accuracy, key=lambda layer: accuracy[layer])
-        rows = [f'{layer:5} {value:9.2f}{" *" if layer == best else ""}' for layer, value in accuracy.items()]
-        title = f'Linear probes on {len(results)} images (layers from 0, best *)'
-        print_log('\n'.join([title, 'layer  accuracy', *rows]), logger='current')
         layers = {f'layer_{layer}': value for layer, value in accuracy.items()}
         return dict(layers, best=accuracy[best], best_layer=best)
 

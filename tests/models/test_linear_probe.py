@@ -1,4 +1,4 @@
-"""Linear probes: frozen features, gradients in the classifiers only, and the table."""
+"""Linear probes: frozen features, gradients in the classifiers only."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_one_layer_is_a_classifier_like_any_other():
     assert sample.layer_labels == {1: int(sample.pred_label)}
 
 
-def test_table_layer_by_layer():
+def test_accuracy_layer_by_layer():
     metric = LayerAccuracy()
     for label, found in ((0, {4: 0, 5: 0, 6: 1}), (1, {4: 0, 5: 1, 6: 1}), (2, {4: 0, 5: 2, 6: 0})):
         metric.process(None, [dict(gt_label=torch.tensor([label]), layer_labels=found)])
@@ -117,5 +117,3 @@ def test_a_run_probes_all_layers(tmp_path):
     metrics = runner.val_loop.run()
     assert {'accuracy/layer_0', 'accuracy/layer_1', 'accuracy/layer_2', 'accuracy/best_layer'} <= set(metrics)
     assert metrics['accuracy/best'] == 100  # three colours
-    (log,) = (tmp_path / 'work').glob('*/*.log')
-    assert 'layer  accuracy\n    0 ' in log.read_text()
