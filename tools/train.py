@@ -68,14 +68,14 @@ def train(args: argparse.Namespace, short: bool) -> None:
         cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
     if args.compile:
         cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
-    if short:
+    if short and 'runner_type' not in cfg:
         from beit_mm.engine.interruption import resuming_command
-        from beit_mm.engine.steps import SECONDS, ProgressHook, with_quiet_terminal
+        from beit_mm.engine.steps import SECONDS, ProgressHook, QuietRunner
         from beit_mm.terminal import without_output
 
         progress = ProgressHook(Path(args.config).stem, SECONDS if sys.stdout.isatty() else 60.0)
         with without_output():
-            runner = with_quiet_terminal(RUNNERS.get(cfg.get('runner_type', 'Runner'))).from_cfg(cfg)
+            runner = QuietRunner.from_cfg(cfg)
             runner.register_hook(progress)
             progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
             try:

@@ -1,7 +1,6 @@
 """A run's checkpoints: each is complete on the disk, and enough to resume the run to the last bit.
 
-What a step draws follows from its number (engine.steps.StepSeedHook), what a sample looks like from its key
-(datasets.samplers). So no state of a random generator is stored.
+No state of a random generator is stored: see engine.steps.StepSeedHook and datasets.samplers.
 """
 
 import logging
@@ -219,7 +218,6 @@ class CheckpointHook(Hook):
         return path
 
     def folder(self, runner: Runner) -> Path:
-        """Where the run's checkpoints are."""
         work_dir = Path(runner.work_dir)
         return work_dir if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, work_dir.name)
 

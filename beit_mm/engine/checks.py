@@ -90,7 +90,6 @@ class FitCheckHook(Hook):
 
 
 def state_effective_batch(runner: Runner) -> None:
-    """Logs the effective batch and the recipe's; warns if they differ."""
     processes, batch = get_world_size(), runner.train_dataloader.batch_size
     accumulation = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
@@ -144,7 +143,6 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
-    """Raises UserError when labels do not fit; warns when most pixels are ignored."""
     ignored = pixels = 0
     for sample in samples:
         labels, reduced = sample.gt_sem_seg.data, sample.get('reduce_zero_label', False)
@@ -171,7 +169,6 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
-    """Raises UserError when a model and the data that it is trained or tested on do not fit."""
     check_num_classes(model, dataset)
     check_channels(model)
     check_normalisation(model)
@@ -206,7 +203,6 @@ def channels_of(inputs: Any) -> int | None:
 
 
 def check_channels(model: nn.Module, channels: int | None = None) -> None:
-    """Raises UserError when images, their means and the parts of a model have different numbers of channels."""
     numbers = {} if channels is None else {'the images': channels}
     if len(mean := preprocessing_of_model(model).get('mean', ())) > 1:  # one stands for all channels
         numbers['data_preprocessor.mean'] = len(mean)

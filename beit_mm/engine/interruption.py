@@ -44,15 +44,13 @@ class InterruptionHook(Hook):
     SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal, unless `nohup` ignores it) let the run finish its step, with
     all batches that it accumulates, or its validation and one more step. Then the run writes `interrupted.pth` and ends
     all processes with one exit code: 130 after SIGINT, else 75 (EX_TEMPFAIL: requeue me). A second SIGINT stops at
-    once. `--resume` takes the file as any other; the next numbered checkpoint replaces it. torchrun grants 30 seconds,
-    and itself exits with 1. A signal in the last steps has no effect: the training ends with its last checkpoint and
-    code 0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
+    once. `--resume` takes the file as any other; the next numbered checkpoint replaces it. Several processes exchange
+    what they were told before each step, and know the outcome before the next one. torchrun grants 30 seconds, and
+    itself exits with 1. In the last steps a signal has no effect: the training ends with its last checkpoint and code
+    0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
-    Several processes agree on the step to stop at: before each step they exchange what they were told, and they know
-    the outcome before the next one.
-
-    The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another. The
-    kernel releases the lock however the process ends. A file system without locks gets a warning.
+    The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another; the
+    kernel releases the lock however the process ends.
     """
 
     priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything

@@ -94,7 +94,6 @@ class AutocastOptimWrapper(OptimWrapper):
         super().backward(self.loss_scaler.scale(loss), **kwargs)
 
     def step(self, **kwargs) -> None:
-        """Unscales and clips the gradients, then steps if they are finite."""
         self.loss_scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group['params'] if p.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(parameters, **(self.clip_grad_kwargs or dict(max_norm=math.inf)))

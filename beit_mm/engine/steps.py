@@ -284,22 +284,19 @@ def compiled_in_training(model: nn.Module, eager: Callable, options: dict) -> Ca
     return call
 
 
-def with_quiet_terminal(runner: type[Runner]) -> type[Runner]:
-    """A Runner class that leaves the terminal to its ProgressHook, but for warnings; its log files have everything."""
+class QuietRunner(Runner):
+    """A Runner that leaves the terminal to its ProgressHook, but for warnings; its log files have everything."""
 
-    class QuietRunner(runner):  # type: ignore[valid-type, misc]
-        def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
-            logger = super().build_logger(log_level, log_file, **kwargs)
-            for handler in hush(logger):
-                if isinstance(handler, logging.StreamHandler):
-                    handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
-            return logger
-
-    return QuietRunner
+    def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(log_level, log_file, **kwargs)
+        for handler in hush(logger):
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)  # the standard output may be shut, see terminal.without_output
+        return logger
 
 
-class TerminalRunner(with_quiet_terminal(Runner)):  # type: ignore[misc]
-    """A Runner for a run in a folder of its own: quiet, with its log in `<work_dir>.log`."""
+class TerminalRunner(QuietRunner):
+    """The same for a run in a folder of its own, with its log in `<work_dir>.log`."""
 
     def build_logger(self, log_level: int | str = 'INFO', log_file: str | None = None, **kwargs: Any) -> MMLogger:
         return super().build_logger(log_level, log_file or f'{Path(self.work_dir)}.log', **kwargs)
