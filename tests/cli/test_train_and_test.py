@@ -107,7 +107,7 @@ def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypat
     lines = terminal.getvalue().splitlines()
     assert len(lines) < 20 and max(map(len, lines)) <= 120, lines
     assert re.fullmatch(
-        r'pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data [\d.]+ s  [\d.]+ GiB  0:00 left',
+        r'pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data [\d.]+ s  [\d.]+ GiB  0:00:00 left',
         next(line for line in lines if ' 3/3 ' in line),
     )
     assert re.search(r'pretrain 3, held-out images:  mim_loss [\d.]+ ', terminal.getvalue())
