@@ -16,8 +16,9 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torch import Tensor
 
+from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import backbone_of, masking, tokenizer_of
+from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
 from beit_mm.apis.split import list_folder, write_lines
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import CheckpointError
@@ -241,13 +242,8 @@ def reconstructions(checkpoint: CheckpointInput, images: Iterable[ImageInput]) -
     model = load_pretrainer(Checkpoint.open(checkpoint))
     rows, columns = model.backbone.grid
     patch, stride = model.backbone.patch_size, model.target_generator.stride
-    sizes = dict(size=(rows * patch, columns * patch), second_size=(rows * stride, columns * stride))
-    pipeline = [
-        dict(type='beit_mm.LoadImage'),
-        dict(type='beit_mm.TwoViewCenterCrop', **sizes),
-        dict(type='beit_mm.BlockwiseMask', **masking((rows, columns))),
-        dict(type='beit_mm.PackViews'),
-    ]
+    recipe, size = own_config(NARROW_PRETRAINING), (rows * patch, columns * patch)
+    pipeline = resized(recipe.val_pipeline, size, **views(model.backbone.grid, stride))
     samples = masked_samples(pipeline, images)
     with torch.no_grad():
         pictures = model.pictures(model.data_preprocessor(default_collate([*samples.values()]))['inputs'])

@@ -296,10 +296,8 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
 
 def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert plan.tokenizer is not None
-    rows, columns = plan.grid
     stride, vocab_size = stride_and_vocab(plan.tokenizer)
-    views = dict(second_size=(stride * rows, stride * columns), **masking(plan.grid))
-    pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views) for name in ('train', 'val')]
+    pipelines = [resized(base[f'{name}_pipeline'], plan.size, **views(plan.grid, stride)) for name in ('train', 'val')]
     model = dict(
         backbone=dict(plan.backbone, _delete_=True, type=BACKBONE, masked_input=True, out_type='raw'),
         head=dict(embed_dims=plan.width, vocab_size=vocab_size),
@@ -320,10 +318,14 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     )
 
 
-def masking(grid: tuple[int, int]) -> dict[str, Any]:
-    """Arguments of BlockwiseMask on a patch grid (h, w): the recipe's 75 of 14 x 14 patches, in proportion."""
-    patches = grid[0] * grid[1]
-    return dict(grid=grid, num_masked=round(75 / 196 * patches), min_block=min(16, max(1, patches // 9)))
+def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
+    """What a pretraining's pipeline needs on a patch grid (h, w), with visual tokens of so many pixels.
+
+    The recipe's 75 of 14 x 14 patches are masked, in proportion.
+    """
+    rows, columns = grid
+    mask = dict(num_masked=round(75 / 196 * rows * columns), min_block=min(16, max(1, rows * columns // 9)))
+    return dict(mask, grid=grid, second_size=(stride * rows, stride * columns))
 
 
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:

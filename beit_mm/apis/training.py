@@ -159,9 +159,10 @@ class Run:
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
             differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
             float(known['length'].split()[0])
-            numbers = [known['workers'], *(stage.get('steps', 0) for stage in known['stages'].values())]
+            numbers = [known['workers'], known['batch'], *(stage.get('steps', 0) for stage in known['stages'].values())]
             # names of stages are folders' names, and a link would lead what is written elsewhere
             fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, numbers)} <= {int}
+            fits = fits and known['device'] in ('cpu', 'cuda')
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):

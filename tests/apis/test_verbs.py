@@ -205,7 +205,7 @@ def test_a_record_of_another_version_is_said(images, tmp_path):
     record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length='9 steps', batch=4)
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    record['workers'] = 0
+    record.update(workers=0, device='cpu')
     for stages in ({'../outside': {}}, {'pretrain': dict(steps='9')}):
         (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(stages=stages)))
         mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
