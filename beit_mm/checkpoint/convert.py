@@ -169,11 +169,10 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
         config['vocab_size'] = len(weights['head.lm_head.bias'])
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
-        classes = class_names(meta) or ()
-        if len(classes) != number:
-            classes = tuple(f'LABEL_{label}' for label in range(number))
-        config['id2label'] = {str(label): name for label, name in enumerate(classes)}
-        config['label2id'] = {name: label for label, name in enumerate(classes)}
+        config['num_labels'] = number
+        if (classes := class_names(meta)) and len(classes) == number:
+            config['id2label'] = {str(label): name for label, name in enumerate(classes)}
+            config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
         if any(len(weights.get(f'{layer}.weight', ())) != dims for layer in HF_HEAD):
             raise CheckpointError(

@@ -388,11 +388,9 @@ def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def class_names(meta: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Names of the classes that a file's `meta` gives; None without. CheckpointError for anything but names."""
     dataset = meta.get('dataset_meta')
-    names = dataset.get('classes') if isinstance(dataset, dict) else None
-    names = (meta.get('CLASSES') or ()) if names is None else names
+    names = (dataset.get('classes') if isinstance(dataset, dict) else None) or meta.get('CLASSES') or ()
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        kind = type(names).__name__
-        raise CheckpointError(f'has classes of type {kind}, expected a list of names')
+        raise CheckpointError(f'has classes of type {type(names).__name__}, expected a list of names')
     return tuple(names) or None
 
 

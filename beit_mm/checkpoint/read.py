@@ -232,7 +232,12 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     mapped = mapped and zipped
     if zipped:
-        check_zip(path, sums=not mapped)
+        with zipfile.ZipFile(path) as archive:
+            # Python could import code that lies beside the tensors.
+            if others := [name for name in archive.namelist() if not re.fullmatch(ZIP_ENTRY, name)]:
+                raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, and torch.save did not write it')
+            if not mapped and (damaged := archive.testzip()):  # torch's reader compares no check sums
+                raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
     with _allowed(), path.open('rb') as file:
         # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
         content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
@@ -242,19 +247,6 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
     if isinstance(content, dict):
         content.update({key: dict(value) for key, value in content.items() if isinstance(value, Attributes)})
     return content
-
-
-def check_zip(path: Path, sums: bool = True) -> None:
-    """Refuses a zip file with other entries than torch.save's: Python could import code that lies beside the tensors.
-
-    With `sums` the check sums are compared too, at which torch's reader does not look.
-    """
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if not re.fullmatch(ZIP_ENTRY, name):
-                raise CheckpointError(f'it holds {name[:MAX_NAME]!r}, and torch.save did not write it')
-        if sums and (damaged := archive.testzip()):
-            raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
 
 
 def check_content(content: Any) -> None:
