@@ -108,7 +108,7 @@ def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
     assert re.search(r'accuracy/top1: ([\d.]+)', log)[1] == (folder / 'accuracy').read_text()
 
     torch.save(Beit(img_size=32, patch_size=16, embed_dim=32, depth=2, num_heads=4).state_dict(), 'wrong.pth')
-    with pytest.raises(Exception, match='patch size 16, the model has 8'):
+    with pytest.raises(Exception, match=r'patch_embed.proj.weight \(32, 3, 16, 16\), the model has \(32, 3, 8, 8\)'):
         run_tool('test.py', 'classification.py', 'wrong.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
 
 
