@@ -131,6 +131,8 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.run = self.run or f'{runner.timestamp}_{secrets.token_hex(4)}'
+        for key, name in self.best.items():  # the next resumption has to know them too
+            runner.message_hub.update_info(key, str(self.folder(runner) / name))
         if is_main_process():
             with suppress(OSError), atomic_file(self.folder(runner) / RUN_FILE) as file:
                 file.write(self.run.encode())

@@ -336,6 +336,20 @@ def test_the_best_of_each_metric_is_kept(wanted, scores, kept, config, images, m
         assert sorted(path.name for path in Path(config.work_dir).glob('best_*')) == kept
 
 
+def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, images, monkeypatch):
+    narrow = narrow_pretraining(images, Path(config.work_dir).parent)
+    for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
+        config[key] = narrow[key]
+    config.train_cfg.val_interval = 1
+    config.default_hooks.checkpoint.update(by_epoch=True, save_best='mim_loss')
+    scores = iter([2.0, 3.0, 1.0])
+    monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: dict(mim_loss=next(scores)))
+    for epochs in (1, 2, 3):
+        config.train_cfg.max_epochs = epochs
+        train(config, resume=True)
+    assert [path.name for path in Path(config.work_dir).glob('best_*')] == ['best_mim_loss_epoch_3.pth']
+
+
 def test_all_of_a_file_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
     """A power cut leaves the old file or the new one: bytes first, then the name, then the folder's list of names."""
     path, done, fsync, replace = tmp_path / 'file', [], os.fsync, os.replace
