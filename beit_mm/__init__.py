@@ -16,8 +16,8 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
                     export, inference, inferencers, plans, split, stored_config, training
     checkpoint/     Weights from any BEiT file into a model and out again, without running what a file holds:
                     checkpoint, convert, find, names, read
-    datasets/       Images, their transforms, masks and samplers: bands, image_folder, masking, multi_crop, reading,
-                    samplers, segmentation_folder, transforms
+    datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
+                    segmentation_folder, transforms
     engine/         How a run goes: optimizer wrappers and constructors, checks, hooks, metrics: bad_data, checkpoints,
                     checks, dino, interruption, metrics, optim, steps
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor

@@ -22,7 +22,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_fin
 from beit_mm.checkpoint.find import released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
-from beit_mm.datasets.bands import LoadBands
+from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
 from beit_mm.features.extractor import Device, ImageInput, ImageReader, usual_preparation

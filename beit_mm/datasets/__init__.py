@@ -1,10 +1,9 @@
 """Images, their transforms, masks and samplers."""
 
-from .bands import LoadBands
 from .image_folder import ImageFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
 from .multi_crop import MultiCrop
-from .reading import LoadImage, UnreadableImageError
+from .reading import LoadBands, LoadImage, UnreadableImageError
 from .samplers import RepeatedAugmentationSampler, SeededSampler
 from .segmentation_folder import LoadAnnotation, SegmentationFolder
 from .transforms import (

@@ -20,9 +20,15 @@ from mmengine.logging import print_log
 from mmpretrain.datasets import ResizeEdge
 
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.multi_crop import MultiCrop
-from beit_mm.datasets.reading import HeifImageFile, LoadImage, MemberPath, UnreadableImageError, decoding_scale
+from beit_mm.datasets.reading import (
+    HeifImageFile,
+    LoadBands,
+    LoadImage,
+    MemberPath,
+    UnreadableImageError,
+    decoding_scale,
+)
 from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.files import readable

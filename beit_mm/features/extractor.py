@@ -18,9 +18,8 @@ from torch import Tensor
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.names import IMAGENET
-from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast

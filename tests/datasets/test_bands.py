@@ -5,9 +5,8 @@ import pytest
 from helpers import ROOT, run_tool
 from tifffile import TiffWriter, imwrite
 
-from beit_mm.datasets.bands import LoadBands, read_bands
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError, read_bands
 from beit_mm.datasets.transforms import (
     PackViews,
     RandAugment,
@@ -90,7 +89,7 @@ def test_npy_files(tmp_path, dtype):
 def test_without_tifffile_only_tif_files_are_refused(tmp_path, monkeypatch):
     np.save(tmp_path / 'a.npy', values_of('uint8'))
     imwrite(tmp_path / 'a.tif', values_of('uint8')[..., 0])
-    monkeypatch.setattr('beit_mm.datasets.bands.TiffFile', None)
+    monkeypatch.setattr('beit_mm.datasets.reading.TiffFile', None)
     assert read_bands(str(tmp_path / 'a.npy')).shape == (40, 30, 6)
     with pytest.raises(UserError, match=r"pip install 'beit_mm\[bands\]'"):  # no unreadable image, which is skipped
         read_bands(str(tmp_path / 'a.tif'))

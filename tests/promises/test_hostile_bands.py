@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from beit_mm.datasets.bands import LoadBands, read_bands
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError, read_bands
 
 pytestmark = pytest.mark.filterwarnings('ignore::UserWarning:PIL')  # Pillow says what is wrong with tags
 

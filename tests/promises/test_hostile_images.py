@@ -19,9 +19,8 @@ from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from beit_mm.datasets.bands import LoadBands
 from beit_mm.datasets.image_folder import list_images
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
+from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, read_image
 from beit_mm.datasets.segmentation_folder import read_labels
 from beit_mm.features.extractor import iterate_images
 

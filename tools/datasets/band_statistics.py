@@ -42,8 +42,7 @@ def band_statistics(
     """
     import numpy as np
 
-    from beit_mm.datasets.bands import LoadBands, read_bands
-    from beit_mm.datasets.reading import unreadable
+    from beit_mm.datasets.reading import LoadBands, read_bands, unreadable
 
     generator, sampled, number = random.Random(0), [], None
     for path in paths:
