@@ -29,7 +29,7 @@ from beit_mm.datasets.reading import (
     UnreadableImageError,
     decoding_scale,
 )
-from beit_mm.datasets.samplers import SampleKey, sample_seed, seed_generators
+from beit_mm.datasets.samplers import SampleKey, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
@@ -262,7 +262,7 @@ class UnlabeledImages(BaseDataset):
                 if self.on_error == 'raise' or self.test_mode:
                     raise
                 last, broken = error, broken or error.path
-            index = sample_seed(key, attempt) % len(self)
+            index = mixed_seed(*key, attempt) % len(self)
         raise UnreadableImageError(f'{last}; {SUBSTITUTES} substitutes could not be read either')
 
 
@@ -341,9 +341,7 @@ class ImageFolder(UnlabeledImages):
 
     def __init__(self, data_root: str = '', classes: str | Sequence[str] | None = None, **kwargs) -> None:
         if isinstance(classes, str):
-            path, classes = classes, [unquoted(line) for line in read_lines(classes) if line]
-            if not classes:
-                raise UserError(f'no class names in {path!r}; expected one a line')
+            classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
             twice = next(name for name in classes if list(classes).count(name) > 1)
             raise UserError(f'classes holds {twice!r} twice; expected one name a class')

@@ -32,14 +32,9 @@ def mixed_seed(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), 'little')
 
 
-def sample_seed(key: SampleKey, attempt: int = 0) -> int:
-    """64 bits from a key; `attempt` tells several draws for the same key apart."""
-    return mixed_seed(*key, attempt)
-
-
 def seed_generators(key: SampleKey) -> None:
     """Seeds `random` and `numpy.random` for the transforms; torch's generator is the model's own (drop path)."""
-    seed = sample_seed(key)
+    seed = mixed_seed(*key, 0)
     random.seed(seed)
     np.random.seed(seed >> 32)
 
@@ -103,8 +98,6 @@ class RepeatedAugmentationSampler(SeededSampler):
 
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
         super().__init__(dataset, seed=seed)
-        if num_repeats < 1:
-            raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
         self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size  # 256: DeiT's
         if not self.num_samples:

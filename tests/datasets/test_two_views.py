@@ -195,7 +195,6 @@ def test_center_crop():
         dict(scale=(0, 1)),
         dict(scale=(0.5, 1.5)),
         dict(scale=(0.9, 0.1)),
-        dict(ratio=(0, 1)),
         dict(flip_prob=1.1),
     ],
 )
