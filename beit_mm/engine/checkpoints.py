@@ -1,6 +1,6 @@
-"""A run's checkpoints: each is complete on the disk, and enough to resume the run to the last bit.
+"""A run's checkpoints: each is complete on the disk. The numbered ones resume a run to the last bit.
 
-No state of a random generator is stored: see engine.steps.StepSeedHook and datasets.samplers.
+No random state is stored, since seeds follow from run, rank, step and sample: engine.steps, datasets.samplers.
 """
 
 import logging
@@ -59,12 +59,13 @@ class CheckpointHook(Hook):
         out_dir: local folder, in which each run has a folder named as its work directory; default: the work directory.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether the end of the training is saved too.
-        save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation.
+        save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
+            improvement also writes a numbered checkpoint, off the interval too, once the run has one.
         rule: 'greater' or 'less', what is better; by default the metric's name says it.
         save_begin: epochs or iterations before the first interval begins.
     """
 
-    priority = 'VERY_LOW'  # saves what the other hooks have done
+    priority = 'VERY_LOW'  # after all other hooks, so that what they changed is saved
 
     def __init__(
         self,
@@ -85,18 +86,19 @@ class CheckpointHook(Hook):
         self.unit = 'epoch' if by_epoch else 'iter'
         self.out_dir, self.max_keep_ckpts, self.rule = out_dir, max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
-        self.run = ''  # id that the run's checkpoints share
-        self.due: int | None = None  # number of the checkpoint to be saved
-        self.kept: list[int] = []  # numbers of this run's checkpoints on the disk
-        self.best: dict[str, str] = {}  # names of its best ones, by the key that mmengine has for them
+        self.run_id = ''  # id that the run's checkpoints share
+        self.due_number: int | None = None  # number of the checkpoint to be saved
+        self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
+        self.best: dict[str, str] = {}  # file names of the best ones, by mmengine's message-hub key
 
     def before_run(self, runner: Runner) -> None:
-        if not isinstance(runner._train_loop, BaseLoop):  # a test, perhaps beside the training
+        """Chooses the checkpoint to resume from."""
+        if not isinstance(runner._train_loop, BaseLoop):  # the run only tests or validates
             return
         folder = self.folder(runner)
         if is_main_process():
             remove_leftovers(folder)
-        # torchrun counts on each node by itself: where no process has died the count is 0
+        # torchrun counts restarts on each node: one that lost no process says 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
         if restarted or (runner._resume and runner._load_from is None):
             path = in_main_process(lambda: newest_checkpoint(folder, restarted))
@@ -107,68 +109,70 @@ class CheckpointHook(Hook):
                 print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Takes over id, position, seed and the files of the resumed run."""
         meta = meta_of(checkpoint)
         if not runner._resume:
             return
         check_position(meta, runner._load_from)
         if 'batch' not in meta:  # mmengine wrote the file
             return
-        run = meta.get('run')
-        self.run = run if isinstance(run, str) and re.fullmatch(r'\w{1,40}', run) else ''
-        fit_position(checkpoint, batch_of(runner))
+        run_id = meta.get('run')
+        self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
+        fit_position(checkpoint, batch_units(runner))
         sampler = runner.train_dataloader.sampler
-        if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # where no config names one
+        if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
         if Path(runner._load_from).resolve().parent != self.folder(runner).resolve():
             return
-        with blaming(runner._load_from):  # takes over which files of this folder, by their names, are the run's own
+        with blaming(runner._load_from):  # which files in this folder belong to the run
             info = checkpoint['message_hub']['runtime_info']
             numbers = info.get('keep_ckpt_ids')
             if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-                self.kept = numbers
+                self.kept_numbers = numbers
             best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
             self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
-        self.run = self.run or f'{runner.timestamp}_{secrets.token_hex(4)}'
+        self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
             runner.message_hub.update_info(key, str(self.folder(runner) / name))
         if is_main_process():
             with suppress(OSError), atomic_file(self.folder(runner) / RUN_FILE) as file:
-                file.write(self.run.encode())
+                file.write(self.run_id.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
         if self.unit == 'iter' and (last or self.every_n_train_iters(runner, self.interval, self.save_begin)):
-            self.due = runner.iter + 1
+            self.due_number = runner.iter + 1
         self.save_due(runner, epoch=runner.epoch, iter=runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
         last = self.save_last and self.is_last_train_epoch(runner)
         if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval, self.save_begin)):
-            self.due = runner.epoch + 1
+            self.due_number = runner.epoch + 1
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        if not isinstance(runner._train_loop, BaseLoop):  # a validation by itself
+        if not isinstance(runner._train_loop, BaseLoop):  # the run only validates
             return
         number = getattr(runner, self.unit)
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
-        if any(improved) and self.kept:  # a resumed run has to know the best score
-            self.due = number
+        if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
+            self.due_number = number
             self.save_due(runner, epoch=runner.epoch, iter=runner.iter)
 
     def save_due(self, runner: Runner, **position: int) -> None:
-        if self.due is None or not at_boundary(runner):
+        if self.due_number is None or not at_boundary(runner):
             return
-        number, self.due = self.due, None
-        before = [other for other in self.kept if other != number]
-        self.kept = [*before, number]
-        runner.message_hub.update_info('keep_ckpt_ids', self.kept)  # so a resumed run deletes what a kill left
-        outdated = self.kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        number, self.due_number = self.due_number, None
+        before = [other for other in self.kept_numbers if other != number]
+        self.kept_numbers = [*before, number]
+        # Stored before the deletion, so that a resumed run deletes what a killed one left.
+        runner.message_hub.update_info('keep_ckpt_ids', self.kept_numbers)
+        outdated = self.kept_numbers[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
         replaces = [*(f'{self.unit}_{old}.pth' for old in outdated), INTERRUPTED]
         path = self.save(runner, f'{self.unit}_{number}.pth', replaces=replaces, **position)
-        self.kept = before if path is None else self.kept[len(outdated) :]
+        self.kept_numbers = before if path is None else self.kept_numbers[len(outdated) :]
 
     def save_if_best(self, runner: Runner, metric: str, metrics: dict[str, float], number: int) -> bool:
         """Saves the weights if a metric is the best so far; returns whether they were saved."""
@@ -180,34 +184,34 @@ class CheckpointHook(Hook):
             higher = any(word in metric.lower() for word in HIGHER_IS_BETTER)
             if not higher and 'loss' not in metric.lower():
                 raise UserError(f"whether a high {metric} is good is unknown; set the CheckpointHook's rule")
-        of_metric = f'_{metric}' if len(self.save_best) > 1 else ''
-        best = runner.message_hub.get_info(f'best_score{of_metric}', -math.inf if higher else math.inf)
+        suffix = f'_{metric}' if len(self.save_best) > 1 else ''
+        best = runner.message_hub.get_info(f'best_score{suffix}', -math.inf if higher else math.inf)
         if not (metrics[metric] > best if higher else metrics[metric] < best):
             return False
         name = f'best_{metric}_{self.unit}_{number}.pth'.replace('/', '_')
-        old = self.best.get(f'best_ckpt{of_metric}', name)
+        old = self.best.get(f'best_ckpt{suffix}', name)
         if self.save(runner, name, resumable=False, replaces=[old] if old != name else []) is None:
             return False
-        self.best[f'best_ckpt{of_metric}'] = name
-        runner.message_hub.update_info(f'best_score{of_metric}', metrics[metric])
-        runner.message_hub.update_info(f'best_ckpt{of_metric}', str(self.folder(runner) / name))
+        self.best[f'best_ckpt{suffix}'] = name
+        runner.message_hub.update_info(f'best_score{suffix}', metrics[metric])
+        runner.message_hub.update_info(f'best_ckpt{suffix}', str(self.folder(runner) / name))
         return True
 
     @master_only
     def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:
         """Writes a checkpoint, then deletes the files that it replaces; None where it cannot, and in other processes.
 
-        The file's `meta` gets the entries of `meta`, with the present position unless they hold `epoch` and `iter`.
+        `meta`: added to the file's meta; `epoch` and `iter` default to the present ones.
         """
         path = self.folder(runner) / name
-        content = run_state(runner, resumable, dict(meta, run=self.run))
+        content = run_state(runner, resumable, dict(meta, run=self.run_id))
         try:
             with atomic_file(path) as file:
                 save_torch(content, file)
                 file.flush()
                 if not zipfile.is_zipfile(file.name):
                     raise OSError('the file cannot be read back')
-            if resumable and path.parent == self.folder(runner):
+            if resumable and path.parent == self.folder(runner):  # resuming in bad_step_ITER/ would fail again
                 with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
                     file.write(os.fsencode(path))
             for old in replaces:
@@ -249,14 +253,14 @@ def at_boundary(runner: Runner) -> bool:
 
 
 def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
-    """Path of the newest readable checkpoint of the folder's last run; None where the run has to start anew.
+    """Path of the newest checkpoint that the folder's last run can resume from; None: it has saved none, start anew.
 
-    `restarted`: a launcher has restarted the run, which may have saved nothing yet. Otherwise checkpoints of earlier
-    runs alone raise CheckpointError; so do unreadable ones alone.
+    `restarted`: a launcher has restarted the run, which may have saved nothing yet. Raises CheckpointError if files
+    cannot be used and none of the run's can, or, unless restarted, if all are of earlier runs.
     """
     run_file = folder / RUN_FILE
     last_run = run_file.read_text(errors='replace') if run_file.is_file() else None
-    own, earlier, unreadable = [], [], []
+    own, earlier, unusable = [], [], []
     for path in sorted(folder.glob('*.pth')):
         try:
             content = read_checkpoint(path, mapped=True)
@@ -264,22 +268,24 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
                 continue
             meta = meta_of(content) if isinstance(content.get('state_dict'), dict) else {}
             check_position(meta, str(path))
-            (own if last_run in (None, meta.get('run', last_run)) else earlier).append((meta['iter'], path))
+            mine = last_run is None or meta.get('run', last_run) == last_run
+            (own if mine else earlier).append((meta['iter'], path))
         except (CheckpointError, OSError) as error:
-            unreadable.append(f'{path.name} ({type(error).__name__})')
+            unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
     for _, path in sorted(own, reverse=True):
         try:
             read_checkpoint(path)  # now with its check sums
         except (CheckpointError, OSError) as error:
-            unreadable.append(f'{path.name} ({type(error).__name__})')
+            unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
             continue
-        if unreadable:
-            print_log(f'Passed over, since they cannot be read: {", ".join(unreadable)}.', 'current', logging.WARNING)
+        if unusable:
+            print_log(f'Passed over: {"; ".join(unusable)}.', logger='current', level=logging.WARNING)
         print_log(f'Resuming from {path}, the newest checkpoint.', logger='current')
         return str(path)
-    if unreadable:
+    if unusable:
         raise CheckpointError(
-            f'None of the checkpoints in {folder} can be read: {", ".join(unreadable)}; move them away to start anew'
+            f"None of this run's checkpoints in {folder} can be resumed: {'; '.join(unusable)}. Move them away "
+            'to start anew'
         )
     if earlier and not restarted:
         raise CheckpointError(
@@ -307,14 +313,14 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
         content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
     runner.call_hook('before_save_checkpoint', checkpoint=content)
     moved = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
-    if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's versions of modules
+    if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's module versions, lost in the copy
         moved['state_dict']._metadata = metadata
     return moved
 
 
 @HOOKS.register_module()
 class CheckpointMetaHook(Hook):
-    """Writes config, log history, preprocessing and tokenizer into each checkpoint, as plain values.
+    """Writes config, log history, preprocessing and tokenizer into each checkpoint; warns if a loaded one had another.
 
     mmengine stores its history as pickled objects, which torch.load refuses, and its config as Python text, which has
     to be executed to be read. Works with mmengine's CheckpointHook too.
@@ -326,7 +332,7 @@ class CheckpointMetaHook(Hook):
         fetch_logs(runner)
         model, meta, hub = unwrap(runner), checkpoint['meta'], runner.message_hub.state_dict()
         meta['beit_mm_format'] = FORMAT_VERSION
-        meta['batch'] = batch_of(runner)
+        meta['batch'] = batch_units(runner)
         meta['config_dict'] = plain_values(runner.cfg.to_dict())
         meta['preprocessing'] = preprocessing_of_model(model)
         meta['architecture'] = {}  # what the shapes of the weights do not show
@@ -345,6 +351,7 @@ class CheckpointMetaHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         with blaming(runner._load_from):
             before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
+            # but for paths: the same file may lie elsewhere
             if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
                 message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
                 print_log(message, logger='current', level=logging.WARNING)
@@ -365,6 +372,7 @@ def plain_values(value: Any) -> Any:
 
 
 def stored_hub(scalars: dict, info: dict) -> dict:
+    """The layout in which mmengine stores a message hub."""
     return dict(log_scalars=scalars, runtime_info=info, resumed_keys=dict.fromkeys((*scalars, *info), True))
 
 
@@ -382,15 +390,15 @@ def resumed_hub(hub: dict) -> dict:
     return stored_hub(scalars, info)
 
 
-def batch_of(runner: Runner) -> dict[str, int]:
-    """What a position counts: `images` of all processes in a batch, batches `accumulated`, batches `per_epoch`."""
+def batch_units(runner: Runner) -> dict[str, int]:
+    """The units a position is counted in: all processes' `images` in a batch, batches `accumulated` and `per_epoch`."""
     loader = runner.train_dataloader
     accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
     return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
 
 
 def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Counts the position and the schedules of a checkpoint in this run's batches; the order of the images stays."""
+    """Converts position and schedules to this run's batches; UserError if a step has another number of images."""
     meta, before = checkpoint['meta'], checkpoint['meta']['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
@@ -403,8 +411,8 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
     counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
     message = (
-        f'Iteration {meta["iter"]} of {before["images"]} images each is resumed as {counted} of {batch["images"]}; '
-        'what the config counts in iterations (max_iters, intervals, schedules) counts those of this run.'
+        f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
+        f'({batch["images"]} each); iterations in the config (max_iters, intervals, schedules) are those of this run.'
     )
     print_log(message, logger='current', level=logging.WARNING)
     for state in checkpoint.get('param_schedulers') or []:
@@ -412,18 +420,18 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
             steps = {key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')}
             kept = {key: state[key] for key in ('base_values', '_last_value', 'by_epoch', 'param_name') if key in state}
             state.clear()
-            state.update(kept | steps)  # its lengths are this run's
+            state.update(kept | steps)  # durations (begin, end, T_max) stay this run's
     meta['iter'] = counted
 
 
 def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a checkpoint's position is made of whole numbers; mmengine's own has no batch."""
-    numbers = [meta.get('iter'), meta.get('epoch')]
+    """Raises CheckpointError unless a position is made of whole numbers; a file of mmengine's own has no `batch`."""
+    position = {key: meta.get(key) for key in ('iter', 'epoch')}
     if 'batch' in meta:
         batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
-        numbers += [batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+        position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
+    if not all(type(number) is int and number >= 0 for number in position.values()):
         raise CheckpointError(
-            f'{path} has no position to resume from (iter, epoch and batch of its meta are {numbers}); to start a new '
-            'run from its weights, name it as load_from'
+            f'{path} has no position to resume from (its meta has {position}); to start a new run from '
+            'its weights, name it as load_from'
         )

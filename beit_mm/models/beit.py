@@ -33,7 +33,7 @@ TOKENIZER_PREFIX = 'target_generator.'
 
 @MODELS.register_module()
 class BEiTPretrainer(BaseModel):
-    """Masked image modeling on visual tokens, with the rows of the paper's ablation table.
+    """Masked image modeling on visual tokens; options switch to the variants of the paper's ablation table.
 
     The tokenizer is frozen. Checkpoints do not hold it; they record where its weights came from. For the loss, the
     backbone's last block and the tokenizer's output layer run only at the patches to predict: less work.
@@ -41,8 +41,8 @@ class BEiTPretrainer(BaseModel):
     Args:
         backbone: config of a BEiTBackbone with out_type 'raw', or of mmpretrain's BEiTPretrainViT.
         head: config of a BEiTMIMHead or PixelRegressionHead; None in a subclass that learns something else.
-        target_generator: config of a Tokenizer (see `beit_mm.models.tokenizers`), or of mmpretrain's DALL-E or VQKD;
-            None for pixels.
+        target_generator: mmpretrain's name for the tokenizer; config of a Tokenizer (see `beit_mm.models.tokenizers`),
+            or of mmpretrain's DALL-E or VQKD; None for pixels.
         data_preprocessor: config of a TwoViewDataPreprocessor.
         recover: 'masked' predicts the masked patches only, 'all' every patch.
 
@@ -88,19 +88,19 @@ class BEiTPretrainer(BaseModel):
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
         """Loss of one batch, the negative mean of equation 1 of the paper; with tokens, `mim_acc` too."""
-        positions = self._predicted_positions(inputs)  # B, K
+        positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K tokens, or B, K, P pixels
         hidden = self._hidden(inputs, positions)  # B, K, C
         return self.head.loss(hidden, targets, positions)
 
-    def _predicted_positions(self, inputs: dict) -> Tensor | None:
+    def _positions_to_predict(self, inputs: dict) -> Tensor | None:
         """int64 (B, K) patches to predict, -1 = padding; None for all."""
         if self.recover == 'masked' and inputs['positions'] is None:
             raise UserError("the images have no mask; add BlockwiseMask to the pipeline, or set recover='all'")
         return inputs['positions'] if self.recover == 'masked' else None
 
     def _targets(self, inputs: dict, positions: Tensor | None) -> Tensor:
-        """Visual tokens (B, K), or pixels (B, K, P), at the positions; of all patches where they are None."""
+        """Visual tokens (B, K), or pixels (B, K, P), at the positions; if positions is None, of all patches."""
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
@@ -124,9 +124,9 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def predict(self, inputs: dict) -> list[dict]:
-        """Of each image the sums `loss`, `count` and, for tokens, `correct` (floats), and `tokens`, int64 (h*w,)."""
-        positions = self._predicted_positions(inputs)  # B, K
-        targets = self._targets(inputs, None)  # B, h*w tokens, or B, h*w, P pixels
+        """For each image: loss, count (sums over its predicted patches); of tokens also correct, and all its tokens."""
+        positions = self._positions_to_predict(inputs)  # B, K
+        targets = self._targets(inputs, None)  # B, h*w tokens, all for MIMMetric's token entropy, or B, h*w, P pixels
         chosen = targets if positions is None else take_tokens(targets, positions.clamp(min=0))
         sums = self.head.predict(self._hidden(inputs, positions), chosen, positions)  # B each
         rows = torch.stack([values.float() for values in sums.values()], dim=1).tolist()  # one wait for all
@@ -147,6 +147,7 @@ class BEiTPretrainer(BaseModel):
         columns = dict(image=image)
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
+            # The slice cuts off what the last patch of a row or column has outside of the image.
             columns['masked'] = torch.where(masked[:, :, : image.shape[2], : image.shape[3]], 0.5, image)
         tokenizer = self.target_generator
         if tokenizer is not None and tokenizer.can_decode:
@@ -167,9 +168,9 @@ class BEiTPretrainer(BaseModel):
 
 
 def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
-    """Raises UserError where a head does not predict what the tokenizer, or without one the image, gives."""
+    """Raises UserError unless the head predicts the tokenizer's tokens, or pixels without one."""
     if tokenizer is None:
-        if not isinstance(head, PixelRegressionHead | BEiTMIMHead):
+        if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
             raise UserError(
                 f'{type(head).__name__} needs a target_generator; pixels take a beit_mm.PixelRegressionHead'
             )
@@ -191,7 +192,7 @@ def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metad
 
 
 def _expect_no_tokenizer(model: nn.Module, incompatible_keys: Any) -> None:
-    # Below any prefix: the model may be inside a wrapper.
+    """Takes the tokenizer's keys off the missing ones, at any depth: the model may be inside a wrapper."""
     missing = incompatible_keys.missing_keys
     missing[:] = [key for key in missing if f'.{TOKENIZER_PREFIX}' not in f'.{key}']
 
@@ -226,12 +227,12 @@ class BEiTMIMHead(BaseModule):
             targets: int64 (B, K) visual tokens.
             positions: int64 (B, K) of the patches, -1 = padding, which does not count; None: all count.
 
-        mmpretrain's BEiT calls its head with the class token before the patches (B, 1+h*w, embed_dims), targets
-        (B, vocab_size, h, w) of which the argmax is the visual token, and the mask (B, h, w); it gets the loss alone.
+        Called by mmpretrain's BEiT it takes the class token before the patches (B, 1+h*w, embed_dims), one-hot targets
+        (B, vocab_size, h, w) and the mask (B, h, w), and returns only the loss.
         """
         if targets.dim() == 4:
-            positions = positions.flatten(1).bool().long() - 1  # of the mask: 0 = masked, -1 = not
-            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), positions)['loss']
+            counted = positions.flatten(1).bool().long() - 1  # the mask's patches: 0 = counts, -1 = does not
+            return self.loss(hidden[:, 1:], targets.argmax(dim=1).flatten(1), counted)['loss']
         losses, correct = self._compare(hidden, targets)
         return dict(loss=_mean(losses, positions), mim_acc=_mean(correct, positions))
 
@@ -251,7 +252,7 @@ class BEiTMIMHead(BaseModule):
 
 @MODELS.register_module()
 class PixelRegressionHead(BaseModule):
-    """Predicts the pixels of patches, as the backbone sees them ("- visual tokens" of the ablation table).
+    """Predicts the pixels of patches, as the backbone sees them (the ablation "without visual tokens").
 
     The loss is the mean squared error; the paper states neither loss nor normalisation.
 
@@ -308,9 +309,8 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
 
     Args:
         mean, std: of the first view, a number for each channel, 0-255; RGB, or the bands of LoadBands.
-        tokenizer_scale: makes the tokenizer's view from the first, on the device, where the pipeline makes none
-            (`second_size=None`): its side as a fraction of the first view's, resized bicubic and antialiased. None:
-            not made.
+        tokenizer_scale: if the pipeline makes no second view (`second_size=None`), the first one is resized to this
+            fraction for the tokenizer, on the device, bicubic and antialiased. None: it is not.
 
     Source: microsoft/unilm `beit/datasets.py`; `beit2/PRETRAINING.md` for `tokenizer_scale=1`.
     """
@@ -318,10 +318,10 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
     def __init__(self, mean: Sequence[float], std: Sequence[float], tokenizer_scale: float | None = None):
         super().__init__(non_blocking=True)  # pinned memory is copied while the host goes on
         if tokenizer_scale is not None and not 0 < tokenizer_scale <= 1:
-            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a part of a side, above 0 and at most 1')
+            raise UserError(f'tokenizer_scale is {tokenizer_scale}; expected a fraction, above 0 and at most 1')
         self.tokenizer_scale = tokenizer_scale
         if len(mean) != len(std):
-            raise UserError(f'mean has {len(mean)} channels, std {len(std)}; expected one of each for each channel')
+            raise UserError(f'mean has {len(mean)} channels, std {len(std)}; expected as many means as stds')
         self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer('std', torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -338,18 +338,18 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
             mask, positions=int64 (B, K))); absent inputs are None.
         """
         inputs = dict(data['inputs'])
-        if 'mask' in inputs and 'positions' not in inputs:  # of a mask that has no largest size
+        if 'mask' in inputs and 'positions' not in inputs:  # masks without num_slots, as of variant 'paper'
             # On the CPU, where counting the masked patches does not wait for the device.
             masks = inputs['mask'].flatten(1).numpy()
             num_slots = max(int(masks.sum(axis=1).max()), 1)
             inputs['positions'] = torch.from_numpy(np.stack([masked_positions(mask, num_slots) for mask in masks]))
         inputs = self.cast_data(inputs)
         jitter = inputs.get('jitter')
-        images = self.planar(inputs['images'], jitter)
+        images = self.channels_first(inputs['images'], jitter)
         prepared = dict(images=(images - self.mean) / self.std, tokenizer_images=None)
         prepared.update(mask=inputs.get('mask'), positions=inputs.get('positions'))
         if 'tokenizer_images' in inputs:
-            prepared['tokenizer_images'] = self.planar(inputs['tokenizer_images'], jitter) / 255
+            prepared['tokenizer_images'] = self.channels_first(inputs['tokenizer_images'], jitter) / 255
         elif self.tokenizer_scale == 1:
             prepared['tokenizer_images'] = images / 255
         elif self.tokenizer_scale is not None:
@@ -359,7 +359,7 @@ class TwoViewDataPreprocessor(BaseDataPreprocessor):
         return dict(inputs=prepared)
 
     @staticmethod
-    def planar(images: Tensor, jitter: Tensor | None = None) -> Tensor:
+    def channels_first(images: Tensor, jitter: Tensor | None = None) -> Tensor:
         """(B, H, W, C) to float (B, C, H, W) in 0-255, jittered where the pipeline left that to the device."""
         images = images.permute(0, 3, 1, 2).float()
         return images if jitter is None else jitter_images(images, jitter)

@@ -56,7 +56,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 
     def loss(self, inputs: dict) -> dict[str, Tensor]:
-        positions = self._predicted_positions(inputs)  # B, K
+        positions = self._positions_to_predict(inputs)  # B, K
         targets = self._targets(inputs, positions)  # B, K
         results = {}
         for name, hidden in zip(('mim', 'aggregation'), self._both_hidden(inputs, positions), strict=True):

@@ -106,7 +106,7 @@ class DINOPretrainer(BEiTPretrainer):
         tokens: list[Tensor] = []  # class tokens of the student
         losses = {}
         if self.head is not None:
-            positions = self._predicted_positions(inputs)  # B, K
+            positions = self._positions_to_predict(inputs)  # B, K
             hidden = self._hidden(inputs, F.pad(positions, (0, 1), value=CLASS_TOKEN))  # B, K + 1, C
             mim = self.head.loss(hidden[:, :-1], self._targets(inputs, positions), positions)
             losses = dict(loss_mim=mim.pop('loss'), **mim)
@@ -224,5 +224,5 @@ class MultiCropDataPreprocessor(TwoViewDataPreprocessor):
             # The first local crops of all images come first: L*B, h, w, 3.
             crops['local_images'] = crops['local_images'].transpose(0, 1).flatten(0, 1)
         for name in CROPS:
-            prepared[name] = (self.planar(crops[name]) - self.mean) / self.std if name in crops else None
+            prepared[name] = (self.channels_first(crops[name]) - self.mean) / self.std if name in crops else None
         return dict(inputs=prepared)

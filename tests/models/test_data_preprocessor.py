@@ -62,7 +62,7 @@ def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
 
 @pytest.mark.parametrize('scale', [0, -1, 1.5])
 def test_no_view_is_larger_than_the_first(scale):
-    with pytest.raises(ValueError, match='expected a part of a side'):
+    with pytest.raises(ValueError, match='expected a fraction, above 0'):
         TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=scale)
 
 

@@ -142,7 +142,7 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
         (folder / 'last_checkpoint').write_text(pointer)
     capfd.readouterr()
     assert chosen(Config(dict(config, resume=True))) == str(folder / 'iter_5.pth')
-    assert 'Passed over, since they cannot be read: iter_6.pth' in ' '.join(capfd.readouterr())
+    assert 'Passed over: iter_6.pth is ' in ' '.join(capfd.readouterr())
 
 
 def test_a_flipped_bit_in_a_named_file_is_noticed_too(config):
@@ -176,7 +176,9 @@ def test_strange_files_in_the_folder_are_passed_over(config, capfd):
 def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
     train(config)
     emptied(Path(config.work_dir, 'iter_6.pth'))
-    with pytest.raises(CheckpointError, match=r'None of the checkpoints in .* can be read: iter_6.pth'):
+    with pytest.raises(
+        CheckpointError, match=r"None of this run's checkpoints in .* can be resumed: iter_6.pth is no checkpoint"
+    ):
         train(config, resume=True)
     assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
 
