@@ -24,7 +24,7 @@ from beit_mm.apis.inference import reconstruct
 from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, TOKENIZER, own_tokenizer, plan_training
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import checkpoint_of
+from beit_mm.checkpoint.find import path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import end_workers, shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
@@ -125,7 +125,7 @@ class Run:
         if workers is not None and workers < 0:
             raise UserError(f'workers is {workers}; expected 0 or more')
         if init is not None and '://' not in str(init):
-            init = checkpoint_of(init).absolute()  # links stay: a file's name and neighbours say what is in it
+            init = path_of_checkpoint(init).absolute()  # links stay: a file's name and neighbours say what is in it
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()

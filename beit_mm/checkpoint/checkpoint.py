@@ -1,4 +1,4 @@
-"""A checkpoint file, opened once, and its weights made to fit a backbone, with a report of what became of each."""
+"""What is in an opened file, and its weights made to fit a backbone, with a report of what became of each."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
-from beit_mm.checkpoint.find import HUB_SCHEME, checkpoint_of
+from beit_mm.checkpoint.find import HUB_SCHEME, path_of_checkpoint
 from beit_mm.checkpoint.names import (
     POSITIONS,
     SHARED_TABLE,
@@ -38,7 +38,7 @@ from beit_mm.checkpoint.names import (
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 
-SOURCE_KEY = 'beit_mm'  # of a state dict's metadata: what its file says of it
+ORIGIN = 'beit_mm'  # key of state_dict._metadata under which the file's description travels
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 PATCHES = 'patch_embed.proj.weight'
@@ -51,9 +51,10 @@ class Checkpoint:
     Attributes:
         path: of the file.
         content: what is in it, tensors on the CPU, without the text `meta['config']`, which mmengine would execute.
-        weights: its state dict under its own names, without those of wrappers (`module.`, `_orig_mod.`).
+        weights: its state dict under its own names, without the prefixes of wrappers (`module.`, `_orig_mod.`).
+        converted, state_dict: the weights under the names of our models, and as any model loads them.
         format: one of `names.FORMATS`, None for no BEiT.
-        meta: what it, its neighbours and its name say of it, see `names.describe_source`.
+        meta: from its meta, JSON files beside it and its file name, see `names.describe_source`.
         preprocessing, architecture: of `meta`.
     """
 
@@ -76,12 +77,12 @@ class Checkpoint:
                 hf://owner/name), one of `find.list_models`, or a Checkpoint, which is returned.
 
         Raises:
-            FileNotFoundError: there is none; says where it was looked for.
+            FileNotFoundError: no such file; says where it was looked for.
             CheckpointError: no checkpoint, damaged, unsafe, or written by a later version.
         """
         if isinstance(source, Checkpoint):
             return source
-        path = checkpoint_of(source)
+        path = path_of_checkpoint(source)
         return cls(read_checkpoint(path), path)
 
     def __str__(self) -> str:
@@ -107,16 +108,15 @@ class Checkpoint:
             return class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
-        """Arguments of the BEiTBackbone that the weights belong to; CheckpointError where nothing says them."""
+        """Arguments of the BEiTBackbone that the weights fit; CheckpointError if neither weights nor file tell them."""
         with blaming(self.path):
             return backbone_arguments(self.converted.state_dict, self.meta)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
-        """The weights for `load_state_dict` of a model, ours or another, with `source` in their metadata.
+        """The weights for `load_state_dict` of a model, ours or another, with ORIGIN in their metadata.
 
-        A BEiT of the released code, timm or transformers gets our names: its own have no prefix by which mmengine could
-        find the backbone's. Files with OpenMMLab's names keep them, since its own classes may want them.
+        unilm, timm and hf files are renamed, since mmengine finds a backbone by prefix; OpenMMLab's stay as they are.
         """
         given: Any = self.weights
         format = self.format
@@ -126,13 +126,13 @@ class Checkpoint:
                 if dropped:
                     message = f'{self.path} ({format}) holds tensors that no model of ours has: {dropped}'
                     print_log(message, logger='current', level=logging.WARNING)
-            except CheckpointError:  # a Transformer of another kind: a model that wants it knows its names
+            except CheckpointError:  # not a BEiT: pass its own names on, the model that asked knows them
                 format = None
         if format is None:
             given = self.content.get('state_dict', self.content)
             if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
                 raise CheckpointError(f'{self.path} is no checkpoint of a model: expected names and tensors')
-        source = dict(
+        origin = dict(
             path=str(self.path),
             format=format,
             names=first_names(self.weights),
@@ -142,7 +142,7 @@ class Checkpoint:
         state_dict: Any = OrderedDict(given)
         state_dict._metadata = OrderedDict(getattr(given, '_metadata', {}))
         for module in ('', 'backbone', 'module.backbone'):  # of a backbone, of a model, of a model in a wrapper
-            state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), SOURCE_KEY: source}
+            state_dict._metadata[module] = {**state_dict._metadata.get(module, {}), ORIGIN: origin}
         return state_dict
 
 
@@ -153,16 +153,17 @@ CheckpointInput: TypeAlias = str | Path | Checkpoint
 def load_from_file(filename: str, map_location: object = None) -> dict[str, Any]:
     """How mmengine reads paths and URLs: dict(state_dict=..., meta=..., ...), or a state dict by itself.
 
-    mmengine 0.10.7 cannot read its own checkpoints with torch >= 2.6; its successors run whatever code a file holds.
+    Replaces mmengine's reader for all paths: 0.10.7 fails with torch >= 2.6, later ones execute files. `map_location`
+    is ignored: tensors are on the CPU.
     """
     checkpoint = Checkpoint.open(filename)
     state_dict: Any = checkpoint.state_dict
-    format = state_dict._metadata[''][SOURCE_KEY]['format']
-    if format in TRANSLATED:
+    format = state_dict._metadata[''][ORIGIN]['format']
+    if format in TRANSLATED:  # what else it holds (optimizer, ...) belongs to the old names
         return dict(state_dict=state_dict, meta=checkpoint.meta)
-    if format is None and 'state_dict' not in checkpoint.content:
+    if format is None and 'state_dict' not in checkpoint.content:  # not a BEiT, and nothing but weights
         return state_dict
-    return dict(checkpoint.content, state_dict=state_dict)
+    return dict(checkpoint.content, state_dict=state_dict)  # as it is: a run resumes from it
 
 
 @dataclass
@@ -194,8 +195,8 @@ class LoadReport:
         return f'Backbone weights from {self.source}: {counts}.'
 
 
-def of_all_tasks(names: list[str]) -> list[str]:
-    """The names of tensors that do not come and go with the task."""
+def drop_task_parts(names: list[str]) -> list[str]:
+    """The names without those of tensors that come and go with the task."""
     return [name for name in names if not name.startswith(TASK_PARTS)]
 
 
@@ -205,7 +206,7 @@ def fit_weights(
     grid: Grid,
     num_heads: int,
     interpolate_mode: str,
-    source: Mapping | None = None,
+    origin: Mapping | None = None,
 ) -> tuple[Weights, LoadReport]:
     """What a backbone can load of a state dict, under its names and in its shapes, and what became of each tensor.
 
@@ -214,17 +215,17 @@ def fit_weights(
         own: the backbone's state dict.
         grid, num_heads: patch grid (h, w) that the backbone is built for, and its attention heads.
         interpolate_mode: of position embeddings, 'bicubic' or 'bilinear'.
-        source: what `describe_source` says of the file; None for a state dict by itself.
+        origin: what is known of the file, see `Checkpoint.state_dict`; None for a state dict by itself.
 
-    Raises:
+    Raises (`blaming` puts the path before the messages):
         CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
     """
-    source = source or dict(path='the state dict', format=None, preprocessing={}, architecture={})
+    origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
     converted, dropped, format = convert_state_dict(state_dict)
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
-    report = LoadReport(f'{source["path"]} ({source["format"] or format})', source['preprocessing'])
-    _check_sizes(weights, own, heads_of(weights, source) or num_heads, num_heads)
+    report = LoadReport(f'{origin["path"]} ({origin["format"] or format})', origin['preprocessing'])
+    _check_sizes(weights, own, heads_of(weights, origin) or num_heads, num_heads)
     check_finite(weights, report.source)
     if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
         expand_shared_table(weights)
@@ -232,13 +233,13 @@ def fit_weights(
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
         _fold_layer_scale(weights)
-    known = trained_grid(source, own[PATCHES].shape[-1])
+    file_grid = trained_grid(origin, own[PATCHES].shape[-1])
     fitted = {name: weights[name] for name in own if name in weights}
     for name, tensor in fitted.items():
         if name == PATCHES and tensor.shape != own[name].shape:
             fitted[name] = _adapt_channels(tensor, own[name].shape[1])
             report.adapted.append(name)
-        elif name.endswith(POSITIONS) and (before := grid_of(name, tensor, known, grid)) != grid:
+        elif name.endswith(POSITIONS) and (before := grid_of(name, tensor, file_grid, grid)) != grid:
             if name.endswith(TABLE):
                 fitted[name] = resize_bias_table(tensor, before, grid)
             else:
@@ -254,7 +255,7 @@ def fit_weights(
 
 
 def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
-    """Raises CheckpointError where something differs that no tensor can be adapted to."""
+    """Raises CheckpointError where sizes differ that cannot be adapted."""
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
     for name, tensor in weights.items():
@@ -276,9 +277,9 @@ def _fixed_shape(name: str, tensor: Tensor) -> list[int | None]:
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     """Raises CheckpointError where weights hold NaN or infinity, as those of a run that diverged do."""
     real = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.is_meta}
-    # a sum is ten times faster than looking at each number, and only large numbers make a wrong alarm
-    alarming = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
-    if broken := [name for name in alarming if not real[name].isfinite().all()]:
+    # a sum is 10 times faster; huge finite numbers can overflow it, so suspects are checked
+    suspects = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
+    if broken := [name for name in suspects if not real[name].isfinite().all()]:
         raise CheckpointError(
             f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {first_names(broken)}. Nothing '
             'was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
@@ -299,14 +300,14 @@ def _adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """Patch embedding (dims, c, patch, patch) for images with another number of channels."""
     if channels == 1:  # a gray image gives what its RGB copy gave
         return weight.sum(dim=1, keepdim=True)
-    # the filters in turn, scaled so that their sum stays what it was
+    # the filters are repeated and scaled to the same sum
     repeats = math.ceil(channels / weight.shape[1])
     return weight.repeat(1, repeats, 1, 1)[:, :channels] * (weight.shape[1] / channels)
 
 
 def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     """Raises CheckpointError where too much of the backbone would stay as it was initialised."""
-    needed, missing = len(of_all_tasks([*own])), of_all_tasks(report.missing_keys)
+    needed, missing = len(drop_task_parts([*own])), drop_task_parts(report.missing_keys)
     loaded = needed - len(missing)
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
@@ -314,10 +315,10 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
             f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
-    # Without any position a model may be wanted; with new ones in the place of trained ones nobody wants it.
-    positions = [[name for name in names if name.endswith(POSITIONS)] for names in (missing, report.unexpected_keys)]
-    if all(positions):
+    # No position at all may be intended; trained positions of another kind would be lost, which nobody intends.
+    untrained, lost = ([key for key in keys if key.endswith(POSITIONS)] for keys in (missing, report.unexpected_keys))
+    if untrained and lost:
         raise CheckpointError(
-            f'knows positions by {positions[1][0]}, the backbone by {positions[0][0]}. Nothing was '
+            f'knows positions by {lost[0]}, the backbone by {untrained[0]}. Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, abs_pos_embed).'
         )

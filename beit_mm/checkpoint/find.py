@@ -165,7 +165,7 @@ def list_models(pattern: str = '*') -> list[str]:
     return sorted(name for name in released() if fnmatch(name, pattern))
 
 
-def checkpoint_of(source: str | Path) -> Path:
+def path_of_checkpoint(source: str | Path) -> Path:
     """The weights that a path, an address or one of `list_models` stands for, in this order.
 
     Raises:

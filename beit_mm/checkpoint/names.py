@@ -199,20 +199,20 @@ def task_of(weights: Mapping[str, Tensor]) -> str:
     return 'segmentation' if 'decode_head.conv_seg.weight' in weights else 'features'
 
 
-def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `source` as of `describe_source`."""
+def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the BEiTBackbone that a state dict of ours belongs to; `meta` as of `describe_source`."""
     check_complete(weights)
     dims, channels, patch, _ = weights['backbone.patch_embed.proj.weight'].shape
     depth = sum(name.startswith('backbone.blocks.') and name.endswith('attn.qkv.weight') for name in weights)
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
-    heads = heads_of(weights, source) or dims / HEAD_DIMS
+    heads = heads_of(weights, meta) or dims / HEAD_DIMS
     if heads != int(heads):
         raise CheckpointError(
             f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
         )
     if heads < 1 or dims % heads:
         raise CheckpointError(f'says that it has {heads} attention heads, of which its width {dims} is no multiple')
-    size, grid = source['preprocessing'].get('size'), trained_grid(source, patch)
+    size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
     position = next((name for name in weights if name.endswith(POSITIONS)), None)
     if position and (known := grid_of(position, weights[position], grid)) != grid:
         size = [side * patch for side in known]
@@ -231,10 +231,10 @@ def backbone_arguments(weights: Mapping[str, Tensor], source: Mapping[str, Any])
     )
 
 
-def heads_of(weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> Any:
+def heads_of(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Any:
     """Number of attention heads, which only bias tables show; else what the file says of it, None for nothing."""
     tables = [tensor for name, tensor in weights.items() if name.endswith(TABLE)]
-    return tables[0].shape[-1] if tables else source['architecture'].get('num_heads')
+    return tables[0].shape[-1] if tables else meta['architecture'].get('num_heads')
 
 
 def released_out_indices(depth: int) -> list[int]:
@@ -274,9 +274,9 @@ def grid_of(name: str, tensor: Tensor, *candidates: Grid | None) -> Grid:
     raise CheckpointError(f'holds weights whose {what} {unknown}')
 
 
-def trained_grid(source: Mapping[str, Any], patch: int) -> Grid | None:
+def trained_grid(meta: Mapping[str, Any], patch: int) -> Grid | None:
     """Patch grid of the images that weights were trained on; None where the file does not say their size."""
-    size = source['preprocessing'].get('size')
+    size = meta['preprocessing'].get('size')
     return (-(-size[0] // patch), -(-size[1] // patch)) if size else None
 
 

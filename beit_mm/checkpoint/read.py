@@ -1,4 +1,4 @@
-"""Reads and writes checkpoint files: nothing that one holds is executed, none is left half written."""
+"""Reads files safely, and writes them: nothing in a checkpoint is executed, none is left half written."""
 
 import json
 import pickle

@@ -8,7 +8,7 @@ from mmpretrain.models.selfsup.beit import VQKD, BEiTPretrainViT
 from mmpretrain.models.selfsup.cae import DALLEEncoder
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.find import checkpoint_of
+from beit_mm.checkpoint.find import path_of_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict, detect_format
 from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autocast
@@ -52,7 +52,7 @@ def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
         return dict(path='random weights', sha256='')
     if urlsplit(source).scheme not in ('', 'http', 'https', 'hf'):
         return dict(path=source, sha256='')
-    path = checkpoint_of(source)
+    path = path_of_checkpoint(source)
     return dict(path=str(path), sha256=file_sha256(path))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
-from beit_mm.checkpoint.checkpoint import SOURCE_KEY, Checkpoint, CheckpointInput, LoadReport, fit_weights, of_all_tasks
+from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
@@ -448,19 +448,19 @@ def _fit_on_load(
 ) -> None:
     """Load hook: converts and resizes any BEiT's weights before torch copies them."""
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
-    source = local_metadata.get(SOURCE_KEY)
+    origin = local_metadata.get(ORIGIN)
     weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
     if not weights:
-        hint = f' The file, {source["path"]}, holds {source["names"]}.' if source else ''
+        hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
     own = (backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
-    with blaming(source['path'] if source else 'the state dict'):
-        fitted, report = fit_weights(weights, *own, source)
+    with blaming(origin['path'] if origin else 'the state dict'):
+        fitted, report = fit_weights(weights, *own, origin)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
-    unexpected = of_all_tasks(report.unexpected_keys)
+    unexpected = drop_task_parts(report.unexpected_keys)
     unexpected_keys += [prefix + name for name in unexpected]
-    surprising = unexpected or of_all_tasks(report.missing_keys)
+    surprising = unexpected or drop_task_parts(report.missing_keys)
     print_log(str(report), logger='current', level=logging.WARNING if surprising else logging.INFO)
 
 

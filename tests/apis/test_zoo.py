@@ -20,7 +20,7 @@ from beit_mm.apis import configs, training
 from beit_mm.apis.configs import get_model
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint import find
-from beit_mm.checkpoint.find import checkpoint_of, list_models
+from beit_mm.checkpoint.find import list_models, path_of_checkpoint
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.registry import MODELS
 
@@ -117,7 +117,7 @@ def weights(tmp_path, monkeypatch) -> Path:
 
 def test_everything_that_takes_a_checkpoint_takes_a_name(weights, image, tmp_path):
     file = weights / f'{RELEASED}.pth'
-    assert checkpoint_of(RELEASED) == file
+    assert path_of_checkpoint(RELEASED) == file
     by_name, by_path = (beit_mm.classify(source, image) for source in (RELEASED, file))
     assert by_name == by_path and len(by_name[0]['scores']) == 5
     features = [beit_mm.embed(source, image, progress=False)['features'] for source in (RELEASED, file)]
@@ -133,7 +133,7 @@ def test_everything_that_takes_a_checkpoint_takes_a_name(weights, image, tmp_pat
 def test_a_file_or_folder_comes_before_a_name(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(timm_weights(), RELEASED)
-    assert checkpoint_of(RELEASED) == Path(RELEASED)
+    assert path_of_checkpoint(RELEASED) == Path(RELEASED)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_a_misspelt_name_is_told_the_nearest(source, nearest, image):
         beit_mm.classify(source, image)
     assert '\n' not in str(caught.value)
     with pytest.raises(FileNotFoundError, match=r"'nothing.pth' does not exist.*\(see list_models\(\)\)$"):
-        checkpoint_of('nothing.pth')
+        path_of_checkpoint('nothing.pth')
 
 
 def test_a_name_whose_file_is_nowhere_says_where_it_was_looked_for(weights, tmp_path):
     name = 'beit_large_patch16_224_pt22k'
     with pytest.raises(FileNotFoundError, match='looked for') as caught:
-        checkpoint_of(name)
+        path_of_checkpoint(name)
     for place in (weights / f'{name}.pth', tmp_path / f'hub/checkpoints/{name}.pth', find.released()[name].url):
         assert str(place) in str(caught.value)
 

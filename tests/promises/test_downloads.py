@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from beit_mm.apis.plans import backbone_of
 from beit_mm.checkpoint.checkpoint import Checkpoint, load_from_file
-from beit_mm.checkpoint.find import ABANDONED, checkpoint_of, fetch_hub_folder, locate_weights
+from beit_mm.checkpoint.find import ABANDONED, fetch_hub_folder, locate_weights, path_of_checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
 
@@ -242,7 +242,7 @@ def test_a_cache_of_links_says_as_much_as_the_folder(tmp_path):
         blob = tmp_path / 'blobs' / file_sha256(file)
         file.rename(blob)
         (tmp_path / 'snapshot' / file.name).symlink_to(blob)
-    link = checkpoint_of(tmp_path / 'snapshot')
+    link = path_of_checkpoint(tmp_path / 'snapshot')
     assert link == tmp_path / 'snapshot/model.safetensors'
     checkpoint = Checkpoint.open(link)
     arguments, _ = backbone_of(checkpoint)
