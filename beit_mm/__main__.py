@@ -1,4 +1,4 @@
-"""`python -m beit_mm VERB ...`: pretraining, fine-tuning and looking at images, each in one line.
+"""`python -m beit_mm VERB ...`: the options of each verb; calls the public function of that name, see `__init__.py`.
 
 Nothing heavy is imported before the arguments are parsed.
 """
@@ -47,11 +47,11 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
     length = add_training(verb, 'folder of images, searched to any depth', required=False)
-    length.add_argument('--steps', type=int, help='of the pretraining, and at most as many of the tokenizer, instead')
+    length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 
     verb = add('finetune', 'train a classifier', 'images/ --init run --out run_ft --minutes 5')
     length = add_training(verb, 'folder with one folder a class, or with such folders train and val', required=True)
-    length.add_argument('--epochs', type=float, help='times through the images, instead')
+    length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
     add_inputs(verb)

@@ -35,12 +35,12 @@ from beit_mm.pictures import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
-REST = 0.1  # of the time, for pictures and the report
+REPORT_SHARE = 0.1  # of the time, for report and pictures
 FIRST_STEPS = 4  # slow ones, before those that are measured
-MIN_BANK, MAX_BANK = 200, 2000  # images with labels for k-NN, however long it takes; of held-out ones half as many
+MIN_BANK, MAX_BANK = 200, 2000  # labelled images that k-NN compares with; at least MIN_BANK even if time is short
 ROWS = {  # of the report: a metric's name, what it is, how it is written
     'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
-    'token_entropy': ('loss of a guess by how frequent tokens are (token_entropy)', '{:.3f}'),
+    'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
     'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
     'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
     'accuracy/top1': ('classified right, %', '{:.1f}'),
@@ -65,7 +65,7 @@ def pretrain(
         images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
-        steps: of the pretraining, instead, and at most as many of the tokenizer.
+        steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
         init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept.
         workers: processes that read images.
         batch: images of a step.
@@ -74,7 +74,7 @@ def pretrain(
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
     with quiet():
-        return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).finish()
+        return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).run()
 
 
 def finetune(
@@ -92,17 +92,17 @@ def finetune(
         images, out, workers, batch: as of `pretrain`.
         init: checkpoint of any BEiT, or the folder of a run.
         minutes: of wall clock for all of it, by default 15.
-        epochs: times through the images, instead.
+        epochs: instead of minutes; times through the images.
 
     Returns:
         The classifier, `<out>/finetuned.pth`, for `classify`.
     """
     with quiet():
-        return Run('finetune', images, out, init, workers, batch, minutes=minutes, epochs=epochs).finish()
+        return Run('finetune', images, out, init, workers, batch, minutes=minutes, epochs=epochs).run()
 
 
 class Run:
-    """A run of 'pretrain' or 'finetune' in its folder; its other arguments are theirs."""
+    """A run of 'pretrain' or 'finetune' in its folder; arguments as of pretrain and finetune."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Run:
         if workers is not None and workers < 0:
             raise UserError(f'workers is {workers}; expected 0 or more')
         if init is not None and '://' not in str(init):
-            init = path_of_checkpoint(init).absolute()  # links stay: a file's name and neighbours say what is in it
+            init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
         self.folder = Path(out).expanduser().resolve()
@@ -140,9 +140,9 @@ class Run:
             seconds=0.0,
             stages={},
         )
-        self.open()
+        self.read_record()
 
-    def open(self) -> None:
+    def read_record(self) -> None:
         """Reads what was planned before, and refuses folders of other things."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f'{self.folder} is a file; expected a folder for the run')
@@ -160,7 +160,7 @@ class Run:
             differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
             float(known['length'].split()[0])
             numbers = [known['workers'], known['batch'], *(stage.get('steps', 0) for stage in known['stages'].values())]
-            # names of stages are folders' names, and a link would lead what is written elsewhere
+            # stages are folder names: only ours; a symbolic link could send what we write elsewhere
             fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, numbers)} <= {int}
             fits = fits and known['device'] in ('cpu', 'cuda')
             if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
@@ -169,11 +169,11 @@ class Run:
             wrong = 'is damaged, or of another version of beit_mm, or has links beside it'
             raise UserError(f'{path} {wrong}; choose another --out, or delete the folder') from None
         for key in differing:
-            values = f'{known[key]}, not {self.record[key]}'
-            raise UserError(f'{self.folder} is a run with other {key} ({values}); choose another --out')
+            values = f'{key} {known[key]}, not {self.record[key]}'
+            raise UserError(f'{self.folder} is a run with {values}; choose another --out')
         self.record = known
 
-    def save(self) -> None:
+    def write_record(self) -> None:
         """Writes the record, with the time that has passed."""
         self.record['seconds'], self.began = self.seconds(), time.monotonic()
         with atomic_file(self.folder / RECORD) as file:
@@ -185,7 +185,7 @@ class Run:
 
     @property
     def length(self) -> tuple[float, str]:
-        """Such as 15, 'minutes'."""
+        """Number and unit, such as 15 and 'minutes'."""
         number, unit = self.record['length'].split()
         return float(number), unit
 
@@ -193,7 +193,8 @@ class Run:
         """The stage's last checkpoint; exists once the stage is done."""
         return self.folder / stage / f'iter_{self.record["stages"][stage]["steps"]}.pth'
 
-    def finish(self) -> Path:
+    def run(self) -> Path:
+        """Plans, trains each stage, writes weights and report; resumes what is there. Returns the weights."""
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
@@ -212,25 +213,25 @@ class Run:
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
-            typed = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
-            say(f'Stopped{kept}. Resume with: {shlex.join(sys.orig_argv) if typed else "the same call"}')
+            from_command_line = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
+            say(f'Stopped{kept}. Resume with: {shlex.join(sys.orig_argv) if from_command_line else "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if 'found' in self.record:
-                self.save()
+                self.write_record()
         return self.weights
 
     def make_plan(self, images: Images) -> None:
-        """Plans the run, or plans it again as it was. Other images get another plan until something is learned."""
-        known, init = self.record.get('found'), self.record['init']
-        if known == str(images):
+        """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
+        counts, init = self.record.get('found'), self.record['init']
+        if counts == str(images):
             workers = self.record['workers'] if self.workers is None else self.workers
             self.plan = plan_training(images, self.verb, init, workers, self.record['device'], self.record['batch'])
             write_lists(images, self.lists)
             say(f'Resuming {self.folder} as it was planned.')
             return
-        if known and any(self.folder.glob('*/*.pth')):
-            changed = f'had {known} when {self.folder} was planned, now {images}'
+        if counts and any(self.folder.glob('*/*.pth')):
+            changed = f'had {counts} when {self.folder} was planned, now {images}'
             raise UserError(f'{self.record["images"]} {changed}; choose another --out')
         plan = self.plan = plan_training(images, self.verb, init, self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
@@ -242,19 +243,20 @@ class Run:
             device=plan.device,
             stages={stage: {} for stage in stages},
         )
-        self.save()  # by which the folder is known as a run's, whatever ends it from here on
+        self.write_record()  # first: from here on the folder is recognised as a run
         write_lists(images, self.lists)
         for line in plan.reasons:
             say(line)
         say(f'length     {self.record["length"]}: {" and ".join(stages)}; log and configs in {self.folder}')
 
     def choose_steps(self, images: Images, stage: str) -> None:
+        """Turns the run's length into steps of the stage; for minutes it measures how long a step takes."""
         number, unit = self.length
         if unit == 'minutes':
             seconds = 60 * number
             cfg = run_config(*self.settings(images, stage, steps=1000))
             needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)  # for measuring
-            left = (1 - REST) * seconds - self.seconds() - setup
+            left = (1 - REPORT_SHARE) * seconds - self.seconds() - setup
             steps = int((left / 3 if stage == 'tokenizer' else left) / needed)  # a third for the tokenizer
             say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
         elif unit == 'epochs':
@@ -264,13 +266,13 @@ class Run:
         if stage == 'tokenizer':
             steps = min(steps, MAX_TOKENIZER_STEPS)
         self.record['stages'][stage] = dict(steps=max(steps, MIN_STEPS))
-        self.save()
+        self.write_record()
 
-    def config(self, stage: str) -> Path:
+    def config_path(self, stage: str) -> Path:
         return self.folder / ('tokenizer_config.py' if stage == 'tokenizer' else 'config.py')
 
     def settings(self, images: Images, stage: str, steps: int) -> tuple[str, dict[str, Any]]:
-        """The config that a stage builds on, and its settings."""
+        """Name of the config that a stage builds on, and the settings that differ."""
         plan = self.plan
         if stage == 'pretrain' and 'tokenizer' in self.record['stages']:
             plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
@@ -279,7 +281,8 @@ class Run:
         return base, dict(work_dir=str(self.folder / stage), **settings)
 
     def train(self, images: Images, stage: str) -> None:
-        path, last = self.config(stage), self.last_checkpoint(stage)
+        """Writes the stage's config, trains to its last step unless that is done, and records the results."""
+        path, last = self.config_path(stage), self.last_checkpoint(stage)
         base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
         write_config(path, f'{stage.capitalize()} on images of your own, written by python -m beit_mm.', base, settings)
         if last.is_file():
@@ -295,13 +298,14 @@ class Run:
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
         numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
         self.record['stages'][stage].update(numbers)
-        self.save()
+        self.write_record()
         runner.visualizer.close()
         end_workers(runner.train_dataloader)
         if runner.val_loop is not None:
             end_workers(runner.val_dataloader)
 
     def report(self, images: Images) -> None:
+        """Draws the pictures, writes report.md and prints its table."""
         numbers = self.record['stages'][self.verb]
         pictures = ['![loss](loss.png)']
         if self.verb == 'pretrain':
@@ -310,12 +314,12 @@ class Run:
             reconstruct(trained, chosen, self.folder / 'reconstruction.png')
             pictures.insert(0, '![image, masked image, tokens decoded, prediction decoded](reconstruction.png)')
             if images.classes:
-                numbers |= self.neighbours(trained, images)
+                numbers |= self.measure_knn(trained, images)
         draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
-        self.save()
+        self.write_record()
         rows = describe_numbers(self.record['stages'].get('tokenizer', {}) | numbers)
-        lengths = {name: stage['steps'] for name, stage in self.record['stages'].items()}
-        stages = [f'- {name}: {steps:,} steps, {self.config(name).name}' for name, steps in lengths.items()]
+        steps = {name: stage['steps'] for name, stage in self.record['stages'].items()}
+        stages = [f'- {name}: {number:,} steps, {self.config_path(name).name}' for name, number in steps.items()]
         table = ['| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
         folder = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
         waiting = numbers.get('waiting', 0)
@@ -334,12 +338,12 @@ class Run:
         for line in (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, self.folder / REPORT):
             say(line)
 
-    def neighbours(self, trained: Checkpoint, images: Images) -> dict[str, float]:
+    def measure_knn(self, trained: Checkpoint, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
         bank = MAX_BANK
         number, unit = self.length
-        if unit == 'minutes':  # in the time left: features, of two networks, take at most half of a training step each
-            affordable = 60 * number * REST * self.record['stages'][self.verb]['images_per_second']
+        if unit == 'minutes':  # bank + bank / 2 images, in each of 2 networks at half a step's cost: 1.5 bank
+            affordable = 60 * number * REPORT_SHARE * self.record['stages'][self.verb]['images_per_second']
             bank = min(MAX_BANK, max(MIN_BANK, int(affordable * 2 / 3)))
         extract = FeatureExtractor(trained)
         labels = [
@@ -355,18 +359,19 @@ class Run:
 
 
 def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Rows of the report, and with k-NN its standard error."""
     found = [(text, form.format(numbers[name])) for name, (text, form) in ROWS.items() if name in numbers]
     if number := numbers.get('knn_images'):
         share = numbers['knn_accuracy'] / 100
         error = 100 * math.sqrt(share * (1 - share) / number)
         far = numbers['knn_accuracy'] - numbers['knn_accuracy_random'] > 2 * error
         text = f'{number:,} images, standard error {error:.1f}' + ('' if far else ': too close to tell')
-        found.insert(-1, ('neighbours were tried on', text))
+        found.insert(-1, ('k-NN tested on', text))  # before the last row, images_per_second
     return found
 
 
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
-    """A quiet runner under a name of its own, which mmengine wants for each in a process."""
+    """A quiet runner. mmengine wants a different name for each runner in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = TerminalRunner.from_cfg(cfg)
     runner.register_hook(hook)
@@ -374,7 +379,7 @@ def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
 
 
 class StepClock(Hook):
-    """Measures steps, and ends the run after `limit` seconds and 20 steps, or three times as long and a few steps."""
+    """Measures steps; stops after 20 measured ones and `limit` seconds, or after one and three times that."""
 
     def __init__(self, limit: float):
         self.limit = limit
@@ -415,7 +420,7 @@ def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
     figure = draw_runs({'training loss': read_scalars(work_dir)}, ['loss'])
     axes = figure.axes[0]
     if entropy is not None:
-        axes.axhline(entropy, color='gray', linestyle='--', label='how frequent each token is')
+        axes.axhline(entropy, color='gray', linestyle='--', label='guessing by token frequency')
     axes.set_ylabel('nats')
     axes.legend()
     figure.savefig(out, dpi=120)

@@ -189,9 +189,9 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
     stopped(images, tmp_path / 'first', monkeypatch)
     shutil.copytree(tmp_path / 'first', tmp_path / 'second')
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')}
-    with pytest.raises(ValueError, match=r'a run with other length \(4 steps, not 9 steps\)'):
+    with pytest.raises(ValueError, match='a run with length 4 steps, not 9 steps'):
         beit_mm.pretrain(images, tmp_path / 'second', steps=9)
-    with pytest.raises(ValueError, match=r'a run with other batch \(4, not 8\)'):
+    with pytest.raises(ValueError, match='a run with batch 4, not 8'):
         beit_mm.pretrain(images, tmp_path / 'second', batch=8)
     beit_mm.pretrain(images, tmp_path / 'second', workers=1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')} == before
@@ -240,7 +240,7 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
     reporting = training.Run('pretrain', images, folder, None)
     monkeypatch.setattr(training, 'reconstruct', lambda *args: None)
     monkeypatch.setattr(training, 'draw_curve', lambda *args: None)
-    for name in ('save', 'neighbours'):
+    for name in ('write_record', 'measure_knn'):
         monkeypatch.setattr(reporting, name, lambda *args: {})
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1][1]))
@@ -280,12 +280,12 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     split.write_lists(split.find_images(folder), run.lists)
     run.plan = plans.plan_training(split.find_images(folder), 'pretrain')
     base, settings = run.settings(split.find_images(folder), 'tokenizer', 9)
-    configs.write_config(run.config('tokenizer'), 'Text.', base, settings)
-    cfg = configs.run_config(base, settings, run.config('tokenizer'))
-    tree = ast.parse(run.config('tokenizer').read_text())
+    configs.write_config(run.config_path('tokenizer'), 'Text.', base, settings)
+    cfg = configs.run_config(base, settings, run.config_path('tokenizer'))
+    tree = ast.parse(run.config_path('tokenizer').read_text())
     assert all(isinstance(node, ast.Assign) for node in tree.body[1:])
     cfg.dump(tmp_path / 'dumped.py')  # as mmengine does in the work directory; checkpoints hold the same text
-    for path in (run.config('tokenizer'), tmp_path / 'dumped.py'):
+    for path in (run.config_path('tokenizer'), tmp_path / 'dumped.py'):
         assert Config.fromfile(path).to_dict() == cfg.to_dict()
     assert cfg.train_dataloader.dataset.data_root == str(folder)
 
@@ -477,8 +477,8 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('lies in the folder of the images', 'pretrain', images, '--out', images / 'run')
     mistake('holds other files', 'pretrain', images, '--out', tmp_path / 'full')
     mistake('is a file; expected a folder for the run', 'pretrain', images, '--out', tmp_path / 'text.pth')
-    mistake('is a run with other images', 'pretrain', images / 'red', '--out', run)
-    mistake('is a run with other verb', 'finetune', images, '--init', run, '--out', run)
+    mistake('is a run with images ', 'pretrain', images / 'red', '--out', run)
+    mistake('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run)
     mistake(
         "'nowhere.pth' does not exist; expected a checkpoint", 'pretrain', images, '--out', out, '--init', 'nowhere.pth'
     )
@@ -554,9 +554,9 @@ def test_a_folder_of_broken_images_is_one_line(tmp_path):
 
 def test_the_report_says_how_far_its_figures_go():
     numbers = dict(knn_accuracy=12.1, knn_accuracy_random=6.7, knn_images=1000, images_per_second=5.0)
-    assert ('neighbours were tried on', '1,000 images, standard error 1.0') in training.describe_numbers(numbers)
+    assert ('k-NN tested on', '1,000 images, standard error 1.0') in training.describe_numbers(numbers)
     few = training.describe_numbers(numbers | dict(knn_images=32))
-    assert ('neighbours were tried on', '32 images, standard error 5.8: too close to tell') in few
+    assert ('k-NN tested on', '32 images, standard error 5.8: too close to tell') in few
 
 
 def test_configs_are_printed_and_trained_by_name(capsys, monkeypatch):
