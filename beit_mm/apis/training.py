@@ -4,6 +4,7 @@ A run is a folder: its configs, lists of its images, logs, the trained weights, 
 which the same call resumes it.
 """
 
+import hashlib
 import json
 import math
 import secrets
@@ -223,20 +224,23 @@ class Run:
 
     def make_plan(self, images: Images) -> None:
         """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
+        names = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
+        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
         counts, init = self.record.get('found'), self.record['init']
-        if counts == str(images):
+        if self.record.get('digest') == digest:
             workers = self.record['workers'] if self.workers is None else self.workers
             self.plan = plan_training(images, self.verb, init, workers, self.record['device'], self.record['batch'])
             write_lists(images, self.lists)
             say(f'Resuming {self.folder} as it was planned.')
             return
         if counts and any(self.folder.glob('*/*.pth')):
-            changed = f'had {counts} when {self.folder} was planned, now {images}'
-            raise UserError(f'{self.record["images"]} {changed}; choose another --out')
+            changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
+            raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
         plan = self.plan = plan_training(images, self.verb, init, self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
             found=str(images),
+            digest=digest,
             length=self.record['length'] or '15 minutes',
             batch=plan.batch,
             workers=plan.workers,

@@ -200,6 +200,15 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
     assert (tmp_path / 'second/report.md').is_file() and (tmp_path / 'second/pretrain/iter_4.pth').is_file()
 
 
+def test_other_images_of_the_same_number_are_not_learned_from(images, tmp_path, monkeypatch):
+    shutil.copytree(images, tmp_path / 'images')
+    stopped(tmp_path / 'images', tmp_path / 'run', monkeypatch)
+    (tmp_path / 'images/red/3.png').rename(tmp_path / 'images/red/another.png')
+    mistake('has other images, or names of them, than when', 'pretrain', tmp_path / 'images', '--out', tmp_path / 'run')
+    (tmp_path / 'images/red/another.png').rename(tmp_path / 'images/red/3.png')
+    beit_mm.pretrain(tmp_path / 'images', tmp_path / 'run')
+
+
 def test_a_record_of_another_version_is_said(images, tmp_path):
     (tmp_path / 'run').mkdir()
     record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length='9 steps', batch=4)
