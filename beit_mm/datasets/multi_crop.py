@@ -49,6 +49,10 @@ class MultiCrop(BaseTransform):
         for name, (smallest, largest) in (('scale', scale), ('local_scale', local_scale)):
             if not 0 < smallest <= largest <= 1:
                 raise UserError(f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1')
+        if num_local < 0:
+            raise UserError(f'num_local is {num_local}; expected 0 or more crops')
+        if np.shape(blur_sigma) != (2,) or not 0 < blur_sigma[0] <= blur_sigma[1]:
+            raise UserError(f'blur_sigma is {blur_sigma}; expected 0 < smallest <= largest, in pixels')
         self.scale = scale
         self.local_scale = local_scale
         self.num_local = num_local

@@ -98,6 +98,8 @@ class RepeatedAugmentationSampler(SeededSampler):
 
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
         super().__init__(dataset, seed=seed)
+        if num_repeats < 1:
+            raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
         self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size  # 256: DeiT's
         if not self.num_samples:

@@ -95,6 +95,8 @@ class TwoViewRandomResizedCrop(TwoViews):
         super().__init__(size, second_size)
         if np.ndim(scale) != 1 or not 0 < scale[0] <= scale[1] <= 1:
             raise UserError(f'scale is {scale}; expected 0 < smallest <= largest <= 1, areas in the image (not `size`)')
+        if np.shape(ratio) != (2,) or not 0 < ratio[0] <= ratio[1]:
+            raise UserError(f'ratio is {ratio}; expected 0 < smallest <= largest, width / height')
         if not 0 <= flip_prob <= 1:
             raise UserError(f'flip_prob is {flip_prob}; a probability lies between 0 and 1')
         self.scale, self.ratio, self.flip_prob = scale, ratio, flip_prob

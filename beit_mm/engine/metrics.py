@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mmengine.dist import get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -212,6 +213,9 @@ class DenseKNNHook(Hook):
         max_images: int = 200,
         max_patches: int = 20_000,
     ):
+        for name, number in dict(k=k, max_images=max_images, max_patches=max_patches).items():
+            if number < 1:
+                raise UserError(f'DenseKNNHook: {name} is {number}; expected 1 or more')
         self.configs = [dict(config, max_images=max_images) for config in (train, val)]
         self.datasets: list[SegmentationFolder] = []
         self.short_side = short_side
@@ -221,6 +225,8 @@ class DenseKNNHook(Hook):
         self.extractor = extractor_of(self, runner, size=self.short_side, whole=True)
         self.datasets = [patch_dataset(self.extractor, **config) for config in self.configs]
         check_same_classes(*self.datasets)
+        if (number := len(self.datasets[0])) < (processes := get_world_size()):
+            raise UserError(f'DenseKNNHook: {number} training images for {processes} processes; each needs one')
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.datasets:  # in a training

@@ -128,7 +128,16 @@ def test_solarization_is_pillows(image, plain, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'wrong', [dict(size=0), dict(local_size=(8, 0)), dict(scale=(0, 1)), dict(local_scale=(0.5, 1.5))]
+    'wrong',
+    [
+        dict(size=0),
+        dict(local_size=(8, 0)),
+        dict(scale=(0, 1)),
+        dict(local_scale=(0.5, 1.5)),
+        dict(num_local=-1),
+        dict(blur_sigma=(2, 1)),
+        dict(blur_sigma=0.1),
+    ],
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)).replace('local_size', 'size')):

@@ -105,3 +105,5 @@ def test_small_datasets_and_wrong_settings(deal):
     assert [len(keys) for keys in deal(8, images=20)] == [2] * 8
     with pytest.raises(ValueError, match='7 images for 8 ranks'):
         deal(8, images=7)
+    with pytest.raises(ValueError, match='num_repeats is 0'):
+        deal(1, num_repeats=0)

@@ -195,6 +195,8 @@ def test_center_crop():
         dict(scale=(0, 1)),
         dict(scale=(0.5, 1.5)),
         dict(scale=(0.9, 0.1)),
+        dict(ratio=(0, 1)),
+        dict(ratio=0.75),
         dict(flip_prob=1.1),
     ],
 )

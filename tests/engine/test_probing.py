@@ -211,6 +211,9 @@ def test_mistakes_show_before_the_first_step(pretrain_config, tmp_path):
         pretrain_config.custom_hooks = [dense_hook(root, **changes)]
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             make_runner(pretrain_config).train()
+    for name in ('k', 'max_images', 'max_patches'):
+        with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
+            DenseKNNHook({}, {}, **{name: 0})
 
 
 def figure_of(root: Path, **changes: object) -> float:
@@ -230,6 +233,18 @@ def test_two_processes_log_the_figure_of_one(tmp_path):
     alone = figure_of(root, max_images=3)
     assert run_ranks(lambda rank: figure_of(root, max_images=3), tmp_path) == [pytest.approx(alone)] * 2
     assert figure_of(root, max_images=4) != alone
+
+
+def test_fewer_images_than_processes_are_refused_by_all(tmp_path):
+    root = make_label_maps(tmp_path / 'labelled')
+
+    def refused(rank: int) -> str:
+        with pytest.raises(ValueError) as error:
+            figure_of(root, max_images=1)
+        return str(error.value)
+
+    expected = 'DenseKNNHook: 1 training images for 2 processes; each needs one'
+    assert run_ranks(refused, tmp_path) == [expected] * 2
 
 
 def test_a_class_that_is_nowhere_does_not_count():
