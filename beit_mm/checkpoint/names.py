@@ -110,6 +110,7 @@ OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gam
 )
 MAX_NUMBER = 1e6  # of pixels, means, blocks
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT
+PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format
 FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 # Keys of the state dict; a whole checkpoint of DINO's has a student too, whose average the teacher is.
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
@@ -403,7 +404,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         dataset_meta: with the names of the `classes`, also where only transformers' config.json has them.
         All else is as it is in the file.
 
-    Raises CheckpointError for the file of a later version, or a neighbour that is no JSON.
+    Raises CheckpointError for the file of a later version, a neighbour that is no JSON, or a mean of other channels.
     """
     meta, args = dict(meta_of(content)), content.get('args')
     version = meta.get('beit_mm_format', 0)
@@ -436,6 +437,10 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     size = _numbers(preprocessing.get('size'), int)
     meta['preprocessing'] = dict(size=size) if len(size) == 2 and min(size) > 0 else {}
     if mean and std and min(std) > 0 and len({len(mean), len(std)} - {1}) < 2:  # one number is for all channels
+        number, weights = max(len(mean), len(std)), weights_of(content).items()
+        channels = {part.shape[1] for name, part in weights if PATCH_EMBEDDING.search(name) and part.dim() == 4}
+        if channels and number not in (1, *channels):
+            raise CheckpointError(f'has a mean and std of {number} channels, its patch embedding has {max(channels)}')
         meta['preprocessing'].update(mean=mean, std=std)
     meta['architecture'] = {name: it for name, it in architecture.items() if isinstance(it, int) or _numbers(it, int)}
     labels = config.get('id2label')

@@ -389,6 +389,14 @@ def test_what_describes_no_image_is_passed_over(tmp_path, said):
     convert_checkpoint(path, tmp_path / 'x.pth')
 
 
+def test_a_mean_of_other_channels_than_the_weights_is_refused(tmp_path):
+    content = dict(state_dict=BEiTBackbone(ARCH).state_dict(), meta=dict(preprocessing=dict(mean=[1] * 4, std=[1])))
+    with pytest.raises(CheckpointError, match='w.pth has a mean and std of 4 channels, its patch embedding has 3$'):
+        Checkpoint.open(saved(tmp_path / 'w.pth', content))
+    content['meta']['preprocessing'].update(mean=[1] * 3)  # one number is for all channels
+    assert Checkpoint.open(saved(tmp_path / 'w.pth', content)).preprocessing['std'] == [1]
+
+
 def plain_file(path, meta=None, **changes):
     """A BEiT that knows no positions, with other tensors and a meta."""
     weights = BEiTBackbone(ARCH, abs_pos_embed=False).state_dict()
