@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,7 +50,7 @@ class _Inferencer(ABC):
         weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
-        with blaming(checkpoint.path):
+        with blaming(checkpoint.path) if config is None else nullcontext():
             cfg = self._stored_config(checkpoint) if config is None else self._given_config(config)
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:

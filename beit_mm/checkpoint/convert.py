@@ -91,12 +91,14 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
     if to not in FORMATS:
         raise UserError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
     checkpoint, target = Checkpoint.open(source), Path(target)
+    if 'blocks.input.w' in checkpoint.weights:
+        write_checkpoint(target, checkpoint.weights)
+        return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
+    if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
+        raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
+    if to != 'hf' and target.suffix not in SUFFIXES:  # before the source is blamed for it
+        raise CheckpointError(f'{target} is no name for a checkpoint: it must end in {", ".join(SUFFIXES)}.')
     with blaming(checkpoint.path):
-        if 'blocks.input.w' in checkpoint.weights:
-            write_checkpoint(target, checkpoint.weights)
-            return Conversion('DALL-E', 'tokenizer', len(checkpoint.weights), [], [])
-        if to == 'hf' and (target.suffix in SUFFIXES or target.is_file()):
-            raise CheckpointError(f'{target} is to be a folder: the hf format has several files. Nothing was written.')
         meta = {key: value for key, value in checkpoint.meta.items() if key in KEPT}
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
             meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}

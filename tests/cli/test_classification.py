@@ -257,6 +257,8 @@ def test_a_given_config_with_other_classes_is_refused(tmp_path):
     torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=CLASSES))), tmp_path / 'x.pth')
     with pytest.raises(CheckpointError, match='does not fit its config: .*size mismatch for head.fc.weight'):
         ClassificationInferencer(tmp_path / 'x.pth', device='cpu', config=path)
+    with pytest.raises(ValueError, match='^The config has no model and test pipeline'):
+        ClassificationInferencer(tmp_path / 'x.pth', device='cpu', config=Config())
 
 
 def test_a_base_without_classes_of_its_own_builds_no_classifier():
