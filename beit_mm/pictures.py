@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -250,7 +251,7 @@ def draw_attention(
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     figure = sheet(rows * len(patches), side=240)
     panels = iter(figure.axes)
-    height, width = image.shape[1] // maps.shape[2], image.shape[2] // maps.shape[3]  # of a patch, in pixels
+    height, width = image.shape[1] / maps.shape[2], image.shape[2] / maps.shape[3]  # of a patch, in pixels
     for (row, column), attention in zip(patches, maps, strict=True):
         corner = column * width - 0.5, row * height - 0.5
         next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
@@ -259,8 +260,8 @@ def draw_attention(
             extent = axes.images[0].get_extent()
             axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)
             if mass is not None:
-                patches_inside = largest_mass_mask(values, mass).numpy()
-                inside = np.pad(np.kron(patches_inside, np.ones((height, width))), 1)  # pixels, and some around them
+                chosen = largest_mass_mask(values, mass).float()[None, None]
+                inside = np.pad(F.interpolate(chosen, image.shape[1:], mode='nearest-exact')[0, 0].numpy(), 1)
                 axes.autoscale(False)
                 axes.contour(
                     inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1

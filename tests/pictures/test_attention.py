@@ -168,6 +168,11 @@ def test_a_sheet_shows_points_heads_and_contours(tmp_path):
     np.testing.assert_allclose(colours.get_array(), maps[0].mean(dim=0))
     ends = np.concatenate([path.vertices for path in mean.collections[0].get_paths()])
     np.testing.assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[44.5, 14.5], [59.5, 29.5]], atol=1)
+    odd = draw_attention(torch.full((3, 35, 70), 0.5), [(1, 2)], torch.eye(8)[6].view(1, 1, 2, 4))
+    (mark,) = odd.axes[0].patches  # where the image is no multiple of the grid, as on the map
+    assert (*mark.get_xy(), mark.get_width(), mark.get_height()) == (34.5, 17, 17.5, 17.5)
+    ends = np.concatenate([path.vertices for path in odd.axes[1].collections[0].get_paths()])
+    np.testing.assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[34.5, 17], [52, 34.5]], atol=1)
     pixels = pixels_of(figure)
     for colour in ([0, 255, 255], [255, 0, 0]):  # lines have soft edges
         assert (np.abs(pixels.astype(int) - colour).max(axis=2) < 100).any()
