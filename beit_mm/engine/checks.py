@@ -10,6 +10,7 @@ import torch
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from beit_mm.checkpoint.read import blaming
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
 from beit_mm.datasets.transforms import TwoViews
+from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
 from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
@@ -39,7 +41,7 @@ class FitCheckHook(Hook):
     It refuses a mask or second view that does not fit the backbone; images, means and model of different numbers of
     channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in the first batch that
     has no class; swapped colours; an optimizer made by rules for other names than the backbone's; auto_scale_lr where
-    batches are accumulated; NaN or infinity in weights.
+    batches are accumulated; NaN or infinity in weights, or in the state of an optimizer to resume with.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -80,6 +82,9 @@ class FitCheckHook(Hook):
         # the backbone checks its own when it loads them
         others = [name for name in unwrap(runner).state_dict() if not name.startswith('backbone.') and name in weights]
         check_finite({name: weights[name] for name in others}, 'The checkpoint')
+        wrapper, is_resumed = runner.optim_wrapper, runner._resume and 'optimizer' in checkpoint
+        if is_resumed and isinstance(wrapper, OptimWrapper) and not isinstance(wrapper, AutocastOptimWrapper):
+            check_state(checkpoint['optimizer'], wrapper.optimizer)  # ours looks at its own when it loads it
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_dataloader.dataset
