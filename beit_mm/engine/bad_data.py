@@ -92,7 +92,8 @@ def samples_of(loader: DataLoader, iteration: int) -> list[dict]:
     sampler = copy.copy(loader.sampler)
     sampler.set_epoch(epoch)
     keys = islice(sampler.keys(batch * loader.batch_size), loader.batch_size)
-    return [dict(key=list(key), img_path=loader.dataset.get_data_info(key.index).get('img_path')) for key in keys]
+    info = getattr(loader.dataset, 'get_data_info', lambda index: {})  # not every dataset has it
+    return [dict(key=list(key), img_path=info(key.index).get('img_path')) for key in keys]
 
 
 @HOOKS.register_module()

@@ -234,12 +234,12 @@ def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:
 
 
 def in_main_process(function: Callable[[], Any]) -> Any:
-    """Calls a function in the main process; its result, or the UserError that it raises, reaches all processes."""
+    """Calls a function in the main process; its result, or its UserError or OSError, reaches all processes."""
     answer: list[Any] = [None, None]
     if is_main_process():
         try:
             answer[0] = function()
-        except UserError as error:
+        except (UserError, OSError) as error:
             answer[1] = error
     broadcast_object_list(answer)
     if answer[1] is not None:

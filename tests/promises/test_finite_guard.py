@@ -19,7 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader
 
+from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine.bad_data import samples_of
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper
 from beit_mm.registry import TRANSFORMS
 
@@ -287,6 +290,28 @@ def test_the_stop_names_the_images_and_losses(stopped):
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         expected = [path for iteration in range(first, first + accumulated) for path in images_of(config, iteration)]
     assert [sample['img_path'] for sample in part['samples']] == expected and paths[0] in expected
+
+
+def test_a_checkpoint_right_after_a_bad_step_can_be_resumed_from(stopped, tmp_path):
+    """The norms since the last look are in it, the NaN too: they are of the log, not of the optimizer."""
+    config, paths, _ = stopped
+    folder, accumulated = Path(config.train_dataloader.dataset.data_root), config.optim_wrapper.accumulative_counts
+    changed = poisoned_run(folder, tmp_path, paths, accumulated)
+    changed.default_hooks.checkpoint.interval = 8
+    changed.default_hooks.logger.interval = 100
+    changed.custom_hooks.append(dict(type='beit_mm.FitCheckHook'))
+    make_runner(changed).train()
+    path = tmp_path / 'iter_8.pth'
+    assert torch.load(path, weights_only=True)['optimizer']['skipped_steps']['norms'].isnan().any()
+    runner = make_runner(Config(dict(changed, resume=True, load_from=str(path))))
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.load_or_resume()
+    assert any(norm.isnan() for norm in runner.optim_wrapper.norms)
+
+
+def test_samples_of_a_dataset_that_names_no_files():
+    loader = DataLoader([*'abcd'], batch_size=2, sampler=SeededSampler([*'abcd'], shuffle=False, seed=3))
+    assert samples_of(loader, 1) == [dict(key=[3, 0, index], img_path=None) for index in (2, 3)]
 
 
 def test_a_run_that_was_stopped_resumes_as_if_it_had_not_been(stopped, tmp_path):

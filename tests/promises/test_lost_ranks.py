@@ -3,6 +3,12 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from helpers import run_ranks
+
+from beit_mm.engine.checkpoints import in_main_process
 
 
 def test_a_killed_process_is_named_by_torchrun(tmp_path):
@@ -14,3 +20,13 @@ def test_a_killed_process_is_named_by_torchrun(tmp_path):
     result = subprocess.run([*command, tmp_path / 'script.py'], capture_output=True, text=True, timeout=50)
     assert result.returncode == 1
     assert re.search(r'rank\s*: 1 .*exitcode\s*: -9', result.stderr, re.S)
+
+
+def test_a_file_that_the_main_process_cannot_read_ends_all(tmp_path):
+    def read(rank: int) -> str:
+        with pytest.raises(FileNotFoundError) as error:
+            in_main_process(Path(tmp_path, 'gone').read_text)
+        return str(error.value)
+
+    (said, *others) = run_ranks(read, tmp_path)
+    assert 'No such file' in said and others == [said]
