@@ -199,14 +199,15 @@ class ThroughputHook(Hook):
 
     def __init__(self):
         self.steps: deque[tuple[int, float]] = deque(maxlen=50)  # images, seconds
-        self.last = 0.0
+        self.waits: deque[list[float]] = deque(maxlen=50)  # seconds for data, and in all
+        self.last, self.is_first = 0.0, True
         self.warned = False
 
     def before_train_epoch(self, runner: Runner) -> None:
-        self.last = time.perf_counter()
+        self.last, self.is_first = time.perf_counter(), True
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
-        self.last = time.perf_counter()  # iteration-based runs validate in the middle of an epoch
+        self.before_train_epoch(runner)  # iteration-based runs validate in the middle of an epoch
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict) -> None:
         now, scalars = time.perf_counter(), runner.message_hub.log_scalars
@@ -216,8 +217,13 @@ class ThroughputHook(Hook):
         self.last = now
         count, seconds = map(sum, zip(*self.steps, strict=True))
         runner.message_hub.update_scalar('train/images_per_second', count / seconds)
-        if not self.warned and len(self.steps) == 50:  # the first is left out: workers had to start
-            share = scalars['train/data_time'].mean(49) / scalars['train/time'].mean(49)  # mmengine's IterTimerHook
+        timers = [scalars.get(f'train/{name}') for name in ('data_time', 'time')]  # mmengine's IterTimerHook
+        if not self.is_first and None not in timers:  # of a first step workers start, or a validation is counted
+            self.waits.append([timer.current() for timer in timers])
+        self.is_first = False
+        if not self.warned and len(self.waits) == 50:
+            waited, taken = map(sum, zip(*self.waits, strict=True))
+            share = waited / taken
             self.warned = share > 0.5
             if self.warned:
                 print_log(f'{waits_for_images(share)}.', logger='current', level=logging.WARNING)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import make_runner
-from mmengine.hooks import Hook
-from mmengine.logging import HistoryBuffer
+from mmengine.hooks import Hook, IterTimerHook
+from mmengine.logging import HistoryBuffer, MessageHub
 from PIL import Image
 
 from beit_mm.engine.steps import ThroughputHook
@@ -188,6 +188,33 @@ def test_a_training_that_waits_for_images_says_so_once(wait, said, monkeypatch):
         scalars['train/time'].update(1 if step else 101)
         hook.after_train_iter(runner, step, dict(inputs=torch.zeros(5, 4)), {})
     assert len(lines) == said and all('60% of the time' in line for line in lines)
+
+
+@pytest.mark.parametrize(('wait', 'said'), [(0.6, 1), (0.1, 0)])
+def test_a_validation_is_no_wait_for_images(wait, said, monkeypatch):
+    """mmengine's timer counts what follows the last batch of a validation in the middle of an epoch."""
+    lines, now, batch = [], [0.0], dict(inputs=torch.zeros(5, 4))
+    monkeypatch.setattr('beit_mm.engine.steps.print_log', lambda message, **_: lines.append(message))
+    monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: now[0])
+    monkeypatch.setattr('mmengine.hooks.iter_timer_hook.time.time', lambda: now[0])
+    runner = SimpleNamespace(message_hub=MessageHub.get_instance(f'waits {wait}'), iter=0, max_iters=80)
+    timer, hook = hooks = IterTimerHook(), ThroughputHook()
+    for each in hooks:
+        each.before_train(runner)
+        each.before_train_epoch(runner)
+    for step in range(80):
+        now[0] += wait
+        timer.before_train_iter(runner, step, batch)
+        now[0] += 1 - wait
+        for each in hooks:
+            each.after_train_iter(runner, step, batch, {})
+        if step % 10 == 9:
+            timer.before_val_epoch(runner)
+            now[0] += 100
+            for each in hooks:
+                each.after_val_epoch(runner, {})
+    assert len(lines) == said and all('60% of the time' in line for line in lines)
+    assert runner.message_hub.get_scalar('train/images_per_second').current() == pytest.approx(5)
 
 
 def _train_log(cfg) -> tuple[object, str]:
