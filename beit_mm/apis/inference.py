@@ -271,7 +271,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
 def attention(
     checkpoint: CheckpointInput,
     image: str | Path,
-    points: str = '0.5,0.5',
+    points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,
 ) -> Path:
@@ -280,14 +280,16 @@ def attention(
     Args:
         checkpoint: of any BEiT, see `Checkpoint.open`.
         image: path.
-        points: 'x,y' in pixels, or in shares of width and height with decimal points; several with ';' between them.
+        points: 'x,y' in pixels, or in shares of width and height with decimal points; several in a list, or
+            with ';' between them.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
     """
     path = check_picture(out)
     with quiet():
         extractor = FeatureExtractor(checkpoint, whole=True)
-        found = attention_of_image(extractor, image, points.split(';'), layer)
+        texts = points.split(';') if isinstance(points, str) else points
+        found = attention_of_image(extractor, image, texts, layer)
         draw_attention(found.image, found.patches, found.maps).savefig(path)
     return path
 

@@ -371,6 +371,8 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     assert Image.open(tmp_path / 'deep/seen.png').height > 21 * 160
     call('attention', run, images / 'red/1.png', '--points', '10,10; 0.9,0.1', '--out', tmp_path / 'attention.png')
     call('attention', run, images / 'red/1.png', '--out', tmp_path / 'one.png')
+    beit_mm.attention(run, images / 'red/1.png', ['10,10', ' 0.9,0.1'], tmp_path / 'list.png')
+    assert (tmp_path / 'list.png').read_bytes() == (tmp_path / 'attention.png').read_bytes()
     one, two = (Image.open(tmp_path / name) for name in ('one.png', 'attention.png'))
     assert two.width == one.width and two.height == 2 * one.height - MARGIN
 
