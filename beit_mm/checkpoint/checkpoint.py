@@ -261,6 +261,7 @@ def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, n
     for name, tensor in weights.items():
         if name in own and _fixed_shape(name, tensor) != _fixed_shape(name, own[name]):
             sizes.append((name, tuple(tensor.shape), tuple(own[name].shape)))
+            break  # another width is one of many tensors
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
             f'does not fit the backbone: {first_names(differences)}. Nothing was loaded; build the backbone as the '

@@ -131,6 +131,9 @@ def test_another_size_of_one_layer_is_named():
     with pytest.raises(CheckpointError, match=r'blocks.1.norm2.weight \(31,\), the model has \(32,\)'):
         model.load_state_dict(weights)
     assert torch.equal(model.blocks[0].norm1.weight, before)
+    weights['blocks.1.norm2.bias'] = torch.rand(31)
+    with pytest.raises(CheckpointError, match=r'backbone: blocks.1.norm2.weight \(31,\), the model has \(32,\)\. No'):
+        model.load_state_dict(weights)
 
 
 @torch.no_grad()
