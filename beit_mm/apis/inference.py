@@ -280,16 +280,14 @@ def attention(
     Args:
         checkpoint: of any BEiT, see `Checkpoint.open`.
         image: path.
-        points: 'x,y' in pixels, or in shares of width and height with decimal points; several in a list, or
-            with ';' between them.
+        points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
         layer: block, 0-based, negative from the end.
     """
     path = check_picture(out)
     with quiet():
         extractor = FeatureExtractor(checkpoint, whole=True)
-        texts = points.split(';') if isinstance(points, str) else points
-        found = attention_of_image(extractor, image, texts, layer)
+        found = attention_of_image(extractor, image, points.split(';') if isinstance(points, str) else points, layer)
         draw_attention(found.image, found.patches, found.maps).savefig(path)
     return path
 

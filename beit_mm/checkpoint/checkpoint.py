@@ -258,10 +258,8 @@ def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, n
     """Raises CheckpointError where sizes differ that cannot be adapted."""
     blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
-    for name, tensor in weights.items():
-        if name in own and _fixed_shape(name, tensor) != _fixed_shape(name, own[name]):
-            sizes.append((name, tuple(tensor.shape), tuple(own[name].shape)))
-            break  # another width is one of many tensors
+    unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
+    sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
             f'does not fit the backbone: {first_names(differences)}. Nothing was loaded; build the backbone as the '
@@ -269,10 +267,10 @@ def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, n
         )
 
 
-def _fixed_shape(name: str, tensor: Tensor) -> list[int | None]:
-    """A tensor's shape, with None for the axis that can be adapted."""
+def _same_shape(name: str, *tensors: Tensor) -> bool:
+    """Whether tensors have one shape, but for the axis that can be adapted."""
     free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', PATCHES) else None
-    return [None if axis == free_axis else size for axis, size in enumerate(tensor.shape)]
+    return len({tuple(s for axis, s in enumerate(tensor.shape) if axis != free_axis) for tensor in tensors}) == 1
 
 
 def check_finite(weights: Mapping[str, Tensor], source: str) -> None:

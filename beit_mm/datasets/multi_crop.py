@@ -46,17 +46,14 @@ class MultiCrop(BaseTransform):
     ) -> None:
         self.size = as_size(size)
         self.local_size = as_size(local_size)
-        for name, (smallest, largest) in (('scale', scale), ('local_scale', local_scale)):
-            if not 0 < smallest <= largest <= 1:
-                raise UserError(f'{name} is {smallest, largest}; expected 0 < smallest <= largest <= 1')
+        pairs = ('scale', scale, 1), ('local_scale', local_scale, 1), ('blur_sigma', blur_sigma, np.inf)
+        for name, pair, most in pairs:
+            if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= most:
+                raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {most}')
         if num_local < 0:
             raise UserError(f'num_local is {num_local}; expected 0 or more crops')
-        if np.shape(blur_sigma) != (2,) or not 0 < blur_sigma[0] <= blur_sigma[1]:
-            raise UserError(f'blur_sigma is {blur_sigma}; expected 0 < smallest <= largest, in pixels')
-        self.scale = scale
-        self.local_scale = local_scale
-        self.num_local = num_local
-        self.blur_sigma = blur_sigma
+        self.scale, self.local_scale = scale, local_scale
+        self.num_local, self.blur_sigma = num_local, blur_sigma
 
     def transform(self, results: dict) -> dict:
         image = results['img']

@@ -223,10 +223,9 @@ class ThroughputHook(Hook):
         self.is_first = False
         if not self.warned and len(self.waits) == 50:
             waited, taken = map(sum, zip(*self.waits, strict=True))
-            share = waited / taken
-            self.warned = share > 0.5
-            if self.warned:
-                print_log(f'{waits_for_images(share)}.', logger='current', level=logging.WARNING)
+            if waited > 0.5 * taken:
+                self.warned = True
+                print_log(f'{waits_for_images(waited / taken)}.', logger='current', level=logging.WARNING)
         for history in scalars.values():
             history.max_length = HISTORY
 
