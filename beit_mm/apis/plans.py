@@ -22,6 +22,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.datasets.transforms import as_size
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
@@ -60,6 +61,11 @@ class Plan:
     tokenizer: dict[str, Any] | None  # config of the tokenizer, that of `init` or DALL-E's; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     reasons: list[str]  # lines for the user
+
+    @property
+    def tokenizer_name(self) -> str | None:
+        """Kind and file of the tokenizer, by which a run that is resumed knows it; None: one is trained."""
+        return f'{self.tokenizer["type"]} of {self.tokenizer.get("checkpoint")}' if self.tokenizer else None
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -104,7 +110,7 @@ def plan_training(
     sizes = sizes_of(backbone['arch'])
     if verb == 'finetune':
         base = NARROW_FINETUNING if sizes['embed_dims'] <= NARROW else WIDE_FINETUNING
-    height, width = height_and_width(backbone['img_size'])
+    height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
         most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
@@ -141,7 +147,7 @@ def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]
     arguments = checkpoint.backbone_arguments()
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
-    arguments['img_size'] = height_and_width(arguments['img_size'])
+    arguments['img_size'] = as_size(arguments['img_size'])
     return arguments, {name: checkpoint.preprocessing.get(name, IMAGENET[name]) for name in ('mean', 'std')}
 
 
@@ -242,11 +248,6 @@ def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **othe
         if step['type'] == 'ResizeEdge':
             step['scale'] = round(step['scale'] * min(size) / crop)  # keeps the ratio of edge and crop
     return steps
-
-
-def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 def scaled(rate: float, ratio: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
-from beit_mm.files import folder_of_images
+from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.terminal import UserError
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
@@ -101,7 +101,8 @@ def write_lists(images: Images, folder: Path) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    with atomic_file(path) as file:
+        file.write(('\n'.join(lines) + '\n').encode())
 
 
 def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ which the same call resumes it.
 import hashlib
 import json
 import math
+import os
 import secrets
 import shlex
 import sys
@@ -35,6 +36,7 @@ from beit_mm.files import atomic_file, readable
 from beit_mm.pictures import draw_runs, read_scalars
 from beit_mm.terminal import UserError, quiet, say, without_output
 
+MAX_WORKERS = 1024
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE = 0.1  # of the time, for report and pictures
 FIRST_STEPS = 4  # slow ones, before those that are measured
@@ -123,8 +125,8 @@ class Run:
                 raise UserError(f'{name} is {number:g}; expected more than 0')
         if given.get('steps', MIN_STEPS) < MIN_STEPS:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
-        if workers is not None and workers < 0:
-            raise UserError(f'workers is {workers}; expected 0 or more')
+        if not 0 <= (workers or 0) <= MAX_WORKERS:
+            raise UserError(f'workers is {workers}; expected 0 to {MAX_WORKERS}')
         if init is not None and '://' not in str(init):
             init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
         self.began = time.monotonic()
@@ -159,16 +161,23 @@ class Run:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
             differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
-            float(known['length'].split()[0])
-            numbers = [known['workers'], known['batch'], *(stage.get('steps', 0) for stage in known['stages'].values())]
-            # stages are folder names: only ours; a symbolic link could send what we write elsewhere
-            fits = {*known['stages']} <= {'tokenizer', 'pretrain', 'finetune'} and {*map(type, numbers)} <= {int}
-            fits = fits and known['device'] in ('cpu', 'cuda')
-            if not fits or any(file.is_symlink() for file in self.folder.rglob('*')):
+            number, unit = known['length'].split()
+            fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
+            fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
+            # stages are names of folders: only those that `make_plan` gives
+            stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
+            whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
+            fits &= [*known['stages']] == stages and {*map(type, [known['workers'], *whole])} == {int}
+            fits &= min(whole) > 0 and 0 <= known['workers'] <= MAX_WORKERS
+            # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
+            wrong: list[Any] = []
+            for folder, *names in os.walk(self.folder, onerror=wrong.append):
+                wrong += [name for name in sum(names, []) if os.path.islink(os.path.join(folder, name))]
+            if not fits or wrong:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            wrong = 'is damaged, or of another version of beit_mm, or has links beside it'
-            raise UserError(f'{path} {wrong}; choose another --out, or delete the folder') from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            damaged = 'is damaged, or of another version of beit_mm, or has links beside it'
+            raise UserError(f'{path} {damaged}; choose another --out, or delete the folder') from None
         for key in differing:
             values = f'{key} {known[key]}, not {self.record[key]}'
             raise UserError(f'{self.folder} is a run with {values}; choose another --out')
@@ -183,12 +192,6 @@ class Run:
     def seconds(self) -> float:
         """Time that the run has taken so far, with earlier calls."""
         return self.record['seconds'] + time.monotonic() - self.began
-
-    @property
-    def length(self) -> tuple[float, str]:
-        """Number and unit, such as 15 and 'minutes'."""
-        number, unit = self.record['length'].split()
-        return float(number), unit
 
     def last_checkpoint(self, stage: str) -> Path:
         """The stage's last checkpoint; exists once the stage is done."""
@@ -228,8 +231,10 @@ class Run:
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
         counts, init = self.record.get('found'), self.record['init']
         if self.record.get('digest') == digest:
-            workers = self.record['workers'] if self.workers is None else self.workers
-            self.plan = plan_training(images, self.verb, init, workers, self.record['device'], self.record['batch'])
+            self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
+            self.plan = plan_training(images, self.verb, init, *map(self.record.get, ('workers', 'device', 'batch')))
+            if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
+                raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
             write_lists(images, self.lists)
             say(f'Resuming {self.folder} as it was planned.')
             return
@@ -245,6 +250,7 @@ class Run:
             batch=plan.batch,
             workers=plan.workers,
             device=plan.device,
+            tokenizer=plan.tokenizer_name,
             stages={stage: {} for stage in stages},
         )
         self.write_record()  # first: from here on the folder is recognised as a run
@@ -255,21 +261,20 @@ class Run:
 
     def choose_steps(self, images: Images, stage: str) -> None:
         """Turns the run's length into steps of the stage; for minutes it measures how long a step takes."""
-        number, unit = self.length
+        number, unit = self.record['length'].split()
         if unit == 'minutes':
-            seconds = 60 * number
+            seconds = 60 * float(number)
             cfg = run_config(*self.settings(images, stage, steps=1000))
             needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)  # for measuring
             left = (1 - REPORT_SHARE) * seconds - self.seconds() - setup
             steps = int((left / 3 if stage == 'tokenizer' else left) / needed)  # a third for the tokenizer
             say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
         elif unit == 'epochs':
-            steps = round(number * (len(images.train.names) // self.record['batch']))
+            steps = round(float(number) * (len(images.train.names) // self.record['batch']))
         else:
-            steps = int(number)
-        if stage == 'tokenizer':
-            steps = min(steps, MAX_TOKENIZER_STEPS)
-        self.record['stages'][stage] = dict(steps=max(steps, MIN_STEPS))
+            steps = int(float(number))
+        most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else steps
+        self.record['stages'][stage] = dict(steps=max(min(steps, most), MIN_STEPS))
         self.write_record()
 
     def config_path(self, stage: str) -> Path:
@@ -305,8 +310,7 @@ class Run:
         self.write_record()
         runner.visualizer.close()
         end_workers(runner.train_dataloader)
-        if runner.val_loop is not None:
-            end_workers(runner.val_dataloader)
+        end_workers(runner.val_dataloader)
 
     def report(self, images: Images) -> None:
         """Draws the pictures, writes report.md and prints its table."""
@@ -345,9 +349,9 @@ class Run:
     def measure_knn(self, trained: Checkpoint, images: Images) -> dict[str, float]:
         """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
         bank = MAX_BANK
-        number, unit = self.length
+        number, unit = self.record['length'].split()
         if unit == 'minutes':  # bank + bank / 2 images, in each of 2 networks at half a step's cost: 1.5 bank
-            affordable = 60 * number * REPORT_SHARE * self.record['stages'][self.verb]['images_per_second']
+            affordable = 60 * float(number) * REPORT_SHARE * self.record['stages'][self.verb]['images_per_second']
             bank = min(MAX_BANK, max(MIN_BANK, int(affordable * 2 / 3)))
         extract = FeatureExtractor(trained)
         labels = [
@@ -427,4 +431,5 @@ def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
         axes.axhline(entropy, color='gray', linestyle='--', label='guessing by token frequency')
     axes.set_ylabel('nats')
     axes.legend()
-    figure.savefig(out, dpi=120)
+    with atomic_file(out) as file:
+        figure.savefig(file, dpi=120)

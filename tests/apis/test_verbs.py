@@ -4,6 +4,7 @@ import ast
 import csv
 import dataclasses
 import json
+import math
 import os
 import re
 import resource
@@ -32,6 +33,7 @@ from beit_mm.engine.steps import progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.pictures import MARGIN
 from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
 
 COLOURS = dict(blue=(30, 40, 200), red=(200, 40, 30))
 
@@ -196,6 +198,7 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
     beit_mm.pretrain(images, tmp_path / 'second', workers=1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')} == before
     cfg = Config.fromfile(tmp_path / 'second/config.py')
+    assert json.loads((tmp_path / 'second/plan.json').read_text())['workers'] == 1
     assert cfg.train_dataloader.num_workers == 1 and cfg.work_dir == str(tmp_path / 'second/pretrain')
     assert (tmp_path / 'second/report.md').is_file() and (tmp_path / 'second/pretrain/iter_4.pth').is_file()
 
@@ -209,18 +212,78 @@ def test_other_images_of_the_same_number_are_not_learned_from(images, tmp_path, 
     beit_mm.pretrain(tmp_path / 'images', tmp_path / 'run')
 
 
-def test_a_record_of_another_version_is_said(images, tmp_path):
+def test_a_record_of_another_version_is_said(images, tmp_path, monkeypatch):
     (tmp_path / 'run').mkdir()
-    record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages={}, length='9 steps', batch=4)
+    stages = dict(tokenizer={}, pretrain={})
+    record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages=stages, length='9 steps', batch=4)
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    record.update(workers=0, device='cpu')
-    for stages in ({'../outside': {}}, {'pretrain': dict(steps='9')}):
-        (tmp_path / 'run/plan.json').write_text(json.dumps(record | dict(stages=stages)))
-        mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+    record.update(workers=0, device='cpu', tokenizer=None)
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    training.Run('pretrain', images, tmp_path / 'run', None)
+    damages: list[dict] = [
+        *(dict(stages=wrong) for wrong in ({'../outside': {}}, dict(pretrain={}), dict(tokenizer={}, finetune={}), {})),
+        *(dict(stages=dict(tokenizer={}, pretrain=dict(steps=wrong))) for wrong in ('9', True, -9, 9.5)),
+        *(dict(length=wrong) for wrong in ('9 steps x', '9', 'nan minutes', 'inf minutes', '-1 steps', '9 feet', None)),
+        *(dict(seconds=wrong) for wrong in ('x', math.nan, math.inf, -1)),
+        *(dict(workers=wrong) for wrong in (-1, 10**9, '0')),
+        dict(batch=0),
+        dict(device='meta'),
+    ]
+    for damage in damages:
+        (tmp_path / 'run/plan.json').write_text(json.dumps(record | damage))
+        with pytest.raises(UserError, match='is damaged, or of another version'):
+            training.Run('pretrain', images, tmp_path / 'run', None)
+            pytest.fail(str(damage))
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     (tmp_path / 'run/pretrain.log').symlink_to(tmp_path / 'elsewhere.log')
     mistake('has links beside it', 'pretrain', images, '--out', tmp_path / 'run')
+    (tmp_path / 'run/pretrain.log').unlink()
+    (tmp_path / 'run/lists').mkdir()
+    listed = os.scandir
+
+    def closed(path):  # as a folder of mode 0311 is for anybody but root
+        return listed(path if Path(path).name != 'lists' else '/proc/1/nothing')
+
+    monkeypatch.setattr(os, 'scandir', closed)
+    mistake('has links beside it', 'pretrain', images, '--out', tmp_path / 'run')
+
+
+def test_what_a_run_writes_follows_no_link(run, images, tmp_path):
+    (tmp_path / 'precious').write_text('precious')
+    for name in ('train.txt', 'loss.png'):
+        (tmp_path / name).symlink_to(tmp_path / 'precious')
+    split.write_lists(split.find_images(images), tmp_path)
+    training.draw_curve(run / 'pretrain', tmp_path / 'loss.png', None)
+    assert (tmp_path / 'precious').read_text() == 'precious' and Image.open(tmp_path / 'loss.png').width > 100
+
+
+def planned_again(images: Path, folder: Path, **options: object) -> plans.Plan:
+    again = training.Run('pretrain', images, folder, None, **options)
+    again.make_plan(split.find_images(images))
+    return again.plan
+
+
+def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monkeypatch):
+    folder, weights = tmp_path / 'run', tmp_path / 'weights'
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(weights))
+    monkeypatch.setattr('torch.hub.get_dir', lambda: str(tmp_path / 'nothing'))
+    planned_again(images, folder, steps=9)
+    record = json.loads((folder / 'plan.json').read_text())
+    (folder / 'plan.json').write_text(json.dumps(record | dict(device='cuda')))
+    plan = planned_again(images, folder)
+    assert plan.tokenizer is None and plan == planned_again(images, folder)
+    weights.mkdir()
+    (weights / 'encoder.pkl').touch()
+    planned_again(images, folder)  # which has trained its own by now
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (2**34, 2**34))
+    plan = planned_again(images, tmp_path / 'dalle', steps=9)
+    assert plan.tokenizer['checkpoint'] == str(weights / 'encoder.pkl')
+    assert planned_again(images, tmp_path / 'dalle').tokenizer == plan.tokenizer
+    (weights / 'encoder.pkl').unlink()
+    with pytest.raises(UserError, match='began with beit_mm.DALLETokenizer of .*encoder.pkl, now it has None; put it'):
+        planned_again(images, tmp_path / 'dalle')
 
 
 class Killed(Exception):
@@ -484,7 +547,7 @@ def test_mistakes_are_one_line(run, images, tmp_path):
     mistake('no images in', 'pretrain', tmp_path / 'empty', '--out', out)
     mistake('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1)
     mistake('steps is 0; expected more than 0', 'pretrain', images, '--out', out, '--steps', 0)
-    mistake('workers is -2; expected 0 or more', 'pretrain', images, '--out', out, '--workers', -2)
+    mistake('workers is -2; expected 0 to 1024', 'pretrain', images, '--out', out, '--workers', -2)
     mistake('lies in the folder of the images', 'pretrain', images, '--out', images / 'run')
     mistake('holds other files', 'pretrain', images, '--out', tmp_path / 'full')
     mistake('is a file; expected a folder for the run', 'pretrain', images, '--out', tmp_path / 'text.pth')
