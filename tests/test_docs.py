@@ -44,6 +44,17 @@ def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path, monkeypatch)
     assert 'href="reliability/"' in start and 'href="docs/' not in start
 
 
+def test_files_that_the_page_on_the_architecture_names_exist():
+    """Relative to the package or the repository; a name by itself follows one of its folder."""
+    last, missing = Path(), []
+    for name in re.findall(r'`([\w/]+\.py)', (ROOT / 'docs/architecture.md').read_text()):
+        is_whole = '/' in name or (ROOT / 'beit_mm' / name).is_file()
+        last = Path(name) if is_whole else last.parent / name
+        if not any((folder / last).is_file() for folder in (ROOT / 'beit_mm', ROOT)):
+            missing.append(str(last))
+    assert not missing
+
+
 @pytest.mark.parametrize('page', PAGES)
 def test_commands_of_a_page_have_the_options_that_the_tools_have(page):
     """Scripts, options, configs and the keys of --cfg-options, without running anything."""
