@@ -169,6 +169,8 @@ class Run:
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
             fits &= [*known['stages']] == stages and {*map(type, [known['workers'], *whole])} == {int}
             fits &= min(whole) > 0 and 0 <= known['workers'] <= MAX_WORKERS
+            numbers = [number for stage in known['stages'].values() for number in stage.values()]
+            fits &= {*map(type, numbers)} <= {int, float}
             # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
             wrong: list[Any] = []
             for folder, *names in os.walk(self.folder, onerror=wrong.append):

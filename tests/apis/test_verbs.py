@@ -227,6 +227,7 @@ def test_a_record_of_another_version_is_said(images, tmp_path, monkeypatch):
         *(dict(length=wrong) for wrong in ('9 steps x', '9', 'nan minutes', 'inf minutes', '-1 steps', '9 feet', None)),
         *(dict(seconds=wrong) for wrong in ('x', math.nan, math.inf, -1)),
         *(dict(workers=wrong) for wrong in (-1, 10**9, '0')),
+        dict(stages=dict(tokenizer={}, pretrain=dict(steps=9, mim_loss='<b>'))),
         dict(batch=0),
         dict(device='meta'),
     ]
