@@ -187,12 +187,12 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
     beside = checkpoint.path.resolve().parent  # the run may have been moved
     for key, path in files.items():
         places = [path, *(beside / folder / path.name for folder in ('tokenizer', '../tokenizer', '.'))]
-        # files of /proc have no size, and reading one may wait for ever
-        file = next((place for place in places if place.is_file() and place.stat().st_size), None)
-        if file is None:
+        # reading a file of the kernel may wait for ever
+        found = [place for place in places if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys')]
+        if not found:
             looked = ' and '.join(map(str, places))
             raise FileNotFoundError(f'the tokenizer of {checkpoint} is gone: looked for {looked}')
-        config[key] = str(file)
+        config[key] = str(found[0])
     if config['type'] == 'beit_mm.DiscreteVAE' and 'checkpoint' not in files:
         raise CheckpointError(f'{checkpoint} does not name the file of its tokenizer')
     known = checkpoint.meta.get('tokenizer')

@@ -410,7 +410,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise CheckpointError(
-            f'has format {str(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
+            f'has format {ascii(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
         )
     processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
     preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')

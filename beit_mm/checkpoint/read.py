@@ -4,7 +4,9 @@ import json
 import pickle
 import re
 import sys
+import threading
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -13,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors.torch
 import torch
-from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from torch import Tensor
+from torch import _weights_only_unpickler as reader
 
 from beit_mm.files import atomic_file, file_sha256
 from beit_mm.terminal import UserError
@@ -33,10 +35,9 @@ NO_CHECKPOINTS = {  # what downloads leave in the place of a checkpoint, by how 
 ZIP_ENTRY = r'[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)'
 REFUSED_NAME = re.compile(r'GLOBAL (\S+) (?:was not an allowed global|whose module)')  # in torch's message
 CONTAINERS = (dict, list, tuple, set, frozenset)
+NUMPY_VALUES = (np.ndarray, np.generic)
 VALUES: tuple[type, ...] = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath)
-VALUES += (np.ndarray, np.generic, torch.dtype, torch.device, torch.layout, torch.qscheme)
-VALUES += (torch.UntypedStorage, torch.TypedStorage)
-HISTORY = {'_log_history', '_count_history', 'max_length', '_max_length'}  # HistoryBuffer's own
+VALUES += (*NUMPY_VALUES, torch.dtype, torch.device, torch.layout, HistoryBuffer)
 
 
 class CheckpointError(UserError):
@@ -53,7 +54,7 @@ def blaming(path: str | Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if str(path) in str(error):
+        if str(error).startswith((f'{path} ', f'{path}:')):
             raise
         raise CheckpointError(f'{path} {error}') from None
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -63,30 +64,51 @@ def blaming(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-# What torch's weights-only reader may call beside its own list
+# What torch's weights-only reader may call. It lets a file set attributes: on objects that have none they fail.
 
 
 class Attributes(dict):
     """The attributes of an object whose class is not imported."""
 
+    __slots__ = ()
     __setstate__ = dict.update
+
+    def plain(self) -> Any:
+        """What comes in its place when the file is read."""
+        return dict(self)
 
 
 class PickledModule(Attributes):
     """A network of DALL-E that was saved as a module; these have no buffers."""
 
-    def state_dict(self, prefix: str = '') -> dict[str, Tensor]:
+    __slots__ = ()
+
+    def plain(self, prefix: str = '') -> dict[str, Tensor]:
         """What `torch.nn.Module.state_dict` would give; empties the object."""
         parameters = self['_parameters'].items()
         weights = {prefix + name: tensor.detach() for name, tensor in parameters if isinstance(tensor, Tensor)}
         # taken out, or a module that is in many places would be visited without end
         for name, child in self.pop('_modules').items():
-            weights |= child.state_dict(f'{prefix}{name}.')
+            weights |= _only(child, PickledModule).plain(f'{prefix}{name}.')
         return weights
+
+
+class PickledHistory(Attributes):
+    """mmengine's HistoryBuffer, whose own methods would call what the file gives them."""
+
+    __slots__ = ()
+
+    def plain(self) -> HistoryBuffer:
+        logs, counts = self.get('_log_history'), self.get('_count_history')
+        if not all(isinstance(numbers, np.ndarray) and numbers.dtype.kind in 'biuf' for numbers in (logs, counts)):
+            raise CheckpointError('it holds a log history with more than numbers')
+        return HistoryBuffer(logs.view(np.ndarray), counts.view(np.ndarray), int(self['max_length']))
 
 
 class PickledType:
     """Stands for `numpy.dtype`, whose state may call any bytes pointers to objects: numbers and text only."""
+
+    __slots__ = ('dtype',)
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
         if not re.fullmatch(r'b1|[iuf][1248]|U\d+', code):
@@ -101,28 +123,35 @@ class PickledType:
 class PickledArray(np.ndarray):
     """Stands for `numpy.ndarray`, whose pickles give it no arguments of its own: empty until its values are there."""
 
+    __slots__ = ()
+    __setitem__ = None  # type: ignore[assignment]  # NumPy would read where an object's attributes say it lies
+
     def __new__(cls) -> 'PickledArray':
         return super().__new__(cls, (0,), 'i1')
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.view(np.ndarray).__reduce_ex__(protocol)
+        return self.plain().__reduce_ex__(protocol)
 
     def __setstate__(self, state: tuple) -> None:  # type: ignore[override]
         version, shape, kind, fortran, data = state
-        super().__setstate__((version, shape, kind.dtype, fortran, data))
+        super().__setstate__((version, shape, _only(kind, PickledType).dtype, fortran, data))
+
+    def plain(self) -> np.ndarray:
+        return self.view(np.ndarray)
 
 
-def _named(target: Any, full_name: str) -> Any:
-    """What torch's reader takes for the function or class of another name. (torch 2.6 has no pairs for that.)"""
-    module, _, name = full_name.rpartition('.')
-    if isinstance(target, type) and issubclass(target, (Attributes, PickledType, PickledArray)):
-        return type(name, (target,), dict(__module__=module))
+def _only(value: Any, kind: type) -> Any:
+    """What a file gives where one type alone is meant; the attributes of another could say anything."""
+    if type(value) is not kind:
+        raise CheckpointError(f'it holds a {type(value).__name__} in the place of a {kind.__name__}')
+    return value
 
-    def call(*args: Any) -> Any:
-        return target(*args)
 
-    call.__module__, call.__name__, call.__qualname__ = module, name, name
-    return call
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any = False, hooks: Any = None, dtype: Any = None):
+    """Of a storage in the file: a new one has what was in the memory before."""
+    storage = _only(storage, torch.TypedStorage)
+    tensor = torch.empty((0,), dtype=dtype or storage.dtype, device='cpu')
+    return tensor.set_(storage._untyped_storage, offset, size, stride).requires_grad_(grad)
 
 
 # in OpenAI's encoder.pkl and decoder.pkl
@@ -133,32 +162,34 @@ DALLE_MODULES = """
     torch.nn.modules.upsampling.Upsample
 """.split()
 NUMPY = ('numpy.core.multiarray', 'numpy._core.multiarray')  # of NumPy 1 and 2
-STAND_INS = {
+STORAGES = 'Bool Byte Char Short Int Long Half BFloat16 Float Double ComplexFloat ComplexDouble'.split()
+ALLOWED: dict[str, Any] = {
+    **{str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype) and 'q' not in str(kind)},
+    **{f'torch.{name}Storage': torch.serialization.StorageType(f'{name}Storage') for name in STORAGES},
+    'torch.storage.UntypedStorage': torch.serialization.StorageType('ByteStorage'),
+    'torch.Tensor': 'torch.Tensor',  # a name only: called, it would show memory that nobody has set
+    **{f'torch._utils._rebuild_tensor{version}': _tensor for version in ('', '_v2', '_v3')},
+    'torch._utils._rebuild_parameter': lambda data, grad, _: torch.nn.Parameter(_only(data, Tensor), grad),
+    'torch._utils._rebuild_parameter_with_state': lambda data, grad, *_: torch.nn.Parameter(_only(data, Tensor), grad),
+    'torch._tensor._rebuild_from_type_v2': lambda build, kind, args, attributes: build(*args),
+    'torch.serialization._get_layout': torch.serialization._get_layout,
+    **{f'torch.{kind.__name__}': kind for kind in (torch.Size, torch.device)},
+    **{f'builtins.{kind.__name__}': kind for kind in (bytearray, complex, set)},
     'builtins.getattr': lambda *_: None,  # by which log histories name their methods, which are not read
+    '_codecs.encode': lambda text, _: str.encode(text, 'latin1'),  # how bytes are written
+    'collections.OrderedDict': OrderedDict,
+    'collections.Counter': lambda *counts: Counter(*counts),
     'argparse.Namespace': Attributes,  # the released code's `args`
+    'mmengine.config.config.ConfigDict': lambda *values: dict(*values),
+    'mmengine.logging.history_buffer.HistoryBuffer': PickledHistory,
     **{f'{module}.{kind}Path': PurePath for module in ('pathlib', 'pathlib._local') for kind in ('Posix', 'Windows')},
-    **{f'{module}.scalar': lambda kind, data: np.frombuffer(data, kind.dtype)[0] for module in NUMPY},
-    **{f'{module}._reconstruct': lambda kind, *_: kind() for module in NUMPY},
+    **{f'{core}.scalar': lambda kind, data: np.frombuffer(data, _only(kind, PickledType).dtype)[0] for core in NUMPY},
+    **{f'{core}._reconstruct': lambda *_: PickledArray() for core in NUMPY},
     'numpy.dtype': PickledType,
     'numpy.ndarray': PickledArray,
     **dict.fromkeys(DALLE_MODULES, PickledModule),
 }
-ALLOWED = [HistoryBuffer, ConfigDict, *(_named(target, name) for name, target in STAND_INS.items())]
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    """ALLOWED for torch's reader, and nothing that others have allowed."""
-    others, statistics = torch.serialization.get_safe_globals(), dict(HistoryBuffer._statistics_methods)
-    torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals(ALLOWED)
-    try:
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(others)
-        HistoryBuffer._statistics_methods.clear()  # in which a history that is read registers methods of the file
-        HistoryBuffer._statistics_methods.update(statistics)
+_reading = threading.Lock()  # torch's reader has one list for all threads
 
 
 def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = False) -> dict[str, Any]:
@@ -183,11 +214,6 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
         raise CheckpointError(f'{path} is no file.')
     with path.open('rb') as file:
         head = file.read(64)
-    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
-        raise CheckpointError(
-            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on '
-            'its way here. Fetch it again.'
-        )
     # before pickles, whose first byte a length can begin with
     is_safetensors = head[8:9] == b'{' and int.from_bytes(head[:8], 'little') <= 100_000_000  # bytes, the format's own
     if not is_safetensors and not head.startswith((b'PK\x03\x04', b'\x80')):
@@ -195,11 +221,16 @@ def read_checkpoint(path: str | Path, sha256: str | None = None, mapped: bool = 
         described = next((what for start, what in NO_CHECKPOINTS.items() if text.startswith(start)), 'no checkpoint')
         begins = f'begins with {text.splitlines()[0].decode(errors="replace")!r}' if text else 'is empty'
         raise CheckpointError(f'{path} is {described}: it {begins}.')
+    if sha256 is not None and (actual := file_sha256(path)) != sha256.lower():
+        raise CheckpointError(
+            f'{path} has SHA-256 {actual}, expected {sha256}: it is another file, or was changed on '
+            'its way here. Fetch it again.'
+        )
     try:
         content = _read_safetensors(path) if is_safetensors else _read_torch(path, head.startswith(b'PK'), mapped)
     except pickle.UnpicklingError as error:
         if name := REFUSED_NAME.search(str(error)):
-            reason = f'it asks for {"" if "." in name[1] else "builtins."}{name[1]}'
+            reason = f'it asks for {"" if "." in name[1] else "builtins."}{ascii(name[1])[1:-1][:MAX_NAME]}'
         elif 'Only persistent_load of storage' in str(error):
             reason = 'it holds a module in the form before torch 1.6, which only running it would read'
         else:
@@ -238,56 +269,63 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
                 raise CheckpointError(f'it holds {others[0][:MAX_NAME]!r}, and torch.save did not write it')
             if not mapped and (damaged := archive.testzip()):  # torch's reader compares no check sums
                 raise zipfile.BadZipFile(f'{damaged} does not have its check sum')
-    with _allowed(), path.open('rb') as file:
-        # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
-        content = torch.load(path if mapped else file, map_location='cpu', weights_only=True, mmap=mapped)
-    check_content(content)
-    if isinstance(content, PickledModule):
-        return content.state_dict()
-    if isinstance(content, dict):
-        content.update({key: dict(value) for key, value in content.items() if isinstance(value, Attributes)})
-    return content
+    # A file of torch before 1.6 may leave storages without values: zeros, in a storage that cannot grow.
+    place = 'cpu' if zipped else lambda storage, _: storage.fill_(0)[:]
+    # Nothing public takes names off torch's own list. Where a later torch lacks these functions, nothing is read.
+    with _reading, path.open('rb') as file:
+        before = reader._get_allowed_globals, reader._get_user_allowed_globals
+        reader._get_allowed_globals, reader._get_user_allowed_globals = lambda: ALLOWED, dict
+        try:
+            # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
+            content = torch.load(path if mapped else file, map_location=place, weights_only=True, mmap=mapped)
+        finally:
+            reader._get_allowed_globals, reader._get_user_allowed_globals = before
+    return check_content(content)
 
 
-def check_content(content: Any) -> None:
+def check_content(content: Any) -> Any:
     """Refuses content that checkpoints do not have: other than dense tensors, functions, classes, unknown objects.
 
     Attributes that a file sets on dicts and tensors are taken off, in place: they could stand in the place of methods.
-    torch's `_metadata` of state dicts stays.
+    torch's `_metadata` of state dicts stays. Returns the content with plain values in the place of stand-ins.
     """
-    seen, waiting = set(), [content]
+    whole, seen, plain = [content], {}, {}  # the last two by id, with the objects, which keep their ids while they live
+    waiting: list[Any] = [whole]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, CONTAINERS + (HistoryBuffer,)):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (dict, list)):
+            for key, inner in [*(dict.items(value) if isinstance(value, dict) else enumerate(value))]:
+                if isinstance(inner, (Attributes, PickledArray)):
+                    if id(inner) not in plain:
+                        plain[id(inner)] = inner, inner.plain()
+                    value[key] = plain[id(inner)][1]
+                elif isinstance(inner, Tensor) and not (str(key).isprintable() and len(str(key)) <= MAX_NAME):
+                    raise CheckpointError(f'it names a tensor {str(key)[:60]!r}')
         if isinstance(value, Tensor):
             # nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory
             if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.device.type != 'cpu':
                 raise CheckpointError('it holds a tensor that is sparse, nested, quantized or without values')
+            value.grad = value._backward_hooks = None
             vars(value).clear()
         elif isinstance(value, dict):
             waiting += [*dict.keys(value), *dict.values(value)]
-            # of an OrderedDict or Counter; a state dict has its modules' versions there
-            attributes = getattr(value, '__dict__', {}) if type(value).__module__ == 'collections' else {}
+            attributes = getattr(value, '__dict__', {})
             metadata = attributes.get('_metadata')
             attributes.clear()
             if isinstance(metadata, dict) and all(isinstance(item, dict) for item in dict.values(metadata)):
                 attributes['_metadata'] = metadata
                 waiting.append(metadata)
-            for name in (name for name, inner in dict.items(value) if isinstance(inner, Tensor)):
-                if isinstance(name, str) and not (name.isprintable() and len(name) <= MAX_NAME):
-                    raise CheckpointError(f'it names a tensor {name[:60]!r}')
-        elif isinstance(value, HistoryBuffer):
-            if not vars(value).keys() <= HISTORY:
-                raise CheckpointError('it holds a log history with more than numbers')
-            waiting += vars(value).values()
         elif isinstance(value, CONTAINERS):
             waiting += value
-        elif not isinstance(value, VALUES):  # what torch's reader may call, or what came of calling it
-            name = getattr(value, '__name__', None) or type(value).__name__
+        elif isinstance(value, NUMPY_VALUES) and value.dtype.kind == 'U':
+            value.tobytes().decode('utf-32', 'surrogatepass')  # Python counts on it that text has characters only
+        elif not isinstance(value, VALUES) or isinstance(value, NUMPY_VALUES) and value.dtype.kind not in 'biuf':
+            name = next((name for name, known in ALLOWED.items() if known is value), type(value).__name__)
             raise CheckpointError(f'it holds the function, class or object {name!r}')
+    return whole[0]
 
 
 def save_torch(content: Any, file: BinaryIO) -> None:
@@ -328,6 +366,8 @@ def _safetensors_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
             weights, metadata = content['state_dict'], {META_KEY: json.dumps(content['meta'])}
         except (TypeError, ValueError) as error:
             raise CheckpointError(f'{path} cannot be written: its meta has not plain values only ({error}).') from error
+    if others := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+        raise CheckpointError(f'{path} cannot be written: {others[0]} is no tensor.')
     # each with memory of its own, as the format has it
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     return safetensors.torch.save(copies, metadata)

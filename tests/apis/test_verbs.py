@@ -495,9 +495,12 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path):
     content['meta']['tokenizer']['sha256'] = "and0'\n{{$Z9:x}}"
     torch.save(content, run / 'evil.pth')
     mistake('gives no SHA-256 of its tokenizer', 'reconstruct', run / 'evil.pth', images, '--out', tmp_path / 'a.png')
-    content['meta']['config_dict']['model']['target_generator']['checkpoint'] = '/proc/kmsg'  # reading it waits
-    torch.save(content, tmp_path / 'evil.pth')
-    mistake('is gone: looked for /proc', 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
+    for path in ('/proc/kmsg', '/sys/kernel/notes'):  # reading the first waits, the second has a size
+        content['meta']['config_dict']['model']['target_generator']['checkpoint'] = path
+        torch.save(content, tmp_path / 'evil.pth')
+        mistake(
+            f'is gone: looked for {path}', 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png'
+        )
 
 
 def test_a_stored_tokenizer_needs_its_file(run, images, tmp_path):

@@ -443,7 +443,7 @@ def test_a_damaged_meta_is_named_or_ignored(meta, tmp_path):
     weights = {f'backbone.{name}': tensor for name, tensor in timm_model().state_dict().items()}
     torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'damaged.pth')
     if 'beit_mm_format' in meta:
-        with pytest.raises(CheckpointError, match='format x'):
+        with pytest.raises(CheckpointError, match="format 'x'"):
             load_checkpoint(classifier(), str(tmp_path / 'damaged.pth'))
     else:
         load_checkpoint(classifier(), str(tmp_path / 'damaged.pth'))
