@@ -104,8 +104,8 @@ class Attention(nn.Module):
         """
         q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
         bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
-        if bias is not None and bias.requires_grad and bias.device.type == 'cpu':
-            # The CPU's fused kernel gives no gradient of the bias, and what torch takes instead computes in float32.
+        if x.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
+            # A CPU's fused kernel is slow in bfloat16, backward five times as slow, and gives no gradient of the bias.
             x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)

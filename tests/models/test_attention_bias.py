@@ -58,6 +58,22 @@ def test_rows_are_aligned_and_of_the_queries_type(rel_pos_bias, training, picked
         assert bias.storage_offset() % 8 == 0
 
 
+@pytest.mark.parametrize('rel_pos_bias', ['shared', None])
+def test_attention_in_bfloat16_is_as_near_to_float32_as_torchs_kernel(rel_pos_bias):
+    """On a CPU it is written out, which is quicker."""
+    attention = make_backbone(rel_pos_bias).blocks[0].attn
+    torch.nn.init.normal_(attention.qkv.weight, std=0.5)
+    x, bias = torch.randn(2, 26, 32), torch.randn(1, 4, 26, 32) if rel_pos_bias else None
+    exact = attention(x, (5, 5), bias)
+    with torch.autocast('cpu', torch.bfloat16):
+        written_out = attention(x, (5, 5), bias)
+        q, k, v = attention._qkv(x, None)
+        rows = None if bias is None else bias[..., :26].to(q.dtype)
+        kernel = attention.proj(F.scaled_dot_product_attention(q, k, v, attn_mask=rows).transpose(1, 2).flatten(2))
+    errors = [(y.float() - exact).square().mean().sqrt().item() for y in (written_out, kernel)]
+    assert 0 < errors[0] < 1.2 * errors[1] + 1e-4, errors
+
+
 def test_a_shared_bias_is_made_once_a_step(monkeypatch):
     made = []
     read = vit.bias_from_table
