@@ -15,6 +15,7 @@ from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE
 from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels
 from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.discrete_vae import gumbel_softmax
 
 SMALL_DALLE = dict(hidden=8, vocab_size=32)
 SMALL_VAE = dict(hidden=8, vocab_size=32, embed_dims=16)
@@ -202,6 +203,19 @@ def test_straight_through_decodes_one_hot_samples_with_the_gradient_of_the_relax
     assert torch.equal(one_hot.argmax(dim=1), soft.argmax(dim=1))
     for one, other in zip(hard.encoder.parameters(), relaxed.encoder.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_samples_have_the_frequencies_that_the_logits_say():
+    logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
+    torch.manual_seed(0)
+    samples = gumbel_softmax(logits.view(1, 4, 1, 1).expand(100, 4, 20, 20), tau=0.5, hard=False)
+    torch.testing.assert_close(samples.sum(dim=1), torch.ones(100, 20, 20))
+    counts = samples.argmax(dim=1).flatten().bincount(minlength=4)
+    expected = 40_000 * logits.double().softmax(dim=0)
+    assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 0.001
+    reference = F.gumbel_softmax(logits.expand(40_000, 4), tau=0.5)
+    for index in range(4):  # how far from one-hot
+        assert stats.ks_2samp(samples[:, index].flatten(), reference[:, index]).pvalue > 0.001
 
 
 def test_schedules_follow_the_saved_step():
