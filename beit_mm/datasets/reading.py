@@ -84,14 +84,18 @@ class LoadImage(BaseTransform):
         max_pixels: largest width x height of a file that is read; of a larger one only the header is.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge
             behind it needs no more, see `scale_decoding`.
+        cache_bytes: memory for decoded images of at most a megapixel, in each process that reads: the first ones that
+            fit are kept, so that a small set is decoded once. The pixels are the same.
 
     Raises:
         UnreadableImageError: the file cannot be read, or has a side more than 50 times as long as the other; names it.
     """
 
-    def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True) -> None:
+    def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True, cache_bytes: int = 0) -> None:
         self.max_pixels = max_pixels
         self.scaled = scaled
+        self.free_bytes = cache_bytes
+        self.cache: dict[str, np.ndarray] = {}
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8
         self.choose_scale: Callable[[dict, int, int], int] | None = None
 
@@ -101,11 +105,20 @@ class LoadImage(BaseTransform):
         if 'img' in results:
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
-            choose_scale = self.choose_scale and partial(self.choose_scale, results)
-            results['img'] = image = read_image(results['img_path'], self.max_pixels, choose_scale)
+            results['img'] = image = self.read(results['img_path'], results)
         check_aspect(results.get('img_path') or 'an array', image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
+
+    def read(self, path: str, results: dict) -> np.ndarray:
+        if (kept := self.cache.get(path)) is not None:
+            return kept.copy()
+        choose_scale = self.choose_scale and partial(self.choose_scale, results)
+        image = read_image(path, self.max_pixels, choose_scale)
+        if image.nbytes <= self.free_bytes and 'drawn' not in results:  # a box drawn before decoding chose the scale
+            self.cache[path] = image.copy()
+            self.free_bytes -= image.nbytes
+        return image
 
 
 def check_aspect(path: str, image: np.ndarray) -> None:

@@ -22,7 +22,7 @@ model = dict(
     train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.RandomResizedCrop', size=64, scale=(0.3, 1.0)),  # with flip
     dict(
         type='beit_mm.RandAugment',

@@ -2,7 +2,7 @@
 data_root = 'data/demo'
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.LoadAnnotation'),
     dict(type='RandomResize', scale=(2048, 160), ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.75),

@@ -29,7 +29,7 @@ model = dict(
     train_cfg=None)
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.RandomResizedCrop', size=48, scale=(0.3, 1.0)),
     dict(type='beit_mm.RandomErasing', prob=0.25),
     dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),

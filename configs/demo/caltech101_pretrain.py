@@ -18,7 +18,7 @@ data_root = 'data/caltech101'
 model = dict(backbone=dict(img_size=48), target_generator=dict(checkpoint='work_dirs/caltech101_dvae/iter_2000.pth'))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=48, second_size=24, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),

@@ -32,7 +32,7 @@ model = dict(
     data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0, 0, 0], std=[255, 255, 255]))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=None, scale=(0.4, 1.0)),
     dict(type='beit_mm.PackViews'),
 ]

@@ -35,7 +35,7 @@ model = dict(
         checkpoint='work_dirs/dvae/iter_2000.pth'))
 
 train_pipeline = [
-    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadImage', cache_bytes=2**30),
     dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=32, scale=(0.4, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
     dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),

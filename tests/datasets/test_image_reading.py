@@ -2,6 +2,8 @@
 
 import io
 import struct
+from collections import Counter
+from pathlib import Path
 
 import mmcv
 import numpy as np
@@ -11,8 +13,10 @@ import torchvision
 from PIL import Image, ImageOps
 
 from beit_mm.datasets import reading
-from beit_mm.datasets.image_folder import EXTENSIONS
+from beit_mm.datasets.image_folder import EXTENSIONS, UnlabeledImages
 from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
+from beit_mm.datasets.samplers import SampleKey
+from beit_mm.datasets.transforms import PackViews, TwoViewRandomResizedCrop
 
 
 def save(path, image, **kwargs):
@@ -247,3 +251,23 @@ def test_an_array_of_openmmlabs_inferencers_is_bgr(tmp_path):
     of_file, of_array = load.transform(dict(img_path=path)), load.transform(dict(img=mmcv.imread(path)))
     assert np.array_equal(of_array['img'], rgb) and np.array_equal(of_file['img'], rgb)
     assert of_array['ori_shape'] == of_file['ori_shape'] == (7, 9)
+
+
+def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, monkeypatch):
+    """Also where the crop chose a scale of decoding, which may be another the next time."""
+    sizes = dict(first=(40, 30), second=(50, 30), large=(1200, 900))
+    for name, (width, height) in sizes.items():
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f'{name}.jpg')
+    crop = TwoViewRandomResizedCrop(24, second_size=None, scale=(0.2, 1.0))
+    samples, read = {}, Counter()
+    monkeypatch.setattr(
+        reading, 'read_image', lambda path, *rest: read.update([Path(path).stem]) or read_image(path, *rest)
+    )
+    for cache_bytes in (0, 5000):
+        dataset = UnlabeledImages(str(tmp_path), pipeline=[LoadImage(cache_bytes=cache_bytes), crop, PackViews()])
+        keys = [SampleKey(0, epoch, index) for epoch in range(3) for index in range(3)]
+        read.clear()
+        samples[cache_bytes] = [dataset[key]['inputs']['images'] for key in keys]
+        assert read == dict(first=1 if cache_bytes else 3, second=3, large=3)
+    assert all(map(torch.equal, *samples.values()))
