@@ -74,7 +74,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.norms: list[Tensor] = []  # of the gradient, since the last look
         self.bad_loss: Tensor | bool = False  # of this rank, since the last step
         self.buffers: list[Tensor] = []  # of the model, that the forward pass changes
-        self.buffers_before: list[Tensor] = []  # the step: a NaN that gets into them can be undone
+        self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
         instead = '' if used == dtype else f' ({dtype} is not available there)'
         print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
 
