@@ -46,11 +46,13 @@ def parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=help, epilog=example)
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
-    length = add_training(verb, 'folder of images, searched to any depth', required=False)
+    length = add_training(verb, 'folder of images, searched to any depth')
+    what = 'demo, the packaged one, or new, one of these images (default: that of --init)'
+    verb.add_argument('--tokenizer', choices=('demo', 'new'), help=what)
     length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 
     verb = add('finetune', 'train a classifier', 'images/ --init run --out run_ft --minutes 5')
-    length = add_training(verb, 'folder with one folder a class, or with such folders train and val', required=True)
+    length = add_training(verb, 'folder with one folder a class, or with such folders train and val')
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -93,12 +95,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def add_training(verb: argparse.ArgumentParser, images: str, required: bool) -> Any:
+def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     """Adds what trainings have in common; returns the group of options that say how long."""
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
-    init = 'weights to begin with: any BEiT, by file, run folder or name'
-    verb.add_argument('--init', required=required, metavar='CKPT', help=init)
+    init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default on a CPU: demo)'
+    verb.add_argument('--init', metavar='CKPT', help=init)
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
     length = verb.add_mutually_exclusive_group()

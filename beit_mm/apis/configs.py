@@ -14,7 +14,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.find import HUB_FILES, WHOLE, nearest, released
+from beit_mm.checkpoint.find import DEMO, HUB_FILES, WHOLE, nearest, released
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError
@@ -81,13 +81,13 @@ def write_config(path: Path, title: str, base: str, settings: Mapping[str, Any])
 TRAINED_ON = re.compile(r'(?:(?:ft|to|[._-]in)1k|(?P<ade>ade20k))(?:_\d{8})?(?:-[0-9a-f]{8})?$')
 
 
-def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Module:
+def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn.Module:
     """A model of a released file: a pretrainer without its tokenizer, a classifier or a segmentor.
 
     Args:
         name: one of `list_models`.
         pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; others
-            see `Checkpoint.open`; False leaves random ones.
+            see `Checkpoint.open`; False leaves random ones. None is True for 'demo', whose weights are here, else False.
 
     Returns:
         The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;
@@ -96,6 +96,7 @@ def get_model(name: str, pretrained: bool | CheckpointInput = False) -> nn.Modul
     if name not in released():
         raise UserError(f'no released model {name!r}{nearest(name) or "; see list_models()"}')
     entry = released()[name]
+    pretrained = name == DEMO if pretrained is None else pretrained
     cfg = Config.fromfile(entry.config)
     cfg.model.get('backbone').init_cfg = None
     if 'target_generator' in cfg.model:

@@ -55,7 +55,7 @@ def classify(
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
-        checkpoint = Checkpoint.open(checkpoint)
+        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained')
         task = checkpoint.task
         if task == 'segmentation':
             raise UserError(f'{checkpoint} is a segmentor; use segment')
@@ -137,7 +137,8 @@ def segment(
         dict(path, error).
     """
     with quiet():
-        checkpoint, folder = Checkpoint.open(checkpoint), Path(out).expanduser()
+        part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
+        checkpoint = Checkpoint.open(checkpoint, part)
         if labelled is not None:
             results, meta = segment_by_neighbours(checkpoint, images, labelled, short_side, reduce_zero_label)
             return write_maps(results, meta['classes'], meta['palette'], folder)

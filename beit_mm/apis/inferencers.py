@@ -45,7 +45,7 @@ class _Inferencer(ABC):
 
     def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
         self._advice = f'{type(self).__name__}(checkpoint, config=...)'
-        checkpoint = Checkpoint.open(checkpoint)
+        checkpoint = Checkpoint.open(checkpoint, self.task)
         self.meta = checkpoint.meta
         weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
@@ -233,7 +233,7 @@ class SegmentationInferencer(_Inferencer):
         self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
     ):
         self.multi_scale = multi_scale
-        checkpoint = Checkpoint.open(checkpoint)
+        checkpoint = Checkpoint.open(checkpoint, self.task)
         super().__init__(checkpoint, device, config)
         with blaming(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')

@@ -19,7 +19,7 @@ from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, dataset_of
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import WEIGHTS_VARIABLE
+from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
@@ -32,8 +32,9 @@ MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base
 BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
-NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/caltech101_pretrain.py', 'beit/pretrain_300e.py'
-NARROW_FINETUNING, WIDE_FINETUNING = 'demo/caltech101_finetune.py', 'demo/finetune_folder.py'
+NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
+FINETUNING = 'demo/finetune_folder.py'
+NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
@@ -58,7 +59,7 @@ class Plan:
     batch: int  # images of a step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
-    tokenizer: dict[str, Any] | None  # config of the tokenizer, that of `init` or DALL-E's; None: one is trained
+    tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
     reasons: list[str]  # lines for the user
 
@@ -81,6 +82,7 @@ def plan_training(
     images: Images,
     verb: str,
     init: str | None = None,
+    tokenizer: str | None = None,
     workers: int | None = None,
     device: str | None = None,
     batch: int | None = None,
@@ -88,6 +90,8 @@ def plan_training(
     """Model, batch and workers, from the number of images, the device and its memory.
 
     Args:
+        init: checkpoint; 'none' for random weights; None: 'demo' on a CPU, on a GPU random weights.
+        tokenizer: 'demo'; 'new' for one of these images; None: that of `init`, else DALL-E's on a GPU that has it.
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
         batch: images of a step; None: as memory and images allow.
@@ -96,6 +100,9 @@ def plan_training(
     number = len(images.train.names)
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     preprocessing: dict[str, Any] = dict(IMAGENET)
+    if verb == 'finetune' and device != 'cpu' and init is None:
+        raise UserError(f'--init is missing; expected a checkpoint, or {NONE} for random weights')
+    init = None if init == NONE else init or (DEMO if device == 'cpu' else None)
     checkpoint = Checkpoint.open(init) if init else None
     if checkpoint:
         backbone, preprocessing = backbone_of(checkpoint)
@@ -109,7 +116,7 @@ def plan_training(
             why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
     sizes = sizes_of(backbone['arch'])
     if verb == 'finetune':
-        base = NARROW_FINETUNING if sizes['embed_dims'] <= NARROW else WIDE_FINETUNING
+        base = FINETUNING
     height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
@@ -128,18 +135,19 @@ def plan_training(
     ]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    tokenizer = None
-    if checkpoint and verb == 'pretrain' and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
-        with suppress(CheckpointError, FileNotFoundError):
-            tokenizer = tokenizer_of(checkpoint)
-    keeps_head = tokenizer is not None
+    known, why, keeps_head = None, 'one is trained first', False
     if verb == 'pretrain':
-        why = f'that of {init}, whose head is trained further'
-        if tokenizer is None and device == 'cuda':
-            tokenizer, why = find_dalle(), "DALL-E's, which is here"
-        reasons.append(f'tokenizer  {why if tokenizer else "one is trained first"}')
+        if tokenizer == DEMO:
+            known, why = own_tokenizer(DEMO), 'the packaged one'
+        elif tokenizer is None and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
+            with suppress(CheckpointError, FileNotFoundError):
+                known, why = tokenizer_of(checkpoint), f'that of {init}, whose head is trained further'
+                keeps_head = True
+        if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
+            why = "DALL-E's, which is here"
+        reasons.append(f'tokenizer  {why}')
     size = height, width
-    return Plan(device, base, backbone, size, preprocessing, batch, workers, init, tokenizer, keeps_head, reasons)
+    return Plan(device, base, backbone, size, preprocessing, batch, workers, init, known, keeps_head, reasons)
 
 
 def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -186,6 +194,9 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
         raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
     beside = checkpoint.path.resolve().parent  # the run may have been moved
     for key, path in files.items():
+        if str(path) == DEMO:
+            config[key] = DEMO
+            continue
         places = [path, *(beside / folder / path.name for folder in ('tokenizer', '../tokenizer', '.'))]
         # reading a file of the kernel may wait for ever
         found = [place for place in places if place.is_file() and place.resolve().parts[1] not in ('proc', 'sys')]
@@ -203,8 +214,8 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
     return config
 
 
-def own_tokenizer(checkpoint: Path) -> dict[str, Any]:
-    """The config of a tokenizer that was trained by TOKENIZER."""
+def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
+    """The config of a tokenizer that was trained by TOKENIZER, such as 'demo'."""
     model = own_config(TOKENIZER).model
     return dict({key: model[key] for key in OWN_KEYS}, checkpoint=str(checkpoint))
 
@@ -285,13 +296,12 @@ def loaders(
 
 
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
-    side = max(base.train_pipeline[1].size, 4 * max(plan.grid))  # a token of 4 x 4 pixels for each patch
-    pipelines = [resized(base.train_pipeline, (side, side)), resized(base.val_pipeline, (64, 64))]
+    pipelines = [base.train_pipeline, base.val_pipeline]
     batch = min(base.train_dataloader.batch_size, plan.batch)
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
         **loaders(images, lists, replace(plan, batch=batch), pipelines),
-        **schedule(steps, 50, batch, eta_min=6e-5),
+        **schedule(steps, 50, batch, eta_min=4e-5),
     )
 
 
@@ -310,7 +320,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         part['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
     rate = base.optim_wrapper.optimizer.lr
     if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
-        rate *= min(1.0, 256 / plan.width)
+        rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept
     return dict(
         model=model,
         **loaders(images, lists, plan, pipelines),
@@ -346,7 +356,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
         ),
         **loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt')),
         optim_wrapper=dict(
-            optimizer=dict(lr=scaled(4e-3, plan.batch / recipe_batch)),
+            optimizer=dict(lr=scaled(4e-3 if plan.init else 1e-3, plan.batch / recipe_batch)),
             paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike
         ),
         **schedule(steps, steps // 6, plan.batch, eta_min_ratio=5e-4),

@@ -23,10 +23,19 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.plans import MAX_TOKENIZER_STEPS, MIN_STEPS, SETTINGS, TOKENIZER, own_tokenizer, plan_training
+from beit_mm.apis.plans import (
+    MAX_TOKENIZER_STEPS,
+    MIN_STEPS,
+    NEW,
+    NONE,
+    SETTINGS,
+    TOKENIZER,
+    own_tokenizer,
+    plan_training,
+)
 from beit_mm.apis.split import Images, evenly, find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import path_of_checkpoint
+from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import end_workers, shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
@@ -59,6 +68,7 @@ def pretrain(
     minutes: float | None = None,
     steps: int | None = None,
     init: str | Path | None = None,
+    tokenizer: str | None = None,
     workers: int | None = None,
     batch: int | None = None,
 ) -> Path:
@@ -69,7 +79,9 @@ def pretrain(
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
         steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
-        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept.
+        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept. By default on a
+            CPU 'demo', the packaged weights; 'none' for random ones, which are the default on a GPU.
+        tokenizer: 'demo', the packaged one, or 'new' for one of these images; by default that of `init`.
         workers: processes that read images.
         batch: images of a step.
 
@@ -77,7 +89,7 @@ def pretrain(
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
     with quiet():
-        return Run('pretrain', images, out, init, workers, batch, minutes=minutes, steps=steps).run()
+        return Run('pretrain', images, out, init, tokenizer, workers, batch, minutes=minutes, steps=steps).run()
 
 
 def finetune(
@@ -93,7 +105,7 @@ def finetune(
 
     Args:
         images, out, workers, batch: as of `pretrain`.
-        init: checkpoint of any BEiT, or the folder of a run.
+        init: checkpoint of any BEiT, or the folder of a run; by default on a CPU 'demo'; 'none' for random weights.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
 
@@ -101,7 +113,7 @@ def finetune(
         The classifier, `<out>/finetuned.pth`, for `classify`.
     """
     with quiet():
-        return Run('finetune', images, out, init, workers, batch, minutes=minutes, epochs=epochs).run()
+        return Run('finetune', images, out, init, None, workers, batch, minutes=minutes, epochs=epochs).run()
 
 
 class Run:
@@ -113,6 +125,7 @@ class Run:
         images: str | Path,
         out: str | Path,
         init: str | Path | None,
+        tokenizer: str | None = None,
         workers: int | None = None,
         batch: int | None = None,
         **lengths: float | None,
@@ -127,7 +140,9 @@ class Run:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
         if not 0 <= (workers or 0) <= MAX_WORKERS:
             raise UserError(f'workers is {workers}; expected 0 to {MAX_WORKERS}')
-        if init is not None and '://' not in str(init):
+        if tokenizer not in (None, DEMO, NEW):
+            raise UserError(f'tokenizer is {tokenizer!r}; expected {DEMO} or {NEW}')
+        if init not in (None, DEMO, NONE) and '://' not in str(init):
             init = path_of_checkpoint(init).absolute()  # links stay: name and neighbouring files tell what it is
         self.began = time.monotonic()
         self.verb, self.workers, self.batch = verb, workers, batch
@@ -138,6 +153,7 @@ class Run:
             verb=verb,
             images=str(Path(images).expanduser().resolve()),
             init=init and str(init),
+            tokenizer_option=tokenizer,
             length=next((f'{number:g} {name}' for name, number in given.items()), None),
             batch=batch,
             seconds=0.0,
@@ -159,8 +175,12 @@ class Run:
             return
         try:
             known = json.loads(path.read_text())
-            differing = [key for key in ('verb', 'images', 'init') if known[key] != self.record[key]]
-            differing += [key for key in ('length', 'batch') if self.record[key] not in (None, known[key])]
+            differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
+            differing += [
+                key
+                for key in ('init', 'tokenizer_option', 'length', 'batch')
+                if self.record[key] not in (None, known[key])
+            ]
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
@@ -231,10 +251,10 @@ class Run:
         """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
         names = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
-        counts, init = self.record.get('found'), self.record['init']
+        counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:
             self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
-            self.plan = plan_training(images, self.verb, init, *map(self.record.get, ('workers', 'device', 'batch')))
+            self.plan = plan_training(images, self.verb, *said, *map(self.record.get, ('workers', 'device', 'batch')))
             if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
                 raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
             write_lists(images, self.lists)
@@ -243,7 +263,7 @@ class Run:
         if counts and any(self.folder.glob('*/*.pth')):
             changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
             raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
-        plan = self.plan = plan_training(images, self.verb, init, self.workers, batch=self.batch)
+        plan = self.plan = plan_training(images, self.verb, *said, self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
             found=str(images),

@@ -69,12 +69,13 @@ class Checkpoint:
         self.architecture: dict[str, Any] = self.meta['architecture']
 
     @classmethod
-    def open(cls, source: 'CheckpointInput') -> 'Checkpoint':
+    def open(cls, source: 'CheckpointInput', part: str = 'pretrained') -> 'Checkpoint':
         """Reads a file.
 
         Args:
             source: a file, the folder of a finished run or one of transformers' or timm's, an address (http, https,
-                hf://owner/name), one of `find.list_models`, or a Checkpoint, which is returned.
+                hf://owner/name), 'demo', one of `find.list_models`, or a Checkpoint, which is returned.
+            part: of the packaged weights 'demo', see `find.path_of_checkpoint`.
 
         Raises:
             FileNotFoundError: no such file; says where it was looked for.
@@ -82,7 +83,7 @@ class Checkpoint:
         """
         if isinstance(source, Checkpoint):
             return source
-        path = path_of_checkpoint(source)
+        path = path_of_checkpoint(source, part)
         return cls(read_checkpoint(path), path)
 
     def __str__(self) -> str:

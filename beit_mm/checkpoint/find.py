@@ -26,6 +26,7 @@ from beit_mm.terminal import UserError
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
+DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a name, and the folder of its files
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
 # as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
@@ -148,9 +149,10 @@ class Released(NamedTuple):
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """All released weights of models and backbones in the configs' metafiles, by the names of their files."""
-    found = {}
-    for file in sorted(config_folders()[0].glob('*/metafile.yml')):
+    """'demo', and all released weights of models and backbones in the configs' metafiles by the names of their files."""
+    configs = config_folders()[0]
+    found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
+    for file in sorted(configs.glob('*/metafile.yml')):
         for entry in load(file)['Models']:
             for weights in entry.get('Released Weights') or ():
                 if weights['Fits'] in (WHOLE, 'the backbone and head of this config'):
@@ -165,8 +167,11 @@ def list_models(pattern: str = '*') -> list[str]:
     return sorted(name for name in released() if fnmatch(name, pattern))
 
 
-def path_of_checkpoint(source: str | Path) -> Path:
-    """The weights that a path, an address or one of `list_models` stands for, in this order.
+def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
+    """The weights that a path, an address, 'demo' or one of `list_models` stands for, in this order.
+
+    Args:
+        part: which of the packaged weights 'demo' is: 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
 
     Raises:
         FileNotFoundError: none of them; names released models of nearly that name.
@@ -174,10 +179,12 @@ def path_of_checkpoint(source: str | Path) -> Path:
     advice = 'Name a file, the folder of a run, or an address.'
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), advice)
+    if str(source) == DEMO:
+        return PACKAGED / f'{part}.safetensors'
     if known := released().get(str(source)):
         return locate_weights(known.url, advice)
     raise FileNotFoundError(
-        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, or a released model'
+        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo, or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')
     )
 

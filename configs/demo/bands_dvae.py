@@ -5,13 +5,18 @@ Command: python tools/demo/draw_bands.py
 Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/many_bands.md
 Batch:   1 process x 16 images, lr 3e-3
 Expect:  docs/many_bands.md
-Differs: from dvae.py in reading six bands, in 24-pixel images and in its pictures, which show bands 4 to 6
+Differs: from dvae.py in reading six bands, in half as large tokens and half as many, in 24-pixel images, rate, length
+         and type, and in its pictures, which show bands 4 to 6
 """
 _base_ = ['./dvae.py', '../_base_/datasets/demo_bands.py']
 data_root = 'data/bands'
 
 model = dict(
+    vocab_size=512,
+    num_levels=2,
     in_channels=6,
+    temperature_steps=2000,
+    kl_steps=500,
     data_preprocessor=dict(mean=[0] * 6, std=[255] * 6))
 
 train_pipeline = [
@@ -27,6 +32,12 @@ val_pipeline = [
 train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
 test_dataloader = val_dataloader
+optim_wrapper = dict(dtype='float32', optimizer=dict(lr=3e-3))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=2000, T_max=1950, eta_min=6e-5),
+]
+train_cfg = dict(max_iters=2000)
 custom_hooks = [
     *[hook for hook in _base_.custom_hooks if hook['type'] != 'beit_mm.ReconstructionHook'],  # draws bands 1 to 3
     dict(type='beit_mm.ReconstructionHook', channels=[3, 4, 5]),

@@ -9,11 +9,11 @@ Data:    data/bands/{train,val}/<class>/*.tif; of the former those in data/bands
          --cfg-options train_dataloader.dataset.ann_file=''
 Batch:   1 process x 32 images, lr 2e-3
 Expect:  docs/many_bands.md
-Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow, without RandAugment,
-         Mixup and CutMix; in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
+Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes instead of Pillow;
+         in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
          length
 """
-_base_ = ['../_base_/demo_finetuning.py', '../_base_/datasets/demo_bands.py']
+_base_ = ['./finetune_folder.py', '../_base_/datasets/demo_bands.py']
 data_root = 'data/bands'
 
 model = dict(
@@ -23,8 +23,7 @@ model = dict(
         in_channels=6,
         img_size=48,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/bands_pretrain/iter_2000.pth')),
-    head=dict(num_classes=8, in_channels=96),
-    train_cfg=None)
+    head=dict(num_classes=8, in_channels=96))
 
 train_pipeline = [
     dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
@@ -50,6 +49,7 @@ train_dataloader = dict(
 val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=test_pipeline))
 test_dataloader = val_dataloader
 
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
 train_cfg = dict(max_epochs=60, val_interval=20)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),

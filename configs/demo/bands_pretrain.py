@@ -7,7 +7,7 @@ Batch:   1 process x 32 images, lr 2e-3
 Steps:   2,000, 40 times through 1,600 images
 Expect:  docs/many_bands.md
 Differs: from pretrain.py in reading six bands, without colour jitter; in size (4 blocks, width 96, 14 of 36 patches
-         masked), length, and in its pictures, which show bands 4 to 6
+         masked; tokens of 4 x 4 pixels), batch, length, and in its pictures, which show bands 4 to 6
 """
 _base_ = ['./pretrain.py', '../_base_/datasets/demo_bands.py']
 data_root = 'data/bands'
@@ -16,8 +16,9 @@ model = dict(
     data_preprocessor=dict(mean=_base_.mean, std=_base_.std),
     backbone=dict(
         arch=dict(embed_dims=96, num_layers=4, num_heads=4), in_channels=6, img_size=48),
-    head=dict(embed_dims=96),
-    target_generator=dict(in_channels=6, checkpoint='work_dirs/bands_dvae/iter_2000.pth'))
+    head=dict(embed_dims=96, vocab_size=512),
+    target_generator=dict(
+        vocab_size=512, num_levels=2, in_channels=6, checkpoint='work_dirs/bands_dvae/iter_2000.pth'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
@@ -31,7 +32,7 @@ val_pipeline = [
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+train_dataloader = dict(batch_size=32, dataset=dict(data_root=data_root, pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
 test_dataloader = val_dataloader
 custom_hooks = [
@@ -39,8 +40,10 @@ custom_hooks = [
     dict(type='beit_mm.ReconstructionHook', channels=[3, 4, 5]),
 ]
 
+optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.999)))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
     dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=2000, T_max=1900, eta_min=1e-5),
 ]
 train_cfg = dict(max_iters=2000, val_interval=500)
+auto_scale_lr = dict(base_batch_size=32)

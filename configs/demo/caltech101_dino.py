@@ -17,6 +17,7 @@ data_root = 'data/caltech101'
 model = dict(
     type='beit_mm.DINOPretrainer',
     data_preprocessor=dict(type='beit_mm.MultiCropDataPreprocessor'),
+    backbone=dict(arch=dict(num_layers=6), img_size=64),
     dino_head=dict(
         type='beit_mm.DINOHead', embed_dims=128, num_prototypes=1024, hidden_dims=256),
     head=None,
@@ -37,7 +38,7 @@ train_pipeline = [
         blur_sigma=(0.1, 0.6)),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(dataset=dict(data_root=data_root, pipeline=train_pipeline))
+train_dataloader = dict(batch_size=32, dataset=dict(data_root=data_root, pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None
 val_cfg = None
@@ -45,10 +46,11 @@ test_dataloader = None
 test_evaluator = None
 test_cfg = None
 
-optim_wrapper = dict(optimizer=dict(lr=5e-4, weight_decay=0.04))
+optim_wrapper = dict(optimizer=dict(lr=5e-4, betas=(0.9, 0.999), weight_decay=0.04))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=40),
     dict(type='CosineAnnealingWeightDecay', by_epoch=False, begin=0, end=400, T_max=400, eta_min=0.4),
     dict(type='CosineAnnealingLR', by_epoch=False, begin=40, end=400, T_max=360, eta_min=1e-5),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=400, _delete_=True)
+auto_scale_lr = dict(base_batch_size=32)

@@ -1,7 +1,4 @@
-"""A small tokenizer: 512 visual tokens of 4 x 4 pixels, learned in minutes on two CPU cores.
-
-It is trained on 32-pixel images, half the size of the backbone's, as DALL-E's tokenizer sees 112 pixels where the
-paper's backbone sees 224.
+"""A small tokenizer: 1,024 visual tokens of 8 x 8 pixels, learned in minutes on two CPU cores.
 
 Command: python tools/demo/draw_images.py
          python tools/train.py configs/demo/dvae.py
@@ -19,26 +16,26 @@ model = dict(
     type='beit_mm.DiscreteVAE',
     arch='conv',
     hidden=48,
-    vocab_size=512,
+    vocab_size=1024,
     embed_dims=64,
-    num_levels=2,
+    num_levels=3,
     bottleneck_blocks=2,
     loss='mse',
     # The KL keeps the vocabulary in use.
     temperature=(1.0, 1 / 8),
-    temperature_steps=2000,
+    temperature_steps=3000,
     kl_weight=0.2,
-    kl_steps=500,
+    kl_steps=750,
     data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0, 0, 0], std=[255, 255, 255]))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage', cache_bytes=2**30),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=None, scale=(0.4, 1.0)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=None, scale=(0.2, 1.0)),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=None),
+    dict(type='beit_mm.TwoViewCenterCrop', size=96, second_size=None),
     dict(type='beit_mm.PackViews'),
 ]
 train_dataloader = dict(batch_size=16, dataset=dict(pipeline=train_pipeline))
@@ -49,14 +46,14 @@ test_evaluator = val_evaluator
 
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
-    dtype='float32',
-    optimizer=dict(type='AdamW', lr=3e-3, betas=(0.9, 0.99), weight_decay=1e-4, fused=True),
+    dtype='bfloat16',
+    optimizer=dict(type='AdamW', lr=2e-3, betas=(0.9, 0.99), weight_decay=1e-4, fused=True),
     clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=2000, T_max=1950, eta_min=6e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=3000, T_max=2950, eta_min=4e-5),
 ]
-train_cfg = dict(type='beit_mm.IterLoop', max_iters=2000, val_interval=1000)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=3000, val_interval=1000)
 auto_scale_lr = dict(base_batch_size=16)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=100, max_keep_ckpts=2))

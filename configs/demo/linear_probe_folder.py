@@ -1,16 +1,16 @@
 """Linear probes of a small pretrained BEiT on images with one folder a class: all blocks in one run.
 
-After:   configs/demo/pretrain.py
+After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/linear_probe_folder.py
          Random features, for comparison:
          python tools/train.py configs/demo/linear_probe_folder.py --work-dir work_dirs/linear_probe_folder_random \
              --cfg-options model.backbone.init_cfg=None
 Data:    as finetune_folder.py. Other numbers of classes: --cfg-options model.num_classes=7
 Batch:   1 process x 64 images, lr 4e-3
-Differs: from ../beit/linear_probe_in1k_50e.py in size (64-pixel images in 8 x 8 patches), in crops of at least 30 % of
+Differs: from ../beit/linear_probe_in1k_50e.py in size (96-pixel images in 8 x 8 patches), in crops of at least 30 % of
          an image, in 20 epochs, and in probing every block
 """
-_base_ = '../_base_/demo_finetuning.py'
+_base_ = './finetune_folder.py'
 
 data_root = 'data/demo'
 
@@ -23,10 +23,10 @@ model = dict(
         std=[58.395, 57.12, 57.375]),
     backbone=dict(
         type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=128, num_layers=6, num_heads=4),
-        img_size=64,
+        arch=dict(embed_dims=128, num_layers=5, num_heads=4),
+        img_size=96,
         patch_size=8,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain/iter_3000.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='demo')),
     feature='mean',
     num_classes=10)
 
@@ -34,7 +34,7 @@ train_pipeline = [
     dict(type='beit_mm.LoadImage'),
     dict(
         type='RandomResizedCrop',
-        scale=64,
+        scale=96,
         crop_ratio_range=(0.3, 1.0),
         backend='pillow',
         interpolation='bilinear'),

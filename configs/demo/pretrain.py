@@ -19,35 +19,35 @@ model = dict(
         std=[58.395, 57.12, 57.375]),
     backbone=dict(
         type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=128, num_layers=6, num_heads=4),
-        img_size=64,
+        arch=dict(embed_dims=128, num_layers=5, num_heads=4),
+        img_size=96,
         patch_size=8,
         masked_input=True),
-    head=dict(type='beit_mm.BEiTMIMHead', embed_dims=128, vocab_size=512),
+    head=dict(type='beit_mm.BEiTMIMHead', embed_dims=128, vocab_size=1024),
     target_generator=dict(
         type='beit_mm.DiscreteVAE',
         arch='conv',
         hidden=48,
-        vocab_size=512,
+        vocab_size=1024,
         embed_dims=64,
-        num_levels=2,
+        num_levels=3,
         bottleneck_blocks=2,
-        checkpoint='work_dirs/dvae/iter_2000.pth'))
+        checkpoint='demo'))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage', cache_bytes=2**30),
-    dict(type='beit_mm.TwoViewRandomResizedCrop', size=64, second_size=32, scale=(0.4, 1.0)),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=96, second_size=96, scale=(0.3, 1.0)),
     dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
-    dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
+    dict(type='beit_mm.BlockwiseMask', grid=(12, 12), num_masked=58, min_block=8),
     dict(type='beit_mm.PackViews'),
 ]
 val_pipeline = [
     dict(type='beit_mm.LoadImage'),
-    dict(type='beit_mm.TwoViewCenterCrop', size=64, second_size=32),
-    dict(type='beit_mm.BlockwiseMask', grid=(8, 8), num_masked=25, min_block=4),
+    dict(type='beit_mm.TwoViewCenterCrop', size=96, second_size=96),
+    dict(type='beit_mm.BlockwiseMask', grid=(12, 12), num_masked=58, min_block=8),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(batch_size=32, dataset=dict(pipeline=train_pipeline))
+train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(type='beit_mm.MIMMetric')
@@ -58,14 +58,14 @@ optim_wrapper = dict(
     dtype='bfloat16',
     constructor='beit_mm.BEiTOptimWrapperConstructor',
     optimizer=dict(
-        type='AdamW', lr=2e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True),
+        type='AdamW', lr=2e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.05, fused=True),
     clip_grad=dict(max_norm=3.0))
 param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=3000, T_max=2900, eta_min=1e-5),
+    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=300),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=300, end=7000, T_max=6700, eta_min=1e-5),
 ]
-train_cfg = dict(type='beit_mm.IterLoop', max_iters=3000, val_interval=500)
-auto_scale_lr = dict(base_batch_size=32)
+train_cfg = dict(type='beit_mm.IterLoop', max_iters=7000, val_interval=1000)
+auto_scale_lr = dict(base_batch_size=64)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=250, max_keep_ckpts=2))
 log_processor = dict(by_epoch=False)

@@ -1,6 +1,6 @@
 """A small BEiT under SETR-PUP on a folder of images and label maps, in minutes on two CPU cores.
 
-After:   configs/demo/pretrain.py
+After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/segment_setr_pup.py
          From random weights, for comparison:
          python tools/train.py configs/demo/segment_setr_pup.py --work-dir work_dirs/segment_setr_pup_scratch \
@@ -23,11 +23,11 @@ narrow = dict(in_channels=128, channels=64, num_classes=13)
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
-        arch=dict(_delete_=True, embed_dims=128, num_layers=6, num_heads=4),
+        arch=dict(_delete_=True, embed_dims=128, num_layers=5, num_heads=4),
         img_size=128,
         patch_size=8,
-        out_indices=(2, 3, 4, 5),
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain/iter_3000.pth')),
+        out_indices=(1, 2, 3, 4),
+        init_cfg=dict(type='Pretrained', checkpoint='demo')),
     decode_head=dict(num_convs=3, **narrow),
     auxiliary_head=[dict(head, **narrow) for head in _base_.model.auxiliary_head],  # noqa: F821
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))

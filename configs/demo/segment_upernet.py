@@ -1,6 +1,6 @@
 """A small BEiT under UperNet on a folder of images and label maps, in minutes on two CPU cores.
 
-After:   configs/demo/pretrain.py
+After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/segment_upernet.py
          From random weights, for comparison:
          python tools/train.py configs/demo/segment_upernet.py --work-dir work_dirs/segment_upernet_scratch \
@@ -20,11 +20,11 @@ _base_ = [
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
-        arch=dict(_delete_=True, embed_dims=128, num_layers=6, num_heads=4),
+        arch=dict(_delete_=True, embed_dims=128, num_layers=5, num_heads=4),
         img_size=128,
         patch_size=8,
-        out_indices=(1, 2, 3, 5),
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain/iter_3000.pth')),
+        out_indices=(1, 2, 3, 4),
+        init_cfg=dict(type='Pretrained', checkpoint='demo')),
     neck=dict(embed_dim=128, rescales=[2, 1, 0.5, 0.25]),
     decode_head=dict(in_channels=[128, 128, 128, 128], channels=64, num_classes=13),
     auxiliary_head=dict(in_channels=128, channels=64, num_classes=13),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.find import locate_weights
+from beit_mm.checkpoint.find import DEMO, locate_weights, path_of_checkpoint
 from beit_mm.checkpoint.names import weights_of
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.files import file_sha256
@@ -156,7 +156,7 @@ def logit_laplace_nll(mapped: Tensor, mu: Tensor, log_b: Tensor) -> Tensor:
 
 def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights of a file (path or URL, of this hash), and its provenance; `advice` is for when it is missing."""
-    path = locate_weights(source, advice)
+    path = path_of_checkpoint(DEMO, 'tokenizer') if source == DEMO else locate_weights(source, advice)
     return weights_of(read_checkpoint(path, sha256)), dict(path=str(path), sha256=sha256 or file_sha256(path))
 
 

@@ -1,0 +1,48 @@
+"""Makes a file of the packaged weights, beit_mm/weights/PART.safetensors, of a run's checkpoint.
+
+    python tools/demo/package_weights.py tokenizer work_dirs/dvae/iter_3000.pth
+
+It holds half-precision weights, and of the run what belongs to them. beit_mm/weights/README.md has all commands.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.convert import KEPT
+from beit_mm.checkpoint.find import PACKAGED
+from beit_mm.checkpoint.read import write_checkpoint
+
+PARTS = ('tokenizer', 'pretrained', 'classifier', 'segmentor')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('part', choices=PARTS)
+    parser.add_argument('checkpoint')
+    args = parser.parse_args()
+    path = package(args.part, args.checkpoint)
+    print(f'{path}: {path.stat().st_size / 1e6:.2f} MB')
+
+
+def package(part: str, source: str, folder: Path = PACKAGED) -> Path:
+    """Writes PART.safetensors of a checkpoint into a folder."""
+    checkpoint = Checkpoint.open(source)
+    weights = {name: halved(tensor) for name, tensor in checkpoint.weights.items()}
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith('auxiliary_head.')}
+    meta = {} if part == 'tokenizer' else {key: value for key, value in checkpoint.meta.items() if key in KEPT}
+    if tokenizer := meta.get('tokenizer'):  # its path says nothing elsewhere
+        meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
+    path = folder / f'{part}.safetensors'
+    write_checkpoint(path, dict(state_dict=kept, meta=meta))
+    return path
+
+
+def halved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
+
+
+if __name__ == '__main__':
+    main()
