@@ -87,7 +87,8 @@ def get_model(name: str, pretrained: bool | CheckpointInput | None = None) -> nn
     Args:
         name: one of `list_models`.
         pretrained: True takes the released weights from $BEIT_MM_WEIGHTS, torch hub's cache or the web; others
-            see `Checkpoint.open`; False leaves random ones. None is True for 'demo', whose weights are here, else False.
+            see `Checkpoint.open`; False leaves random ones. None is True for 'demo', whose weights are here, and False
+            for others.
 
     Returns:
         The model of the file's config, in evaluation mode. What its images need is in its `data_preprocessor`;
