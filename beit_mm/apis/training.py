@@ -176,11 +176,8 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            differing += [
-                key
-                for key in ('init', 'tokenizer_option', 'length', 'batch')
-                if self.record[key] not in (None, known[key])
-            ]
+            options = ('init', 'tokenizer_option', 'length', 'batch')
+            differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
@@ -254,7 +251,8 @@ class Run:
         counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:
             self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
-            self.plan = plan_training(images, self.verb, *said, *map(self.record.get, ('workers', 'device', 'batch')))
+            planned = {key: self.record[key] for key in ('workers', 'device', 'batch')}
+            self.plan = plan_training(images, self.verb, *said, **planned)
             if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
                 raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
             write_lists(images, self.lists)
@@ -263,7 +261,7 @@ class Run:
         if counts and any(self.folder.glob('*/*.pth')):
             changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
             raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
-        plan = self.plan = plan_training(images, self.verb, *said, self.workers, batch=self.batch)
+        plan = self.plan = plan_training(images, self.verb, *said, workers=self.workers, batch=self.batch)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
             found=str(images),

@@ -149,7 +149,7 @@ class Released(NamedTuple):
 
 @functools.cache
 def released() -> dict[str, Released]:
-    """'demo', and all released weights of models and backbones in the configs' metafiles by the names of their files."""
+    """'demo', and all released weights in the configs' metafiles, by the names of their files."""
     configs = config_folders()[0]
     found = {DEMO: Released(configs / 'demo/pretrain.py', str(PACKAGED / 'pretrained.safetensors'), WHOLE)}
     for file in sorted(configs.glob('*/metafile.yml')):
@@ -184,7 +184,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
     if known := released().get(str(source)):
         return locate_weights(known.url, advice)
     raise FileNotFoundError(
-        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo, or a released model'
+        f'{str(source)!r} does not exist; expected a checkpoint, the folder of a finished run, demo or a released model'
         + (nearest(Path(source).stem) or ' (see list_models())')
     )
 

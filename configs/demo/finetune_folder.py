@@ -15,8 +15,8 @@ Data:    data/demo/train/<class>/*.jpg and data/demo/val/<class>/*.jpg of 10 cla
          Fewer images: train_dataloader.dataset.ann_file=list.txt (one path a line, relative to data/demo/train)
 Batch:   1 process x 64 images, lr 4e-3
 Differs: from ../beit/finetune_in1k_100e.py in size (96-pixel images in 8 x 8 patches), in crops of at least 30 % of an
-         image, in rate and layer decay, and in lighter augmentation, which is worth more in a short run: no RandAugment,
-         Mixup, CutMix or repeated augmentation
+         image, in rate and layer decay, and in lighter augmentation, with which a short run learns more: no
+         RandAugment, Mixup, CutMix or repeated augmentation
 """
 _base_ = '../_base_/default_runtime.py'
 
