@@ -13,7 +13,6 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.inference import reconstruct
 from beit_mm.apis.plans import (
     MAX_TOKENIZER_STEPS,
     MIN_STEPS,
@@ -33,33 +31,22 @@ from beit_mm.apis.plans import (
     own_tokenizer,
     plan_training,
 )
-from beit_mm.apis.split import Images, evenly, find_images, write_lists
+from beit_mm.apis.reports import ROWS, describe_finetuning, describe_pretraining, rows_of, write_report
+from beit_mm.apis.split import NUM_VALIDATED, Images, find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import end_workers, shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
-from beit_mm.features.evaluation import knn_predict
-from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.files import atomic_file, readable
-from beit_mm.pictures import draw_runs, read_scalars
+from beit_mm.files import atomic_file
 from beit_mm.terminal import UserError, quiet, say, without_output
 
 MAX_WORKERS = 1024
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE = 0.1  # of the time, for report and pictures
 FIRST_STEPS = 4  # slow ones, before those that are measured
-MIN_BANK, MAX_BANK = 200, 2000  # labelled images that k-NN compares with; at least MIN_BANK even if time is short
-ROWS = {  # of the report: a metric's name, what it is, how it is written
-    'mim_loss': ('loss (mim_loss), nats', '{:.3f}'),
-    'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
-    'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
-    'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
-    'accuracy/top1': ('classified right, %', '{:.1f}'),
-    'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
-    'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
-    'images_per_second': ('images a second in training', '{:,.0f}'),
-}
+MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
+MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
 
 
 def pretrain(
@@ -307,6 +294,9 @@ class Run:
             plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
         settings = SETTINGS[stage](own_config(base), images, plan, self.lists, steps)
+        validated = min(len(images.held_out.names), math.inf if stage == 'finetune' else NUM_VALIDATED)
+        affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # a validation has no backward pass
+        settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), **settings)
 
     def train(self, images: Images, stage: str) -> None:
@@ -333,69 +323,32 @@ class Run:
         end_workers(runner.val_dataloader)
 
     def report(self, images: Images) -> None:
-        """Draws the pictures, writes report.md and prints its table."""
+        """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
         numbers = self.record['stages'][self.verb]
-        pictures = ['![loss](loss.png)']
+        compared, seen = MAX_BANK, numbers.get('images_per_second', 0.0)
+        number, unit = self.record['length'].split()
+        if unit == 'minutes':  # they and half as many held-out ones, each at no more than the cost of a training step
+            compared = min(MAX_BANK, max(MIN_BANK, int(60 * float(number) * REPORT_SHARE * seen * 2 / 3)))
         if self.verb == 'pretrain':
-            trained = Checkpoint.open(self.weights)
-            chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
-            reconstruct(trained, chosen, self.folder / 'reconstruction.png')
-            pictures.insert(0, '![image, masked image, tokens decoded, prediction decoded](reconstruction.png)')
-            if images.classes:
-                numbers |= self.measure_knn(trained, images)
-        draw_curve(self.folder / self.verb, self.folder / 'loss.png', numbers.get('token_entropy'))
+            said, told = describe_pretraining(self.weights, images, numbers, compared)
+        else:
+            said, told = describe_finetuning(self.folder, images, numbers, compared)
         self.write_record()
-        rows = describe_numbers(self.record['stages'].get('tokenizer', {}) | numbers)
-        steps = {name: stage['steps'] for name, stage in self.record['stages'].items()}
-        stages = [f'- {name}: {number:,} steps, {self.config_path(name).name}' for name, number in steps.items()]
-        table = ['| held-out images | |', '| --- | --- |', *(f'| {name} | {value} |' for name, value in rows)]
-        folder = readable(self.record['images']).replace('`', '\\x60')  # nothing in it is Markdown
+        rows = rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
+        stages = [(name, f'{stage["steps"]:,} steps') for name, stage in self.record['stages'].items()]
         waiting = numbers.get('waiting', 0)
         paragraphs = [
-            f'# {self.verb} of `{folder}`',
-            f'{images}.',
-            '\n'.join(stages),
-            '\n'.join(table),
-            f'{self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.',
+            said,
+            f'{images}. {self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.',
+            [('on held-out images', '+- one standard error'), *rows],
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
-            *pictures,
+            *told,
+            [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],
         ]
-        with atomic_file(self.folder / REPORT) as file:
-            file.write(('\n\n'.join(filter(None, paragraphs)) + '\n').encode())
+        path = write_report(self.folder, f'{self.verb} of {self.record["images"]}', paragraphs)
         width = max(len(name) for name, _ in rows)
-        for line in (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, self.folder / REPORT):
+        for line in filter(None, (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, path, said)):
             say(line)
-
-    def measure_knn(self, trained: Checkpoint, images: Images) -> dict[str, float]:
-        """k-NN accuracy, %, of the pretrained backbone and of one with random weights; on how many images."""
-        bank = MAX_BANK
-        number, unit = self.record['length'].split()
-        if unit == 'minutes':  # bank + bank / 2 images, in each of 2 networks at half a step's cost: 1.5 bank
-            affordable = 60 * float(number) * REPORT_SHARE * self.record['stages'][self.verb]['images_per_second']
-            bank = min(MAX_BANK, max(MIN_BANK, int(affordable * 2 / 3)))
-        extract = FeatureExtractor(trained)
-        labels = [
-            {str(part.root / path): images.classes.index(name) for path, name in evenly(part.names.items(), size)}
-            for part, size in ((images.train, bank), (images.held_out, bank // 2))
-        ]
-        found = {}
-        for name, network in (('knn_accuracy', extract), ('knn_accuracy_random', extract.with_random_weights())):
-            (known, known_labels, _), (features, truth, _) = (network.labelled(part) for part in labels)
-            predicted = knn_predict(features, known, known_labels, len(images.classes))
-            found[name] = 100 * (predicted == truth).float().mean().item()
-        return dict(found, knn_images=len(truth))
-
-
-def describe_numbers(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Rows of the report, and with k-NN its standard error."""
-    found = [(text, form.format(numbers[name])) for name, (text, form) in ROWS.items() if name in numbers]
-    if number := numbers.get('knn_images'):
-        share = numbers['knn_accuracy'] / 100
-        error = 100 * math.sqrt(share * (1 - share) / number)
-        far = numbers['knn_accuracy'] - numbers['knn_accuracy_random'] > 2 * error
-        text = f'{number:,} images, standard error {error:.1f}' + ('' if far else ': too close to tell')
-        found.insert(-1, ('k-NN tested on', text))  # before the last row, images_per_second
-    return found
 
 
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
@@ -442,14 +395,3 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
             end_workers(runner.train_dataloader)
     times = clock_hook.times[FIRST_STEPS:]
     return (times[-1] - times[0]) / (len(times) - 1), clock_hook.times[0] - began
-
-
-def draw_curve(work_dir: Path, out: Path, entropy: float | None) -> None:
-    figure = draw_runs({'training loss': read_scalars(work_dir)}, ['loss'])
-    axes = figure.axes[0]
-    if entropy is not None:
-        axes.axhline(entropy, color='gray', linestyle='--', label='guessing by token frequency')
-    axes.set_ylabel('nats')
-    axes.legend()
-    with atomic_file(out) as file:
-        figure.savefig(file, dpi=120)

@@ -315,6 +315,7 @@ class ProgressHook(Hook):
     def __init__(self, title: str, seconds: float = SECONDS):
         self.title, self.seconds = title, seconds
         self.stream = sys.stdout  # of the time when the hook is built
+        self.announced = False
 
     def before_train(self, runner: Runner) -> None:
         self.begin, self.first = time.monotonic(), runner.iter
@@ -334,6 +335,10 @@ class ProgressHook(Hook):
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
         numbers = [f'{name} {value:.4g}' for name, value in shown.items() if isinstance(value, Real)]
         self.say(fitted(f'{self.title} {runner.iter:,}, held-out images:', numbers))
+        picture = Path(runner.work_dir, 'pictures', f'iter_{runner.iter}.png')  # of ReconstructionHook
+        if not self.announced and picture.is_file():
+            self.announced = True
+            self.say(f'{self.title}: first picture, {picture}')
 
     def say(self, line: str) -> None:
         if is_main_process():

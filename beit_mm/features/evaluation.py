@@ -1,7 +1,8 @@
 """What frozen features are worth: k-NN and a linear layer, on labelled images and on their patches.
 
-Nothing of the backbone is trained. Features of a backbone with random weights show what pixels and positions alone are
-worth. Shapes: N images or patches to be classified, M with labels (the bank), C channels, K classes, h x w patches.
+Nothing of the backbone is trained. Features of a backbone with random weights, and thumbnails of the images, show what
+pixels and positions alone are worth. Shapes: N images or patches to be classified, M with labels (the bank), C
+channels, K classes, h x w patches.
 """
 
 import math
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, Subset
 from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.positions import Grid
 from beit_mm.terminal import UserError
@@ -29,6 +31,8 @@ from beit_mm.terminal import UserError
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of `fit_linear`, which are tried
+RIDGE_PENALTIES = [10.0**power for power in range(-2, 5)]  # of `ridge`, pixels in [0, 1]
+THUMBNAIL = (8, 8)  # pixels
 HELD_OUT = 0.1  # share of the labelled images by which the penalty is chosen
 
 
@@ -291,6 +295,39 @@ def knn_predict(
         votes.scatter_add_(1, labels[nearest], ((cosine - 1) / temperature).exp())
         predicted.append(votes.argmax(dim=1))
     return torch.cat(predicted)
+
+
+def thumbnail(image: np.ndarray) -> np.ndarray:
+    """Pixels float64 (192,) in [0, 1] of an image uint8 (H, W, 3), the whole of it brought to 8 x 8 pixels."""
+    return resize_bicubic(image, THUMBNAIL).ravel() / 255.0
+
+
+def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
+    """Classes (M,) of pixels (M, P) by least squares with an intercept on pixels (N, P) and classes (N,), float64.
+
+    Of RIDGE_PENALTIES the one with the best accuracy of leave-one-out on the N images.
+    """
+    targets = F.one_hot(y).double()  # N, classes
+    mean, level = x.mean(dim=0), targets.mean(dim=0)
+    u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # N, R; R; R, P
+    along = u.T @ (targets - level)  # R, classes
+
+    def left_out_accuracy(penalty: float) -> float:
+        shrunk = scale**2 / (scale**2 + penalty)
+        fitted = level + u * shrunk @ along
+        leverage = (u**2 * shrunk).sum(dim=1, keepdim=True) + 1 / len(x)
+        without_itself = targets - (targets - fitted) / (1 - leverage)
+        return float((without_itself.argmax(dim=1) == y).double().mean())
+
+    penalty = max(RIDGE_PENALTIES, key=left_out_accuracy)
+    weights = v.T * (scale / (scale**2 + penalty)) @ along  # P, classes
+    return (level + (held_out - mean) @ weights).argmax(dim=1)
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """Mean of values (N,) and its standard error, in %: of right answers, or of paired differences between two."""
+    values = values.double()
+    return 100 * float(values.mean()), 100 * float(values.std(correction=0)) / math.sqrt(len(values))
 
 
 def knn_shares(features: Tensor, bank: Tensor, targets: Tensor, k: int = 30) -> Tensor:

@@ -24,7 +24,7 @@ from PIL import Image
 import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
-from beit_mm.apis import configs, inference, plans, split, training
+from beit_mm.apis import configs, inference, plans, reports, split, training
 from beit_mm.apis.plans import tokenizer_of
 from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
@@ -255,7 +255,7 @@ def test_what_a_run_writes_follows_no_link(run, images, tmp_path):
     for name in ('train.txt', 'loss.png'):
         (tmp_path / name).symlink_to(tmp_path / 'precious')
     split.write_lists(split.find_images(images), tmp_path)
-    training.draw_curve(run / 'pretrain', tmp_path / 'loss.png', None)
+    reports.draw_curves(run / 'pretrain', tmp_path / 'loss.png', {})
     assert (tmp_path / 'precious').read_text() == 'precious' and Image.open(tmp_path / 'loss.png').width > 100
 
 
@@ -311,10 +311,8 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
     folder = shutil.copytree(run, tmp_path / 'run')
     (folder / 'report.md').unlink()
     reporting = training.Run('pretrain', images, folder, None)
-    monkeypatch.setattr(training, 'reconstruct', lambda *args: None)
-    monkeypatch.setattr(training, 'draw_curve', lambda *args: None)
-    for name in ('write_record', 'measure_knn'):
-        monkeypatch.setattr(reporting, name, lambda *args: {})
+    monkeypatch.setattr(training, 'describe_pretraining', lambda *args: ('', []))
+    monkeypatch.setattr(reporting, 'write_record', lambda: None)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1][1]))
     try:
@@ -628,13 +626,6 @@ def test_a_folder_of_broken_images_is_one_line(tmp_path):
         (folder / f'{number:02}.png').unlink()
     beit_mm.pretrain(folder, tmp_path / 'run', steps=3)
     assert (tmp_path / 'run/report.md').is_file()
-
-
-def test_the_report_says_how_far_its_figures_go():
-    numbers = dict(knn_accuracy=12.1, knn_accuracy_random=6.7, knn_images=1000, images_per_second=5.0)
-    assert ('k-NN tested on', '1,000 images, standard error 1.0') in training.describe_numbers(numbers)
-    few = training.describe_numbers(numbers | dict(knn_images=32))
-    assert ('k-NN tested on', '32 images, standard error 5.8: too close to tell') in few
 
 
 def test_configs_are_printed_and_trained_by_name(capsys, monkeypatch):

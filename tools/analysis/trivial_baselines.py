@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from mmengine.dataset import BaseDataset
     from torch import Tensor
 
-THUMBNAIL = (8, 8)
 GRID = (120, 160)
 LEVELS = 8  # of red, green and blue each
-PENALTIES = [10.0**power for power in range(-2, 5)]  # of the squared weights, pixels in [0, 1]
 
 
 def main() -> None:
@@ -88,6 +86,8 @@ def classify(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     """Top-1 in % of each baseline."""
     import torch
 
+    from beit_mm.features.evaluation import ridge
+
     x, y = thumbnails(train)
     held_out, labels = thumbnails(val)
     predicted = dict(
@@ -104,36 +104,14 @@ def thumbnails(images: BaseDataset) -> tuple[Tensor, Tensor]:
     import torch
     from rich.progress import track
 
-    from beit_mm.datasets.transforms import resize_bicubic
+    from beit_mm.features.evaluation import thumbnail
 
     pixels, labels = [], []
     for index in track(range(len(images)), 'images', transient=True):
         sample = images[index]
-        pixels.append(resize_bicubic(sample['img'], THUMBNAIL).ravel())
+        pixels.append(thumbnail(sample['img']))
         labels.append(sample['gt_label'])
-    return torch.from_numpy(np.stack(pixels)).double() / 255, torch.tensor(labels)
-
-
-def ridge(x: Tensor, y: Tensor, held_out: Tensor) -> Tensor:
-    """Labels (M,) of pixels (M, P), by least squares with an intercept on pixels (N, P) and labels (N,)."""
-    import torch
-    import torch.nn.functional as F
-
-    targets = F.one_hot(y).double()  # N, classes
-    mean, level = x.mean(dim=0), targets.mean(dim=0)
-    u, scale, v = torch.linalg.svd(x - mean, full_matrices=False)  # N, R; R; R, P
-    along = u.T @ (targets - level)  # R, classes
-
-    def left_out_accuracy(penalty: float) -> float:
-        shrunk = scale**2 / (scale**2 + penalty)
-        fitted = level + u * shrunk @ along
-        leverage = (u**2 * shrunk).sum(dim=1, keepdim=True) + 1 / len(x)
-        without_itself = targets - (targets - fitted) / (1 - leverage)
-        return float((without_itself.argmax(dim=1) == y).double().mean())
-
-    penalty = max(PENALTIES, key=left_out_accuracy)
-    weights = v.T * (scale / (scale**2 + penalty)) @ along  # P, classes
-    return (level + (held_out - mean) @ weights).argmax(dim=1)
+    return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
 
 
 def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:

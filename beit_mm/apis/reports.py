@@ -1,0 +1,339 @@
+"""The report of a run: its figures beside what needs no training, a verdict in words, and pictures."""
+
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from beit_mm.apis.inference import reconstruct
+from beit_mm.apis.split import NUM_VALIDATED, Images, evenly
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.datasets.reading import UnreadableImageError, read_image
+from beit_mm.datasets.transforms import resize_bicubic
+from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, thumbnail
+from beit_mm.features.extractor import FeatureExtractor, FoundPath
+from beit_mm.files import atomic_file, readable
+from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet
+
+ROWS = {  # of the report: a figure's name, what it is, how it is written
+    'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
+    'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
+    'position_entropy': ('loss of guessing by token frequency at each position (position_entropy)', '{:.3f}'),
+    'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
+    'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
+    'accuracy/top1': ('classified right, %', '{:.1f}'),
+    'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
+    'most_frequent': ('always the most frequent class, %', '{:.1f}'),
+    'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
+    'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
+    'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
+    'images_per_second': ('images a second in training', '{:,.0f}'),
+}
+HARDLY = 0.05  # nats by which a loss must be lower to count
+NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
+
+Paragraph: TypeAlias = 'str | Picture | Sequence[Sequence[str]]'
+Described: TypeAlias = tuple[str, list[Paragraph]]  # verdict, and what follows the figures
+
+
+class Picture(NamedTuple):
+    """A picture of a report."""
+
+    file: str  # relative to the report
+    caption: str
+
+
+def write_report(folder: str | Path, title: str, paragraphs: Iterable[Paragraph], name: str = 'report') -> Path:
+    """Writes <name>.html and then <name>.md, the same text for a browser and for GitHub; returns the latter.
+
+    Args:
+        folder: that the pictures lie in.
+        paragraphs: texts, in which nothing is Markdown or HTML; pictures; tables, a list of rows, the first of them
+            the head. Empty ones are left out.
+    """
+    shown: list[tuple[str, str]] = [(f'# {markdown(title)}', f'<h1>{hypertext(title)}</h1>')]
+    for part in filter(None, paragraphs):
+        if isinstance(part, str):
+            shown.append((markdown(part), f'<p>{hypertext(part)}</p>'))
+        elif isinstance(part, Picture):
+            source, caption = hypertext(part.file), hypertext(part.caption)
+            image = f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+            shown.append((f'![{markdown(part.caption)}]({part.file})', image))
+        else:
+            lines = [f'| {" | ".join(map(markdown, row))} |' for row in part]
+            lines.insert(1, '| --- ' * len(part[0]) + '|')
+            rows = [''.join(f'<td>{hypertext(cell)}</td>' for cell in row) for row in part]
+            shown.append(('\n'.join(lines), f'<table><tr>{"</tr><tr>".join(rows)}</tr></table>'))
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{hypertext(title)}</title>'
+    style = 'body{max-width:60em;margin:2em auto;font-family:sans-serif}td{padding:.2em 1em}img{max-width:100%}'
+    texts = {
+        'html': '\n'.join([f'{head}<style>{style}</style>', *(page for _, page in shown)]),
+        'md': '\n\n'.join(text for text, _ in shown),
+    }
+    for ending, text in texts.items():
+        with atomic_file(Path(folder, f'{name}.{ending}')) as file:
+            file.write((text + '\n').encode())
+    return Path(folder, f'{name}.md')
+
+
+def markdown(text: str) -> str:
+    return re.sub(r'[\\`*\[\]|#]', r'\\\g<0>', hypertext(text, quote=False))
+
+
+def hypertext(text: str, quote: bool = True) -> str:
+    return html.escape(readable(text), quote)
+
+
+def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
+    """Whether something is better than others, by twice the standard error: 'better than A and B, worse than C'.
+
+    Args:
+        differences: name of the other -> how much better than it, and the standard error of that.
+    """
+    groups: dict[str, list[str]] = {'better than': [], 'worse than': [], 'too close to tell from': []}
+    for name, (difference, error) in differences.items():
+        words = [*groups][2 if abs(difference) <= 2 * error else int(difference < 0)]
+        groups[words].append(name)
+    return ', '.join(f'{words} {" and ".join(names)}' for words, names in groups.items() if names)
+
+
+def standard_error(percent: float, number: float) -> float:
+    """Of a share in %, measured on so many images."""
+    share = percent / 100
+    return 100 * math.sqrt(share * (1 - share) / number)
+
+
+def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float], compared: int) -> Described:
+    """The verdict and the rest of the report on a pretraining; draws its pictures beside the weights.
+
+    Args:
+        numbers: of the validation; gets those of `compare_features`.
+        compared: images that held-out ones are compared with.
+    """
+    folder, trained = weights.parent, Checkpoint.open(weights)
+    chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
+    reconstruct(trained, chosen, folder / 'reconstruction.png')
+    found, neighbours_drawn = compare_features(trained, images, compared)
+    numbers |= found
+    names = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position')
+    lines = {text: numbers[name] for name, text in names.items() if name in numbers}
+    draw_curves(folder / 'pretrain', folder / 'loss.png', lines)
+    number = min(len(images.held_out.names), NUM_VALIDATED)
+    told: list[Paragraph] = [
+        'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
+        'at each position, that the surroundings are read and not only where things usually are. The latter comes out '
+        f'too low with few images: {number} show at most {math.log(number):.1f} nats.'
+    ]
+    if images.classes and found:
+        told.append(
+            f'Nearest neighbours: each of {numbers["knn_images"]:,} held-out images gets the class of the most alike '
+            'among labelled images, which had no part in the training. Random weights and thumbnails have learned '
+            'nothing; a difference counts from two standard errors on, of pairs of answers to one image. It is one '
+            'training with one seed.'
+        )
+    told.append(Picture('reconstruction.png', 'Held-out images'))
+    if neighbours_drawn is not None:
+        neighbours_drawn.savefig(folder / 'neighbours.png')
+        text = 'Left held-out images, beside each the images to learn from whose features are most alike'
+        told.append(Picture('neighbours.png', text))
+    told.append(Picture('loss.png', 'Loss in training and on held-out images'))
+    return verdict_of_pretraining(numbers) if 'mim_loss' in numbers else '', told
+
+
+def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], compared: int) -> Described:
+    """The verdict and the rest of the report on a fine-tuning, and its curves; arguments as describe_pretraining."""
+    found = compare_classifier(images, compared)
+    numbers |= dict(found, held_out=len(images.held_out.names))
+    draw_curves(folder / 'finetune', folder / 'loss.png', {})
+    told: list[Paragraph] = [
+        f'These are {numbers["held_out"]:,} held-out images and one training with one seed: another seed gives another '
+        'figure. What pretraining is worth they do not show: that takes the same training with --init and without.'
+    ]
+    if found:
+        told.insert(
+            0,
+            f'Thumbnails and the most frequent class need no network: {found["compared_with"]:,} images were learned '
+            f'from, {found["compared"]:,} held-out ones tested. A difference counts from two standard errors on (of '
+            'both figures, as if of different images).',
+        )
+    told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
+    return verdict_of_finetuning(numbers) if found and 'accuracy/top1' in numbers else '', told
+
+
+def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
+    """One sentence from the figures of a validation and of `compare_features`, those of ROWS."""
+    loss, entropy, position = (numbers[name] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
+    if loss > entropy - HARDLY:
+        said = (
+            'nothing learned yet: the loss on masked patches is not clearly below that of guessing by token frequency'
+        )
+    elif loss >= position:
+        said = 'learned only where things usually are, as far as the loss on the held-out images can show'
+    else:
+        said = 'masked patches are predicted from what surrounds them'
+    if 'knn_images' not in numbers:
+        return f'Verdict: {said}.'
+    gains = {
+        what: (numbers['knn_accuracy'] - numbers[f'knn_accuracy_{name}'], numbers[f'knn_error_{name}'])
+        for name, what in (('random', 'random weights'), ('thumbnails', 'thumbnails'))
+    }
+    return f'Verdict: {said}; its features are {verdict(gains)}.'
+
+
+def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:
+    """One sentence from the figures of a validation and of `compare_classifier`, those of ROWS."""
+    accuracy = numbers['accuracy/top1']
+    error = standard_error(accuracy, numbers['held_out'])
+    gains = {
+        what: (accuracy - numbers[name], math.hypot(error, standard_error(numbers[name], numbers['compared'])))
+        for name, what in (('thumbnails', 'thumbnails'), ('most_frequent', 'the most frequent class'))
+    }
+    return f'Verdict: the classifier is {verdict(gains)}.'
+
+
+def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What the figures of a run are and their values, those on a number of images with their standard errors."""
+    tested = dict.fromkeys(('thumbnails', 'most_frequent'), numbers.get('compared'))
+    tested |= {'accuracy/top1': numbers.get('held_out')}
+    tested |= {name: numbers.get('knn_images') for name in ROWS if name.startswith('knn_')}
+    rows = []
+    for name, (text, form) in ROWS.items():
+        if name in numbers:
+            number = tested.get(name)
+            error = f' +- {standard_error(numbers[name], number):.1f}' if number else ''
+            rows.append((text, form.format(numbers[name]) + error))
+    return rows
+
+
+def labels_of(images: Images, size: int) -> list[dict[str, int]]:
+    """File -> class of at most `size` images to learn from and half as many held-out ones, evenly spread."""
+    number = {name: label for label, name in enumerate(images.classes)}
+    return [
+        {str(part.root / path): number.get(name, 0) for path, name in evenly(part.names.items(), most)}
+        for part, most in ((images.train, size), (images.held_out, max(1, size // 2)))
+    ]
+
+
+def compare_features(trained: Checkpoint, images: Images, size: int) -> tuple[dict[str, float], Figure | None]:
+    """k-NN of held-out images by pretrained features, random weights and thumbnails; and a picture of neighbours.
+
+    Args:
+        size: images that they are compared with.
+
+    Returns:
+        Of labelled images knn_accuracy of the three, %, knn_images and, for pairs of answers to one image, knn_error of
+        the difference to each of the others; and a `sheet`, None where no image can be read.
+    """
+    extract = FeatureExtractor(trained)
+    networks = dict(pretrained=extract)
+    if images.classes:
+        networks['random'] = extract.with_random_weights()
+
+    def compute(samples: list[dict]) -> list[dict]:
+        batch = torch.stack([sample['inputs'] for sample in samples])
+        found = {name: network.features(batch, [None])['mean'][:, 0].cpu() for name, network in networks.items()}
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+    parts: list[dict[str, Tensor]] = []
+    paths: list[list[str]] = []
+    for labels in labels_of(images, size):
+        read = []
+        files = [FoundPath(path) for path in labels]
+        for sample in extract.reader.results(files, compute, 32, on_error='skip', return_images=True):
+            if 'error' not in sample:
+                pixels = torch.from_numpy(thumbnail(sample.pop('image')))
+                read.append(dict(sample, thumbnails=pixels - pixels.mean()))  # brightness alone makes none alike
+        if not read:
+            return {}, None
+        paths.append([sample['path'] for sample in read])
+        names = (*networks, 'thumbnails')
+        parts.append({name: torch.stack([sample[name] for sample in read]) for name in names})
+        parts[-1]['labels'] = torch.tensor([labels[path] for path in paths[-1]])
+    bank, held_out = parts
+    picture = draw_neighbours(images, paths, bank['pretrained'], held_out['pretrained'])
+    if not images.classes:
+        return {}, picture
+    right = {
+        name: knn_predict(held_out[name], bank[name], bank['labels'], len(images.classes)) == held_out['labels']
+        for name in (*networks, 'thumbnails')
+    }
+    numbers: dict[str, float] = dict(knn_images=len(held_out['labels']))
+    numbers['knn_accuracy'], _ = mean_and_error(right['pretrained'])
+    for name in ('random', 'thumbnails'):
+        numbers[f'knn_accuracy_{name}'], _ = mean_and_error(right[name])
+        _, numbers[f'knn_error_{name}'] = mean_and_error(right['pretrained'].double() - right[name].double())
+    return numbers, picture
+
+
+def draw_neighbours(images: Images, paths: Sequence[list[str]], bank: Tensor, held_out: Tensor) -> Figure:
+    """Held-out images, each before the images to learn from whose features are most alike, by cosine.
+
+    Args:
+        paths: of the images to learn from, and of held-out ones.
+        bank, held_out: their features (M, C) and (N, C).
+    """
+    queries = evenly(range(len(held_out)), NUM_QUERIES)
+    _, nearest = next(neighbours(held_out[queries], bank, min(NUM_NEIGHBOURS, len(bank))))
+    rows = []
+    for query, row in zip(queries, nearest.tolist(), strict=True):
+        files = [paths[1][query], *(paths[0][index] for index in row)]
+        names = [Path(file).parent.name if images.classes else '' for file in files]
+        rows.append([*zip(names, map(small, files), strict=True)])
+    return sheet(rows)
+
+
+def small(file: str) -> Tensor:
+    """The middle of an image, which the model sees, float (3, SIDE, SIDE) in [0, 1]."""
+    image = read_image(file)
+    height, width = (max(SIDE, round(side * SIDE / min(image.shape[:2]))) for side in image.shape[:2])
+    top, left = (height - SIDE) // 2, (width - SIDE) // 2
+    middle = resize_bicubic(image, (height, width))[top : top + SIDE, left : left + SIDE]
+    return torch.from_numpy(middle).permute(2, 0, 1) / 255
+
+
+def compare_classifier(images: Images, size: int) -> dict[str, float]:
+    """Accuracy in % of ridge regression on `thumbnails` and of the `most_frequent` class, and on how many images.
+
+    Args:
+        size: images that the regression learns from.
+    """
+    pixels, answers = [], []
+    for labels in labels_of(images, size):
+        found = []
+        for path, label in labels.items():
+            try:
+                found.append((thumbnail(read_image(path)), label))
+            except UnreadableImageError:
+                continue
+        if not found:
+            return {}
+        pixels.append(torch.from_numpy(np.stack([values for values, _ in found])))
+        answers.append(torch.tensor([label for _, label in found]))
+    (x, held_out), (y, truth) = pixels, answers
+    most, _ = mean_and_error(truth == y.bincount().argmax())
+    accuracy, _ = mean_and_error(truth == ridge(x, y, held_out))
+    return dict(thumbnails=accuracy, most_frequent=most, compared=len(truth), compared_with=len(y))
+
+
+def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:
+    """Draws a run's losses, with `lines` (name -> nats), and where there is one its accuracy on held-out images."""
+    training, validation = read_scalars(work_dir)
+    accuracy = ['accuracy/top1'] if any('accuracy/top1' in row for row in validation.values()) else []
+    losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
+    figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
+    axes = figure.axes[0]
+    for number, (name, level) in enumerate(lines.items()):
+        axes.axhline(level, color='gray', linestyle=('--', ':')[number % 2], label=f'{name}: {level:.2f}')
+    axes.set_ylabel('loss, nats')
+    axes.legend(fontsize=7)
+    if accuracy:
+        figure.axes[1].set_ylabel('classified right, %')
+    with atomic_file(out) as file:
+        figure.savefig(file, dpi=120)

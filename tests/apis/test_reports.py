@@ -1,0 +1,68 @@
+"""The report of a run: its verdict, the figures beside it, and the same text as Markdown and HTML."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from beit_mm.apis.reports import Picture, rows_of, verdict, verdict_of_finetuning, verdict_of_pretraining, write_report
+
+
+def test_a_verdict_goes_both_ways_and_knows_what_is_too_close():
+    assert (
+        verdict(dict(A=(5, 2), B=(-5, 2), C=(4, 2), D=(9, 0)))
+        == 'better than A and D, worse than B, too close to tell from C'
+    )
+
+
+@pytest.mark.parametrize(
+    'loss, expected',
+    [(5.88, 'nothing learned yet'), (5.5, 'learned only where things usually are'), (5.3, 'from what surrounds them')],
+)
+def test_the_verdict_of_a_pretraining(loss, expected):
+    numbers = dict(mim_loss=loss, token_entropy=5.9, position_entropy=5.49)
+    said = verdict_of_pretraining(numbers)
+    assert expected in said and 'features' not in said
+    numbers |= dict(knn_images=1000, knn_accuracy=12.1, knn_accuracy_random=6.7, knn_accuracy_thumbnails=15.0)
+    numbers |= dict(knn_error_random=1.0, knn_error_thumbnails=1.3)
+    said = verdict_of_pretraining(numbers)
+    assert expected in said and 'better than random weights, worse than thumbnails' in said
+    assert ('classified right by nearest neighbours, %', '12.1 +- 1.0') in rows_of(numbers)
+
+
+def test_the_verdict_of_a_fine_tuning():
+    # of 100 images: standard errors of 60 and 50 % are 4.9 and 5.0, together 7.0
+    numbers = {'accuracy/top1': 60.0, 'held_out': 100, 'thumbnails': 50.0, 'most_frequent': 20.0, 'compared': 100}
+    assert verdict_of_finetuning(numbers).endswith(
+        'better than the most frequent class, too close to tell from thumbnails.'
+    )
+    assert ('classified right, %', '60.0 +- 4.9') in rows_of(numbers)
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ''
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_report_shows_any_name_as_it_is(tmp_path):
+    name = '<script>alert(1)</script> `a` [b](c) | \udcff\n# x'
+    paragraphs = [name, '', [('head', name), ('1', '2')], Picture('loss.png', 'Curves')]
+    path = write_report(tmp_path, f'of {name}', paragraphs)
+    page = Page((tmp_path / 'report.html').read_text())
+    shown = '<script>alert(1)</script> `a` [b](c) | \\xff\\n# x'
+    assert page.text.count(shown) == 4  # title, heading, paragraph and table
+    assert 'script' not in [tag for tag, _ in page.tags] and ('img', dict(src='loss.png', alt='Curves')) in page.tags
+    lines = path.read_text().split('\n\n')
+    assert '<' not in path.read_text() and '![Curves](loss.png)' in lines[3] and len(lines) == 4
+    table = lines[2].splitlines()
+    assert len(table) == 3 and all(line.replace('\\|', '').count('|') == 3 for line in table)
