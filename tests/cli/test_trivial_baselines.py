@@ -38,7 +38,7 @@ def test_colours_are_told_apart_by_thumbnails(tmp_path):
     make_images(tmp_path, per_class=6)
     (tmp_path / 'labels.txt').write_text('blue/1.png\nblue/2.png\ngreen/1.png\nred/0.png\n')
     options = [f'data_root={tmp_path}', f'train_dataloader.dataset.ann_file={tmp_path}/labels.txt']
-    config = ROOT / 'configs/demo/caltech101_finetune.py'
+    config = ROOT / 'configs/demo/finetune_folder.py'
     run_tool(BASELINES, config, '--out', tmp_path / 'out.json', '--cfg-options', *options)
     figures = json.loads((tmp_path / 'out.json').read_text())
     assert figures == dict(most_frequent=pytest.approx(100 / 3), nearest=100, ridge=100)

@@ -1,7 +1,7 @@
 """How far one gets without a network on the images of a config: what its model has to beat.
 
-    python tools/analysis/trivial_baselines.py configs/demo/caltech101_finetune.py
-    python tools/analysis/trivial_baselines.py configs/demo/caltech101_finetune.py --cfg-options \
+    python tools/analysis/trivial_baselines.py configs/demo/finetune_folder.py
+    python tools/analysis/trivial_baselines.py configs/demo/finetune_folder.py --cfg-options \
         train_dataloader.dataset.ann_file=labels.txt
     python tools/analysis/trivial_baselines.py configs/demo/camvid_setr_pup.py --out baselines.json
 
