@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib import get_data_path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -20,6 +21,7 @@ from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from beit_mm.engine.steps import unwrap, written_if_possible
@@ -99,6 +101,27 @@ def pixels_of(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]) -> Image.Image:
+    """An image above a white strip with a square of each colour (red, green, blue) and its name."""
+    size = max(14, image.width // 40)  # pixels
+    font = ImageFont.truetype(get_data_path() + '/fonts/ttf/DejaVuSans.ttf', size)
+    places, width, left, row = [], image.width, size // 2, 0
+    for name, colour in entries:
+        text = shortened(name, 40)
+        right = left + round(1.5 * size + font.getlength(text) + size)
+        if places and right > width:
+            left, right, row = size // 2, right - left + size // 2, row + 1
+        places.append((left, image.height + round((1.5 * row + 0.5) * size), text, tuple(colour)))
+        width, left = max(width, right), right  # a name may be wider than the image
+    drawn = Image.new('RGB', (width, image.height + round((1.5 * row + 2) * size)), 'white')
+    drawn.paste(image)
+    pen = ImageDraw.Draw(drawn)
+    for left, top, text, colour in places:
+        pen.rectangle((left, top, left + size, top + size), fill=colour, outline='black')
+        pen.text((left + 1.5 * size, top + size / 2), text, fill='black', font=font, anchor='lm')
+    return drawn
 
 
 @HOOKS.register_module()

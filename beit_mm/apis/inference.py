@@ -28,7 +28,7 @@ from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dat
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns
+from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, quiet, with_bar
 
@@ -126,7 +126,8 @@ def segment(
     Args:
         checkpoint: see `Checkpoint.open`.
         images: files and folders.
-        out: folder; gets labels/<name>.png (indices of the classes), overlays/<name>.png and classes.txt.
+        out: folder; gets classes.txt, labels/<name>.png, whose pixels are places in it from 0 with the classes' colours
+            as palette (without one from 257 classes on), and overlays/<name>.png with the names of the colours.
         labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
             images/training, where there is one, only that is used.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
@@ -200,10 +201,16 @@ def write_maps(
         names = (f'{stem}_{number}.png' if number > 1 else f'{stem}.png' for number in count(1))
         used.add(name := next(name for name in names if name not in used))
         files = dict(path=result['path'], labels=str(folder / 'labels' / name))
-        Image.fromarray(result['labels']).save(files['labels'])
+        labels = result['labels']
+        image = Image.fromarray(labels)
+        if labels.dtype == np.uint8:
+            image.putpalette(np.array(palette, np.uint8).tobytes())
+        image.save(files['labels'])
         if 'image' in result:
             files['overlay'] = str(folder / 'overlays' / name)
-            overlay(result['image'], result['labels'], palette).save(files['overlay'])
+            found, pixels = np.unique(labels, return_counts=True)
+            legend = [(classes[label], palette[label]) for label in found[pixels.argsort()[::-1]]]
+            with_legend(overlay(result['image'], labels, palette), legend).save(files['overlay'])
         written.append(files)
     return written
 
