@@ -255,7 +255,11 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
 
 
 def draw_attention(
-    image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, mass: float | None = MASS
+    image: Tensor,
+    patches: Sequence[tuple[int, int]],
+    maps: Tensor,
+    mass: float | None = MASS,
+    control: Tensor | None = None,
 ) -> Figure:
     """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
@@ -266,8 +270,11 @@ def draw_attention(
         patches: (row, column) of the patches that attend.
         maps: (P, heads, h, w), of `attention_of_patches`.
         mass: share of the attention that the contour encloses; None for no contour, as for scores.
+        control: the maps of random weights, whose mean over the heads stands beside.
     """
-    titles = ['mean of heads', *(f'head {head}' for head in range(maps.shape[1]))]
+    means = {'mean of heads': maps} if control is None else {'mean of heads': maps, 'random weights': control}
+    drawn = torch.cat([*(found.mean(dim=1, keepdim=True) for found in means.values()), maps], dim=1)  # P, tiles, h, w
+    titles = [*means, *(f'head {head}' for head in range(maps.shape[1]))]
     gray = image.mean(dim=0, keepdim=True).expand(3, -1, -1)
     tiles = [('image', image), *((title, gray) for title in titles)]
     columns = math.ceil(math.sqrt(len(tiles) * image.shape[1] / image.shape[2]))
@@ -275,10 +282,10 @@ def draw_attention(
     figure = sheet(rows * len(patches), side=240)
     panels = iter(figure.axes)
     height, width = image.shape[1] / maps.shape[2], image.shape[2] / maps.shape[3]  # of a patch, in pixels
-    for (row, column), attention in zip(patches, maps, strict=True):
+    for (row, column), attention in zip(patches, drawn, strict=True):
         corner = column * width - 0.5, row * height - 0.5
         next(panels).add_patch(Rectangle(corner, width, height, fill=False, edgecolor='red', linewidth=2))
-        for values in (attention.mean(dim=0), *attention):
+        for values in attention:
             axes = next(panels)
             extent = axes.images[0].get_extent()
             axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)

@@ -24,6 +24,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.transforms import as_size
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file, folder_of_images
@@ -33,6 +34,7 @@ from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, quiet, with_bar
 
 Sources = str | Path | Sequence[str | Path]
+SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure
 MAX_ROWS = 64  # of a picture of reconstructions
 FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spreadsheet
 
@@ -283,7 +285,9 @@ def attention(
     out: str | Path = 'attention.png',
     layer: int = -1,
 ) -> Path:
-    """Draws what points of an image attend to, in every head of a layer.
+    """Draws what points of an image attend to, in every head of a layer, and for comparison with random weights.
+
+    The image is enlarged to about 30 patches along its short side, where the model saw fewer.
 
     Args:
         checkpoint: of any BEiT, see `Checkpoint.open`.
@@ -294,9 +298,14 @@ def attention(
     """
     path = check_picture(out)
     with quiet():
-        extractor = FeatureExtractor(checkpoint, whole=True)
-        found = attention_of_image(extractor, image, points.split(';') if isinstance(points, str) else points, layer)
-        draw_attention(found.image, found.patches, found.maps).savefig(path)
+        opened = Checkpoint.open(checkpoint)
+        arguments = opened.backbone_arguments()
+        size = max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
+        extractor = FeatureExtractor(opened, size=size, whole=True)
+        places = points.split(';') if isinstance(points, str) else points
+        found = attention_of_image(extractor, image, places, layer)
+        control = attention_of_image(extractor.with_random_weights(), image, places, layer)
+        draw_attention(found.image, found.patches, found.maps, control=control.maps).savefig(path)
     return path
 
 

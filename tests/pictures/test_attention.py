@@ -168,6 +168,9 @@ def test_a_sheet_shows_points_heads_and_contours(tmp_path):
     np.testing.assert_allclose(colours.get_array(), maps[0].mean(dim=0))
     ends = np.concatenate([path.vertices for path in mean.collections[0].get_paths()])
     np.testing.assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[44.5, 14.5], [59.5, 29.5]], atol=1)
+    beside = draw_attention(torch.full((3, 30, 60), 0.5), [(0, 1), (1, 0)], maps, control=maps.flip(-1))
+    assert [axes.get_title('left') for axes in beside.axes] == 2 * ['image', 'mean of heads', 'random weights', *heads]
+    np.testing.assert_allclose(beside.axes[2].images[1].get_array(), maps[0].flip(-1).mean(dim=0))
     odd = draw_attention(torch.full((3, 35, 70), 0.5), [(1, 2)], torch.eye(8)[6].view(1, 1, 2, 4))
     (mark,) = odd.axes[0].patches  # where the image is no multiple of the grid, as on the map
     assert (*mark.get_xy(), mark.get_width(), mark.get_height()) == (34.5, 17, 17.5, 17.5)
