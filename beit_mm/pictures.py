@@ -128,7 +128,7 @@ def with_legend(image: Image.Image, entries: Sequence[tuple[str, Sequence[int]]]
 class ReconstructionHook(Hook):
     """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
 
-    Of a pretraining: image, masked image, and its decoded visual tokens, the right ones and the predicted ones; of a
+    Of a pretraining: image, masked image, the prediction in the masked patches, and the right tokens decoded; of a
     DiscreteVAE: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
     `iter_<step>.png` and `test.png` to `pictures/` in the work directory.
 

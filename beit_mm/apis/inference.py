@@ -224,7 +224,7 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
 
 
 def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -> Path:
-    """Draws images, what the model sees of them, their visual tokens and the predicted ones, decoded.
+    """Draws images, what the model sees of them, what it predicts in the masked patches, and the right tokens decoded.
 
     Args:
         checkpoint: of a pretraining on visual tokens, see `Checkpoint.open`.

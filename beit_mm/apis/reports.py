@@ -138,7 +138,7 @@ def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float
             'nothing; a difference counts from two standard errors on, of pairs of answers to one image. It is one '
             'training with one seed.'
         )
-    told.append(Picture('reconstruction.png', 'Held-out images'))
+    told.append(Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'))
     if neighbours_drawn is not None:
         neighbours_drawn.savefig(folder / 'neighbours.png')
         text = 'Left held-out images, beside each the images to learn from whose features are most alike'

@@ -138,9 +138,11 @@ class BEiTPretrainer(BaseModel):
 
     @torch.no_grad()
     def pictures(self, inputs: dict) -> dict[str, Tensor]:
-        """Title -> float (B, C, H, W) in [0, 1] of what the model saw, was to predict and predicted.
+        """Title -> float (B, C, H, W) in [0, 1] of what the model saw, predicted and was to predict.
 
-        Predicted tokens, which need a tokenizer that can decode, stand in the masked patches only.
+        The prediction, which needs a tokenizer that can decode, stands in the masked patches of the image. It is
+        decoded from the probabilities of all tokens: the likeliest ones alone make blots, as the likeliest token of an
+        uncertain patch is often black or white.
         """
         mask = inputs['mask']
         image = self.data_preprocessor.denormalize(inputs['images'])
@@ -148,16 +150,22 @@ class BEiTPretrainer(BaseModel):
         if mask is not None:
             masked = F.interpolate(mask[:, None].float(), scale_factor=self.backbone.patch_size) > 0  # B, 1, H, W
             # The slice cuts off what the last patch of a row or column has outside of the image.
-            columns['masked'] = torch.where(masked[:, :, : image.shape[2], : image.shape[3]], 0.5, image)
+            masked = masked[:, :, : image.shape[2], : image.shape[3]]
+            columns['masked'] = torch.where(masked, 0.5, image)
         tokenizer = self.target_generator
         if tokenizer is not None and tokenizer.can_decode:
             tokens = tokenizer.encode(inputs['tokenizer_images'])  # B, h, w
             hidden = self.backbone(inputs['images'], mask)[0][:, 1:]  # B, h*w, C
-            predicted = self.head(hidden).argmax(dim=-1).view_as(tokens)
+            weights = self.head(hidden).float().softmax(dim=-1).unflatten(1, tokens.shape[1:])  # B, h, w, vocab_size
             if mask is not None:
-                predicted = torch.where(mask, predicted, tokens)
+                weights[~mask] = F.one_hot(tokens[~mask], tokenizer.vocab_size).float()
+            predicted = tokenizer.decode(weights.permute(0, 3, 1, 2))
+            if mask is not None:
+                size = [side * self.backbone.patch_size for side in mask.shape[1:]]
+                predicted = F.interpolate(predicted, size, mode='bilinear')[:, :, : image.shape[2], : image.shape[3]]
+                predicted = torch.where(masked, predicted, image)
+            columns['prediction'] = predicted
             columns['tokens, decoded'] = tokenizer.decode(tokens)
-            columns['prediction, decoded'] = tokenizer.decode(predicted)
         return columns
 
     def train(self, mode: bool = True) -> 'BEiTPretrainer':

@@ -42,6 +42,8 @@ def test_contract(tokenizer):
     decoded = tokenizer.decode(tokens)
     assert decoded.shape == images.shape and decoded.dtype == torch.float32
     assert decoded.min() >= 0 and decoded.max() <= 1
+    one_hot = torch.nn.functional.one_hot(tokens, tokenizer.vocab_size).float().permute(0, 3, 1, 2)
+    torch.testing.assert_close(tokenizer.decode(one_hot), decoded)
 
     positions = torch.tensor([[3, 0, 14, -1], [7, 7, -1, -1]])
     expected = tokens.flatten(1).gather(1, positions.clamp(min=0)).masked_fill(positions < 0, -1)

@@ -39,7 +39,11 @@ class Tokenizer(nn.Module, ABC):
         return tokens.masked_fill(positions < 0, PADDING)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images float32 (B, C, h * stride, w * stride) in [0, 1] of tokens int64 (B, h, w), given a decoder."""
+        """Images float32 (B, C, h * stride, w * stride) in [0, 1], given a decoder.
+
+        Args:
+            tokens: int64 (B, h, w); or of all tokens their weights, float (B, vocab_size, h, w), adding up to 1.
+        """
         raise UserError(f'this {type(self).__name__} has no decoder, so its tokens cannot be drawn')
 
     @torch.no_grad()
@@ -107,7 +111,8 @@ class CodebookTokenizer(Tokenizer):
             )
         self.prepare(tokens.device)
         with without_autocast(tokens):
-            return self.to_images(self.decoder.from_tokens(tokens).float())
+            output = self.decoder(tokens) if tokens.is_floating_point() else self.decoder.from_tokens(tokens)
+            return self.to_images(output.float())
 
     def _features(self, images: Tensor) -> Tensor:
         """What the encoder's output layer takes, (B, C, h, w)."""
