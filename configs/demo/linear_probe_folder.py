@@ -54,3 +54,4 @@ optim_wrapper = dict(
     optimizer=dict(
         type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4, fused=True))
 param_scheduler = [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=20, T_max=20)]
+train_cfg = dict(max_epochs=20, val_interval=5)

@@ -103,7 +103,7 @@ def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     assert cfg.param_scheduler[1]['end'] == 400 and cfg.param_scheduler[0]['end'] == 20
     assert cfg.train_dataloader.num_workers == 3 and cfg.train_dataloader.batch_size <= 144 / 8
     steps = {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
-    rows = cfg.model.backbone.img_size // cfg.model.backbone.patch_size
+    rows = cfg.model.backbone.img_size[0] // cfg.model.backbone.patch_size
     assert steps['beit_mm.BlockwiseMask']['grid'] == (rows, rows)
     stride = 2**cfg.model.target_generator.num_levels
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (stride * rows, stride * rows)
@@ -132,6 +132,29 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     assert math.log2(cfg.train_dataloader.batch_size).is_integer()
 
 
+def test_a_cpu_begins_with_the_packaged_weights_unless_something_else_is_said(images, tmp_path):
+    plan = plan_training(images, 'pretrain', device='cpu')
+    assert (plan.init, plan.keeps_head, plan.tokenizer['checkpoint']) == ('demo', True, 'demo') and plan.size == (96, 96)
+    plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu')
+    assert (plan.init, plan.keeps_head, plan.tokenizer) == ('demo', False, None)
+    plan = plan_training(images, 'pretrain', 'none', 'demo', device='cpu')
+    assert (plan.init, plan.keeps_head, plan.tokenizer['checkpoint']) == (None, False, 'demo')
+    plan = plan_training(images, 'pretrain', 'none', device='cpu')
+    assert (plan.init, plan.tokenizer) == (None, None)
+    decays = {}
+    for init in (None, 'none'):
+        plan = plan_training(images, 'finetune', init, device='cpu')
+        settings = plans.finetuning_settings(own_config(plan.base), images, plan, tmp_path, 100)
+        decays[plan.init] = settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate']
+    assert decays == {'demo': 0.8, None: 1.0}
+
+
+def test_fine_tuning_on_a_gpu_is_told_what_to_begin_with(images, monkeypatch):
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
+    with pytest.raises(ValueError, match='--init is missing; expected a checkpoint, or none'):
+        plan_training(images, 'finetune', device='cuda')
+
+
 def test_configs_are_found_by_name():
     assert find_config('demo/pretrain').name == find_config('demo/pretrain.py').name == 'pretrain.py'
     with pytest.raises(ValueError, match="'pretrain_300e' names 3 configs; expected one of beit.*/pretrain_300e"):
@@ -143,10 +166,10 @@ def test_configs_are_found_by_name():
 def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     base = Config.fromfile(find_config('demo/finetune_folder'))
     steps = {step['type']: step for step in plans.resized(base.test_pipeline, (128, 128))}
-    assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 72 and 64
+    assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 108 and 96
     steps = {step['type']: step for step in plans.resized(base.train_pipeline, (128, 96))}
     assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96)
-    assert base.test_pipeline[1].scale == 72
+    assert base.test_pipeline[1].scale == 108
 
 
 def test_one_image_of_a_class_is_learned_from(tmp_path):

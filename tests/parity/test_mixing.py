@@ -629,7 +629,7 @@ def test_mmpretrains_picture_of_a_schedule(tmp_path, monkeypatch):
     monkeypatch.setenv('MPLBACKEND', 'agg')
     run_tool(
         'vis_scheduler.py',
-        ROOT / 'configs/demo/caltech101_finetune.py',
+        ROOT / 'configs/demo/finetune_folder.py',
         '-d',
         128,
         '--not-show',

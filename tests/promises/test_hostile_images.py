@@ -124,8 +124,8 @@ PIPELINES = [
     ('_base_/datasets/finetune_in1k.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
     ('beit_plus/finetune_large_512_in1k.py', 'mmpretrain', 'test_pipeline'),
     ('_base_/datasets/ade20k_512.py', 'mmseg', 'train_pipeline', 'test_pipeline'),
-    ('demo/caltech101_pretrain.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
-    ('demo/caltech101_finetune.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
+    ('demo/pretrain.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
+    ('demo/finetune_folder.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
     ('demo/bands_finetune.py', 'mmpretrain', 'test_pipeline'),
 ]
 

@@ -37,7 +37,7 @@ from scenes import OBJECTS, paint_scene  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 FINETUNE = CONFIGS / '_base_/datasets/finetune_in1k.py'
-PRETRAIN = ('demo/caltech101_pretrain.py', 'beit/pretrain_800e.py')
+PRETRAIN = ('demo/pretrain.py', 'beit/pretrain_800e.py')
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
 THEIRS = [
     dict(type='LoadImageFromFile'),

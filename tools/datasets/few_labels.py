@@ -1,7 +1,7 @@
 """Writes a list of a few images of each class, for training with few labels.
 
     python tools/datasets/few_labels.py data/caltech101/train 20 data/caltech101/labels.txt --seed 0
-    python tools/train.py configs/demo/caltech101_finetune.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
+    python tools/train.py configs/demo/finetune_folder.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
 
 One path a line, relative to the folder. Of each class, in the order of its name, the first images after
 random.Random(seed), one generator for all classes, has shuffled the sorted ones; of 5 and of 20 a class with the same

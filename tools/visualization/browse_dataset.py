@@ -1,6 +1,6 @@
 """Draws training samples of a config as the model gets them.
 
-    python tools/visualization/browse_dataset.py configs/demo/caltech101_pretrain.py --out samples.png
+    python tools/visualization/browse_dataset.py configs/demo/pretrain.py --out samples.png
 
 A row for each sample. Of a pretraining: the first view, the same with its masked patches gray, the tokenizer's view,
 its visual tokens (decoded where the tokenizer can, else a colour for each word), DINO's crops. Of a fine-tuning the
