@@ -34,7 +34,6 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
     'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
     'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
-    'images_per_second': ('images a second in training', '{:,.0f}'),
 }
 HARDLY = 0.05  # nats by which a loss must be lower to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
@@ -151,7 +150,8 @@ def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float],
     """The verdict and the rest of the report on a fine-tuning, and its curves; arguments as describe_pretraining."""
     found = compare_classifier(images, compared)
     numbers |= dict(found, held_out=len(images.held_out.names))
-    draw_curves(folder / 'finetune', folder / 'loss.png', {})
+    names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
+    draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
     told: list[Paragraph] = [
         f'These are {numbers["held_out"]:,} held-out images and one training with one seed: another seed gives another '
         'figure. What pretraining is worth they do not show: that takes the same training with --init and without.'
@@ -175,7 +175,7 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
             'nothing learned yet: the loss on masked patches is not clearly below that of guessing by token frequency'
         )
     elif loss >= position:
-        said = 'learned only where things usually are, as far as the loss on the held-out images can show'
+        said = 'learned, but no more is shown than where things usually are'
     else:
         said = 'masked patches are predicted from what surrounds them'
     if 'knn_images' not in numbers:
@@ -323,17 +323,22 @@ def compare_classifier(images: Images, size: int) -> dict[str, float]:
 
 
 def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:
-    """Draws a run's losses, with `lines` (name -> nats), and where there is one its accuracy on held-out images."""
+    """Draws a run's losses and, where there is one, its accuracy on held-out images.
+
+    Args:
+        lines: name -> what is reached without training, nats, or where there is an accuracy %.
+    """
     training, validation = read_scalars(work_dir)
     accuracy = ['accuracy/top1'] if any('accuracy/top1' in row for row in validation.values()) else []
     losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
     figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
-    axes = figure.axes[0]
     for number, (name, level) in enumerate(lines.items()):
-        axes.axhline(level, color='gray', linestyle=('--', ':')[number % 2], label=f'{name}: {level:.2f}')
-    axes.set_ylabel('loss, nats')
-    axes.legend(fontsize=7)
-    if accuracy:
-        figure.axes[1].set_ylabel('classified right, %')
+        style = ('--', ':')[number % 2]
+        figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{name}: {level:.3g}')
+    for axes, label in zip(figure.axes, ('loss, nats', 'classified right, %'), strict=False):
+        axes.set_ylabel(label)
+        for line in axes.lines:
+            line.set_label(str(line.get_label()).removesuffix(', validation'))
+        axes.legend(fontsize=7)
     with atomic_file(out) as file:
         figure.savefig(file, dpi=120)

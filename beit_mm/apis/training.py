@@ -339,7 +339,8 @@ class Run:
         waiting = numbers.get('waiting', 0)
         paragraphs = [
             said,
-            f'{images}. {self.record["seconds"] / 60:.1f} minutes. Weights: {self.weights.name}.',
+            f'{images}. {self.record["seconds"] / 60:.1f} minutes, {seen:,.0f} images a second in training. Weights: '
+            f'{self.weights.name}.',
             [('on held-out images', '+- one standard error'), *rows],
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
             *told,

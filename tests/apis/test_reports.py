@@ -3,8 +3,38 @@
 from html.parser import HTMLParser
 
 import pytest
+import torch
+from labelled import BACKBONE, make_images
 
-from beit_mm.apis.reports import Picture, rows_of, verdict, verdict_of_finetuning, verdict_of_pretraining, write_report
+from beit_mm.apis.reports import (
+    Picture,
+    compare_classifier,
+    compare_features,
+    rows_of,
+    verdict,
+    verdict_of_finetuning,
+    verdict_of_pretraining,
+    write_report,
+)
+from beit_mm.apis.split import find_images
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.features.evaluation import mean_and_error
+from beit_mm.registry import MODELS
+
+
+def test_colours_are_told_apart_without_training(tmp_path):
+    """Three classes that differ by colour; a file that cannot be read counts for nobody."""
+    make_images(tmp_path, per_class=40)
+    (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
+    images = find_images(tmp_path)
+    found = compare_classifier(images, 400)
+    assert found == dict(thumbnails=100, most_frequent=pytest.approx(100 * 40 / 119), compared=119, compared_with=120)
+    state = dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4)))
+    torch.save(state, tmp_path / 'x.pth')
+    numbers, figure = compare_features(Checkpoint.open(tmp_path / 'x.pth'), images, 60)
+    assert numbers['knn_accuracy_thumbnails'] == 100 and 30 <= numbers['knn_images'] <= 60
+    assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
+    assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
 
 
 def test_a_verdict_goes_both_ways_and_knows_what_is_too_close():
@@ -16,7 +46,7 @@ def test_a_verdict_goes_both_ways_and_knows_what_is_too_close():
 
 @pytest.mark.parametrize(
     'loss, expected',
-    [(5.88, 'nothing learned yet'), (5.5, 'learned only where things usually are'), (5.3, 'from what surrounds them')],
+    [(5.88, 'nothing learned yet'), (5.5, 'no more is shown than where things'), (5.3, 'from what surrounds them')],
 )
 def test_the_verdict_of_a_pretraining(loss, expected):
     numbers = dict(mim_loss=loss, token_entropy=5.9, position_entropy=5.49)
