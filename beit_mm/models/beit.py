@@ -255,7 +255,7 @@ class BEiTMIMHead(BaseModule):
         logits = self(hidden)  # B, K, vocab_size
         targets = targets.clamp(min=0)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction='none').view_as(targets)
-        return losses, (logits.detach().argmax(dim=-1) == targets).float()
+        return losses, (logits.detach().max(dim=-1).indices == targets).float()
 
 
 @MODELS.register_module()

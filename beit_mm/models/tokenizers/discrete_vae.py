@@ -243,7 +243,9 @@ class ConvEncoder(nn.Module):
         super().__init__()
         self.levels = nn.Sequential()
         for _ in range(num_levels):
-            self.levels.append(nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU()))
+            self.levels.append(
+                nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU(inplace=True))
+            )
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             in_channels = hidden
@@ -277,7 +279,9 @@ class ConvDecoder(nn.Module):
             self.levels.extend(ConvResBlock(hidden) for _ in range(bottleneck_blocks))
             width = hidden
         for _ in range(num_levels):
-            self.levels.append(nn.Sequential(nn.ConvTranspose2d(width, hidden, 4, stride=2, padding=1), nn.ReLU()))
+            self.levels.append(
+                nn.Sequential(nn.ConvTranspose2d(width, hidden, 4, stride=2, padding=1), nn.ReLU(inplace=True))
+            )
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             width = hidden
