@@ -84,8 +84,9 @@ class LoadImage(BaseTransform):
         max_pixels: largest width x height of a file that is read; of a larger one only the header is.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge
             behind it needs no more, see `scale_decoding`.
-        cache_bytes: memory for decoded images of at most a megapixel, in each process that reads: the first ones that
-            fit are kept, so that a small set is decoded once. The pixels are the same.
+        cache_bytes: memory for images decoded to at most a megapixel, in each process that reads: the first ones that
+            fit are kept, a large JPEG at each scale that was needed, so that a small set is decoded once. The pixels
+            are the same.
 
     Raises:
         UnreadableImageError: the file cannot be read, or has a side more than 50 times as long as the other; names it.
@@ -94,8 +95,9 @@ class LoadImage(BaseTransform):
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True, cache_bytes: int = 0) -> None:
         self.max_pixels = max_pixels
         self.scaled = scaled
-        self.free_bytes = cache_bytes
-        self.cache: dict[str, np.ndarray] = {}
+        self.free_bytes = self.cache_bytes = cache_bytes
+        self.cache: dict[tuple[str, int], np.ndarray] = {}  # by path and scale
+        self.sizes: dict[str, tuple[int, int]] = {}  # height and width of large JPEGs: their scale is chosen anew
         # set by scale_decoding: (results, height, width) -> 1, 2, 4 or 8
         self.choose_scale: Callable[[dict, int, int], int] | None = None
 
@@ -111,12 +113,21 @@ class LoadImage(BaseTransform):
         return results
 
     def read(self, path: str, results: dict) -> np.ndarray:
-        if (kept := self.cache.get(path)) is not None:
-            return kept.copy()
         choose_scale = self.choose_scale and partial(self.choose_scale, results)
-        image = read_image(path, self.max_pixels, choose_scale)
-        if image.nbytes <= self.free_bytes and 'drawn' not in results:  # a box drawn before decoding chose the scale
-            self.cache[path] = image.copy()
+        scale = choose_scale(*self.sizes[path]) if choose_scale and path in self.sizes else None
+        if (kept := self.cache.get((path, scale or 1))) is not None:
+            return kept.copy()
+
+        def choose(height: int, width: int) -> int:
+            nonlocal scale
+            if self.cache_bytes:
+                self.sizes[path] = height, width
+            scale = scale or choose_scale(height, width)  # once: it may draw a box
+            return scale
+
+        image = read_image(path, self.max_pixels, choose_scale and choose)
+        if image.nbytes <= min(self.free_bytes, 3 * 2**20):
+            self.cache[path, scale or 1] = image.copy()
             self.free_bytes -= image.nbytes
         return image
 

@@ -259,15 +259,16 @@ def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, 
     for name, (width, height) in sizes.items():
         pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f'{name}.jpg')
-    crop = TwoViewRandomResizedCrop(24, second_size=None, scale=(0.2, 1.0))
+    crop = TwoViewRandomResizedCrop(24, second_size=None, scale=(0.05, 1.0))
     samples, read = {}, Counter()
     monkeypatch.setattr(
         reading, 'read_image', lambda path, *rest: read.update([Path(path).stem]) or read_image(path, *rest)
     )
-    for cache_bytes in (0, 5000):
+    for cache_bytes, expected in ((0, (6, 6, 6)), (5000, (1, 6, 6)), (10**6, (1, 1, 2))):
         dataset = UnlabeledImages(str(tmp_path), pipeline=[LoadImage(cache_bytes=cache_bytes), crop, PackViews()])
-        keys = [SampleKey(0, epoch, index) for epoch in range(3) for index in range(3)]
+        keys = [SampleKey(0, epoch, index) for epoch in range(6) for index in range(3)]
         read.clear()
         samples[cache_bytes] = [dataset[key]['inputs']['images'] for key in keys]
-        assert read == dict(first=1 if cache_bytes else 3, second=3, large=3)
-    assert all(map(torch.equal, *samples.values()))
+        assert read == dict(zip(sizes, expected, strict=True))
+    for found in zip(*samples.values(), strict=True):
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
