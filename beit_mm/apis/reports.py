@@ -17,7 +17,7 @@ from beit_mm.apis.split import NUM_VALIDATED, Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import resize_bicubic
-from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, thumbnail
+from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
 from beit_mm.features.extractor import FeatureExtractor, FoundPath
 from beit_mm.files import atomic_file, readable
 from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet
@@ -222,7 +222,7 @@ def labels_of(images: Images, size: int) -> list[dict[str, int]]:
 
 
 def compare_features(trained: Checkpoint, images: Images, size: int) -> tuple[dict[str, float], Figure | None]:
-    """k-NN of held-out images by pretrained features, random weights and thumbnails; and a picture of neighbours.
+    """k-NN of held-out images by standardised features, of random weights too, and by thumbnails; and a picture.
 
     Args:
         size: images that they are compared with.
@@ -257,6 +257,9 @@ def compare_features(trained: Checkpoint, images: Images, size: int) -> tuple[di
         parts.append({name: torch.stack([sample[name] for sample in read]) for name in names})
         parts[-1]['labels'] = torch.tensor([labels[path] for path in paths[-1]])
     bank, held_out = parts
+    for name in networks:  # no channel counts more than another
+        standardise = standardiser(bank[name])
+        bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
     picture = draw_neighbours(images, paths, bank['pretrained'], held_out['pretrained'])
     if not images.classes:
         return {}, picture
