@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.interpolate import make_interp_spline
 from torch import Tensor
 
 Grid = tuple[int, int]  # rows and columns of patches
@@ -127,6 +126,8 @@ def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
         return _keep(np.eye(num_source), device)
     if source == 1:  # one offset has nothing to interpolate
         return _keep(np.ones((num_target, 1)), device)
+    from scipy.interpolate import make_interp_spline  # takes a third of a second
+
     positions = geometric_offsets(source, target)
     spline = make_interp_spline(positions, np.eye(num_source), k=min(3, num_source - 1))
     # The bisection can leave the outermost position some 1e-4 short of the target's last offset.

@@ -4,23 +4,34 @@ The `locations` are imported at the first look-up, so no config needs `custom_im
 (`mim train mmpretrain CONFIG` included).
 """
 
+from contextlib import redirect_stdout
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from mmengine import registry as root
 
-# The one folder that imports mmseg; a location that cannot be imported would break every look-up.
-SEGMENTATION = ('segmentation',) if find_spec('mmseg') else ()
+
+class _Registry(root.Registry):
+    """Imports the one folder that needs mmseg, which takes seconds, when a name is nowhere else."""
+
+    def get(self, key: str) -> Any:
+        self.import_from_location()
+        if key.rpartition('.')[2] not in self._module_dict and find_spec('mmseg'):
+            with redirect_stdout(None):  # mmseg prints
+                import_module('beit_mm.segmentation')
+        return super().get(key)
 
 
-def _child(name: str, *folders: str) -> root.Registry:
+def _child(name: str, *folders: str) -> _Registry:
     parent = getattr(root, name)
-    return root.Registry(parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
+    return _Registry(parent.name, parent=parent, scope='beit_mm', locations=[f'beit_mm.{f}' for f in folders])
 
 
-MODELS = _child('MODELS', 'models', *SEGMENTATION)
-DATASETS = _child('DATASETS', 'datasets', *SEGMENTATION)
+MODELS = _child('MODELS', 'models')
+DATASETS = _child('DATASETS', 'datasets')
 DATA_SAMPLERS = _child('DATA_SAMPLERS', 'datasets')
-TRANSFORMS = _child('TRANSFORMS', 'datasets', *SEGMENTATION)
+TRANSFORMS = _child('TRANSFORMS', 'datasets')
 HOOKS = _child('HOOKS', 'engine', 'pictures')
 LOOPS = _child('LOOPS', 'engine')
 METRICS = _child('METRICS', 'engine')

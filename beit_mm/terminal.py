@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-LIBRARIES = ('mmpretrain.datasets', 'mmseg.datasets')  # print and warn when they are imported
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
@@ -57,12 +56,9 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Imports the libraries silently; inside, Python's warnings are off and mmengine's logger says warnings only."""
+    """Inside, Python's warnings are off and mmengine's logger says warnings only."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        for name in LIBRARIES:
-            with contextlib.suppress(ImportError):  # mmseg may be missing; who needs a library will say so
-                quiet_import(name)
         from mmengine.logging import MMLogger
 
         before = hush(MMLogger.get_current_instance())
