@@ -72,6 +72,8 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=('beit_mm', 'beit_mm.*')),
+    package_data={'beit_mm': ['weights/*', 'weights/*/*']},
+    entry_points={'console_scripts': ['beit-mm=beit_mm.__main__:script']},
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=[

@@ -2,8 +2,8 @@
 
 Every registered type is found as `type='beit_mm.NAME'` in any config. Where what lives:
 
-    __main__.py     `python -m beit_mm VERB ...`: the options of each verb; calls the public function of that name, see
-                    `__init__.py`
+    __main__.py     `beit-mm VERB ...`, or `python -m beit_mm VERB ...`: the options of each verb; calls the public
+                    function of its name
     files.py        Files written completely or not at all, their hashes and printable names, and text for configs
     pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
                     maps, curves

@@ -1,4 +1,4 @@
-"""`python -m beit_mm VERB ...`: the options of each verb; calls the public function of that name, see `__init__.py`.
+"""`beit-mm VERB ...`, or `python -m beit_mm VERB ...`: the options of each verb; calls the public function of its name.
 
 Nothing heavy is imported before the arguments are parsed.
 """
@@ -6,7 +6,8 @@ Nothing heavy is imported before the arguments are parsed.
 import os
 import sys
 
-if __name__ == '__main__':  # with -m Python looks for modules where the user is, perhaps in somebody's folder of images
+# With -m, Python looks for modules where the user is, perhaps in somebody's folder of images.
+if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
     sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
@@ -20,6 +21,7 @@ import beit_mm
 from beit_mm import files, terminal
 
 MAX_LINES = 20  # of results on the terminal
+CHECKPOINT = 'demo (packaged weights), a file, the folder of a run, or the name of a released model'
 
 
 def main() -> None:
@@ -37,12 +39,15 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = terminal.Parser(prog='python -m beit_mm', description='BEiT on your own images.')
+    program = terminal.program()
+    top = terminal.Parser(
+        prog=program, description='BEiT on your own images.', epilog=f'To begin: {program} reconstruct demo'
+    )
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 
     def add(name: str, help: str, example: str) -> argparse.ArgumentParser:
-        example = f'Example: python -m beit_mm {name} {example}'
+        example = f'Example: {program} {name} {example}'
         return verbs.add_parser(name, help=help, description=help, epilog=example)
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
@@ -62,31 +67,31 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--out', metavar='FILE', help='.csv or .json')
 
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
-    add_inputs(verb)
+    add_inputs(verb, 'three drawn scenes')
     labelled = 'with images/, annotations/ and classes.txt: the nearest of these patches decide'
     verb.add_argument('--labelled', metavar='FOLDER', help=labelled)
     side = "with --labelled: short side of images (default: the checkpoint's)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     zero = 'with --labelled: 0 is a class (default: unlabelled)'
     verb.add_argument('--keep-zero-label', dest='reduce_zero_label', action='store_false', help=zero)
-    verb.add_argument('--out', required=True, metavar='FOLDER', help='for label maps and overlays')
+    add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
     add_inputs(verb)
-    verb.add_argument('--out', required=True, metavar='PICTURE')
+    add_out(verb, 'PICTURE', 'reconstruction.png')
 
     example = 'run image.jpg --points "210,140;0.5,0.2" --out attention.png'
     verb = add('attention', 'draw what points attend to', example)
-    verb.add_argument('checkpoint', help='file, folder of a run, or name of a released model')
-    verb.add_argument('image')
+    verb.add_argument('checkpoint', help=CHECKPOINT)
+    verb.add_argument('image', nargs='?', default=argparse.SUPPRESS, help='a file (default: a packaged photo)')
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
-    verb.add_argument('--out', required=True, metavar='PICTURE')
+    add_out(verb, 'PICTURE', 'attention.png')
 
     verb = add('embed', 'write the features of images', 'run images/ --out features.npz')
     add_inputs(verb)
-    verb.add_argument('--out', required=True, metavar='FILE', help='.npz with `features` and `paths`')
+    add_out(verb, 'FILE', 'features.npz', 'with `features` and `paths`')
     verb.set_defaults(on_error='skip')
 
     add('train', 'train a config, with the options of tools/train.py', 'beit/pretrain_300e --work-dir run')
@@ -108,9 +113,14 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     return length
 
 
-def add_inputs(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument('checkpoint', help='file, folder of a run, or name of a released model')
-    verb.add_argument('images', nargs='+', help='files and folders')
+def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> None:
+    verb.add_argument('checkpoint', help=CHECKPOINT)
+    what = f'files and folders (default: {default} that come with the package)'
+    verb.add_argument('images', nargs='*', default=argparse.SUPPRESS, help=what)
+
+
+def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = '') -> None:
+    verb.add_argument('--out', metavar=kind, default=default, help=f'{what} (default: %(default)s)'.strip())
 
 
 def show(verb: str, result: Any, out: str | None) -> None:
@@ -156,5 +166,9 @@ def train(words: list[str]) -> None:
     runpy.run_path(str(tool), run_name='__main__')
 
 
-if __name__ == '__main__':
+def script() -> None:
     terminal.run(main)
+
+
+if __name__ == '__main__':
+    script()

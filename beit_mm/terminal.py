@@ -10,14 +10,17 @@ import io
 import logging
 import os
 import re
+import shlex
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
+SCRIPT = 'beit-mm'  # the command that setup.py installs
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )
@@ -33,6 +36,18 @@ class UserError(ValueError):
 def printable(text: str) -> str:
     r"""A text in which what a terminal would obey stands as it does in Python, such as \x1b; lines stay lines."""
     return ''.join(char if char.isprintable() or char == '\n' else repr(char)[1:-1] for char in text)
+
+
+def program() -> str:
+    """What stands before the verb, as it was typed."""
+    return SCRIPT if Path(sys.argv[0]).stem == SCRIPT else 'python -m beit_mm'
+
+
+def typed() -> str | None:
+    """The command line that called a verb; None where a verb was called in Python."""
+    if program() == SCRIPT:
+        return shlex.join([SCRIPT, *sys.argv[1:]])
+    return shlex.join(sys.orig_argv) if Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py') else None
 
 
 def say(text: object) -> None:

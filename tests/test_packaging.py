@@ -1,6 +1,7 @@
 """Wheel, sdist and editable install carry what mim looks for, and leave the source tree clean."""
 
 import email
+import os
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,28 @@ def test_wheel_holds_what_mim_looks_for(source, tmp_path):
     assert files == mim_files(source)
 
 
+def test_wheel_serves_demo_outside_of_a_checkout(wheel, tmp_path):
+    """Offline: its weights, photos, their attribution and the config; the command is there."""
+    python('-m', 'pip', 'install', '-q', '--no-deps', '--target', str(tmp_path / 'site'), str(wheel), cwd=tmp_path)
+    package = tmp_path / 'site/beit_mm'
+    weights = ROOT / 'beit_mm/weights'
+    expected = {file.relative_to(weights) for file in weights.rglob('*') if file.is_file()}
+    assert {Path('README.md'), Path('photos/ATTRIBUTION.tsv'), Path('pretrained.safetensors')} <= expected
+    assert {file.relative_to(package / 'weights') for file in (package / 'weights').rglob('*.*')} == expected
+    code = f"""import socket
+socket.socket.connect = socket.getaddrinfo = lambda *_: 1 / 0
+import beit_mm
+assert beit_mm.__file__.startswith({str(package)!r}) and beit_mm.get_model('demo').target_generator is None
+beit_mm.reconstruct('demo')"""
+    environment = dict(os.environ, PYTHONPATH=str(tmp_path / 'site'))
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / 'reconstruction.png').is_file()
+    script = subprocess.run(
+        [tmp_path / 'site/bin/beit-mm', '--help'], env=environment, check=True, capture_output=True, text=True
+    )
+    assert script.stdout.startswith('usage: beit-mm ')
+
+
 def test_wheel_forgets_a_deleted_config(source, tmp_path):
     for name in ('first', 'second'):
         (tmp_path / name).mkdir()
@@ -101,7 +124,8 @@ def test_install_from_sdist(source, tmp_path):
     archive = next((source / 'dist').glob('*.tar.gz'))
     with tarfile.open(archive) as tar:
         names = {n.split('/', 1)[-1] for n in tar.getnames()}
-    assert {'LICENSE', 'model-index.yml', 'requirements/onedl.txt', 'tests/test_packaging.py'} <= names
+    parts = {'LICENSE', 'model-index.yml', 'requirements/onedl.txt', 'beit_mm/weights/pretrained.safetensors'}
+    assert parts | {'tests/test_packaging.py'} <= names
     assert not any(n.startswith('beit_mm/.mim') for n in names)
     assert files_in_wheel(build_wheel(archive, tmp_path / 'dist')) == mim_files(source)
 

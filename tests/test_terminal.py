@@ -203,6 +203,17 @@ def test_version_and_public_names(capsys):
     assert {'pretrain', 'classify', 'segment', 'FeatureExtractor', '__version__'} <= {*dir(beit_mm)}
 
 
+@pytest.mark.parametrize('path', ['/usr/bin/beit-mm', 'C:/Scripts/beit-mm.exe', f'{ROOT}/beit_mm/__main__.py'])
+def test_the_command_is_called_what_was_typed(path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', [path, 'pretrain', 'my images'])
+    monkeypatch.setattr(sys, 'orig_argv', ['python3', '-m', 'beit_mm', 'pretrain', 'my images'])
+    name, typed = ('beit-mm',) * 2 if 'beit-mm' in path else ('python -m beit_mm', 'python3 -m beit_mm')
+    assert terminal.typed() == f"{typed} pretrain 'my images'"
+    assert __main__.parser().format_usage().startswith(f'usage: {name} ')
+    monkeypatch.setattr(sys, 'argv', ['mine.py'])
+    assert terminal.typed() is None
+
+
 HOSTILE = "open('ran', 'a').write(__name__ + ' ')\nraise ImportError(__name__)\n"
 COMMAND = """
 import os, runpy, sys
@@ -230,7 +241,10 @@ def bare() -> dict[str, str]:
 
 
 def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
-    """Nothing that lies where the user is runs, in the command and in processes that it starts."""
+    """Nothing that lies where the user is runs, in the command and in processes that it starts; nor in the script."""
+    script = tmp_path / 'bin/beit-mm'
+    script.parent.mkdir()
+    script.write_text('from beit_mm.__main__ import script\nscript()\n')
     hostile = 'typing argparse runpy opcode sklearn onnx nowhere_else multiprocessing random'.split()
     for name in hostile if sys.version_info > (3, 11) else set(hostile) - {'runpy'}:  # 3.10 imports it before us
         (tmp_path / f'{name}.py').write_text(HOSTILE)
@@ -238,6 +252,7 @@ def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
         (f'{ROOT}', '-c', 'HERE = ""' + COMMAND),
         (f'{ROOT}', '-m', 'beit_mm', '--version'),
         (f'{ROOT}{os.pathsep}', '-m', 'beit_mm', '--version'),  # an empty part means the current folder
+        (f'{ROOT}{os.pathsep}', str(script), '--version'),
     ):
         environment = bare | dict(PYTHONPATH=path)
         result = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)

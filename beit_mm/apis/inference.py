@@ -21,6 +21,7 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
 from beit_mm.apis.split import list_folder, write_lines
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import UnreadableImageError
@@ -40,7 +41,10 @@ FORMULA = (*'=+-@＝＋－＠', '\t', '\r')  # beginnings of a formula in a spre
 
 
 def classify(
-    checkpoint: CheckpointInput, images: Sources, labelled: str | Path | None = None, out: str | Path | None = None
+    checkpoint: CheckpointInput,
+    images: Sources = PHOTOS,
+    labelled: str | Path | None = None,
+    out: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
 
@@ -117,8 +121,8 @@ def summary_of(result: dict[str, Any]) -> tuple[str, str]:
 
 def segment(
     checkpoint: CheckpointInput,
-    images: Sources,
-    out: str | Path,
+    images: Sources = SCENES,
+    out: str | Path = 'segmentation',
     labelled: str | Path | None = None,
     short_side: int | None = None,
     reduce_zero_label: bool = True,
@@ -223,7 +227,7 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
     return Image.composite(Image.blend(image, colours, 0.6), image, Image.fromarray(labels >= 0))
 
 
-def reconstruct(checkpoint: CheckpointInput, images: Sources, out: str | Path) -> Path:
+def reconstruct(checkpoint: CheckpointInput, images: Sources = PHOTOS, out: str | Path = 'reconstruction.png') -> Path:
     """Draws images, what the model sees of them, what it predicts in the masked patches, and the right tokens decoded.
 
     Args:
@@ -280,7 +284,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
 
 def attention(
     checkpoint: CheckpointInput,
-    image: str | Path,
+    image: str | Path = PHOTOS / 'bus.jpg',
     points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,

@@ -9,8 +9,6 @@ import json
 import math
 import os
 import secrets
-import shlex
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -39,7 +37,7 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import end_workers, shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.files import atomic_file
-from beit_mm.terminal import UserError, quiet, say, without_output
+from beit_mm.terminal import UserError, quiet, say, typed, without_output
 
 MAX_WORKERS = 1024
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -223,8 +221,7 @@ class Run:
             self.report(images)
         except (KeyboardInterrupt, SystemExit) as end:
             kept = '; what was learned so far is kept' if any(self.folder.glob('*/*.pth')) else ''
-            from_command_line = Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py')
-            say(f'Stopped{kept}. Resume with: {shlex.join(sys.orig_argv) if from_command_line else "the same call"}')
+            say(f'Stopped{kept}. Resume with: {typed() or "the same call"}')
             raise SystemExit(end.code if isinstance(end, SystemExit) else 130) from None
         finally:
             if 'found' in self.record:

@@ -27,6 +27,7 @@ WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub
 HUB_FILES = ('model.safetensors', 'pytorch_model.bin')  # transformers' and timm's weights in a folder
 DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a name, and the folder of its files
+PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # folders of images for who has none at hand
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
 # as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
@@ -168,7 +169,7 @@ def list_models(pattern: str = '*') -> list[str]:
 
 
 def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
-    """The weights that a path, an address, 'demo' or one of `list_models` stands for, in this order.
+    """The weights that 'demo', a path, an address or one of `list_models` stands for, in this order.
 
     Args:
         part: which of the packaged weights 'demo' is: 'pretrained', 'classifier', 'segmentor' or 'tokenizer'.
@@ -177,10 +178,10 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         FileNotFoundError: none of them; names released models of nearly that name.
     """
     advice = 'Name a file, the folder of a run, or an address.'
+    if str(source) == DEMO:  # also where a folder has this name: many repositories have one
+        return PACKAGED / f'{part}.safetensors'
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), advice)
-    if str(source) == DEMO:
-        return PACKAGED / f'{part}.safetensors'
     if known := released().get(str(source)):
         return locate_weights(known.url, advice)
     raise FileNotFoundError(

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
@@ -322,7 +323,7 @@ class FeatureExtractor:
 
 def embed(
     checkpoint: CheckpointInput,
-    images: ImageInput | Sequence[ImageInput],
+    images: ImageInput | Sequence[ImageInput] = PHOTOS,
     out: str | Path | None = None,
     kind: str = 'mean',
     layer: int | None = None,

@@ -54,10 +54,11 @@ def images(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope='module', autouse=True)
 def narrow():
-    """Plans of a narrow model, which need few images and few steps."""
+    """Plans of a narrow model, which need few images and few steps; without weights to begin with, as on a GPU."""
 
-    def plan(images, verb, init, workers, *args, **kwargs):
-        chosen = plans.plan_training(images, verb, init, workers or 0, *args, **kwargs)
+    def plan(images, verb, init, tokenizer, workers=None, *args, **kwargs):
+        tokenizer = tokenizer or ('new' if verb == 'pretrain' and not init and not torch.cuda.is_available() else None)
+        chosen = plans.plan_training(images, verb, init or 'none', tokenizer, workers or 0, *args, **kwargs)
         backbone = dict(
             chosen.backbone, arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, drop_path_rate=0.0
         )
@@ -218,7 +219,7 @@ def test_a_record_of_another_version_is_said(images, tmp_path, monkeypatch):
     record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages=stages, length='9 steps', batch=4)
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    record.update(workers=0, device='cpu', tokenizer=None)
+    record.update(workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
     (tmp_path / 'run/plan.json').write_text(json.dumps(record))
     training.Run('pretrain', images, tmp_path / 'run', None)
     damages: list[dict] = [
@@ -326,7 +327,7 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
 
 def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    bases = plans.NARROW_PRETRAINING, plans.WIDE_PRETRAINING, plans.NARROW_FINETUNING, plans.WIDE_FINETUNING
+    bases = plans.NARROW_PRETRAINING, plans.WIDE_PRETRAINING, plans.FINETUNING
     for name in (*bases, plans.TOKENIZER):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text('raise SystemExit("RAN")')
@@ -346,7 +347,7 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     """Configs are Python with templates, which are executed; they hold folders' names as data."""
     folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
-    run = training.Run('pretrain', folder, tmp_path / 'run """', None, 0)
+    run = training.Run('pretrain', folder, tmp_path / 'run """', None, workers=0)
     run.folder.mkdir()
     split.write_lists(split.find_images(folder), run.lists)
     run.plan = plans.plan_training(split.find_images(folder), 'pretrain')
@@ -362,7 +363,7 @@ def test_names_of_folders_are_never_code(images, tmp_path):
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, capsys):
-    run = training.Run('pretrain', images, tmp_path / 'run', None, 0)
+    run = training.Run('pretrain', images, tmp_path / 'run', None, workers=0)
     run.plan = plans.plan_training(split.find_images(images), 'pretrain')
     run.record.update(length='2 minutes', stages=dict(pretrain={}, tokenizer={}))
     run.folder.mkdir()
@@ -630,7 +631,7 @@ def test_a_folder_of_broken_images_is_one_line(tmp_path):
 
 def test_configs_are_printed_and_trained_by_name(capsys, monkeypatch):
     call('config', 'demo/pretrain')
-    assert Config.fromstring(capsys.readouterr().out, '.py').train_cfg.max_iters == 3000
+    assert Config.fromstring(capsys.readouterr().out, '.py').train_cfg.max_iters == 7000
     seen = []
     monkeypatch.setattr(command.runpy, 'run_path', lambda path, run_name: seen.append((path, sys.argv)))
     monkeypatch.setattr(sys, 'path', [*sys.path])

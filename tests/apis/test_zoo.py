@@ -33,6 +33,7 @@ def test_every_file_of_the_page_of_released_files_has_a_name():
     page = (ROOT / 'docs/released.md').read_text()
     names = list_models()
     assert len(names) >= 30 and names == sorted(set(names))
+    names.remove('demo')  # which comes with the package
     assert not [name for name in names if f'{name}.pth' not in page]
     files = set(re.findall(r'/([\w.-]+)\.pth\b', page))
     assert len(files) >= 30 and files <= set(names)
@@ -130,10 +131,12 @@ def test_everything_that_takes_a_checkpoint_takes_a_name(weights, image, tmp_pat
         assert run.record['init'] == str(file)
 
 
-def test_a_file_or_folder_comes_before_a_name(weights, tmp_path, monkeypatch):
+def test_a_file_or_folder_comes_before_a_name_but_demo(weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(timm_weights(), RELEASED)
     assert path_of_checkpoint(RELEASED) == Path(RELEASED)
+    Path('demo').mkdir()
+    assert path_of_checkpoint('demo') == find.PACKAGED / 'pretrained.safetensors'
 
 
 @pytest.mark.parametrize(

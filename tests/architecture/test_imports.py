@@ -107,9 +107,10 @@ def test_an_indirection_is_found(line):
 def test_importing_is_light_and_works_without_mmseg():
     code = """import sys, beit_mm
 assert not {'mmcv', 'mmpretrain', 'mmseg', 'torch'} & {name.split('.')[0] for name in sys.modules}
-sys.modules['mmseg'] = None  # as if it were not installed
 from beit_mm import registry
 assert registry.MODELS.get('BEiTBackbone') and registry.HOOKS.get('FitCheckHook')
+assert 'mmseg' not in sys.modules
+sys.modules['mmseg'] = None  # as if it were not installed
 assert registry.MODELS.get('SlidingSegmentor') is None
 assert 'beit_mm.segmentation' not in sys.modules"""
     subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=ROOT, check=True)

@@ -33,7 +33,8 @@ def package(part: str, source: str, folder: Path = PACKAGED) -> Path:
     weights = {name: halved(tensor) for name, tensor in checkpoint.weights.items()}
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith('auxiliary_head.')}
     meta = {} if part == 'tokenizer' else {key: value for key, value in checkpoint.meta.items() if key in KEPT}
-    if tokenizer := meta.get('tokenizer'):  # its path says nothing elsewhere
+    meta.get('config_dict', {}).pop('work_dir', None)  # paths say nothing elsewhere
+    if tokenizer := meta.get('tokenizer'):
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
     path = folder / f'{part}.safetensors'
     write_checkpoint(path, dict(state_dict=kept, meta=meta))
