@@ -124,11 +124,12 @@ def test_the_tools_write_pictures_and_mistakes_are_one_line(images, tmp_path):
         'visualization/mask_heat_map.py', ROOT / 'configs/demo/pretrain.py', '--number', 50, '--out', tmp_path / 'b.png'
     )
     assert Path(tmp_path, 'b.png').stat().st_size > 5000
-    no_tokenizer = f'data_root={images.parent}', f'train_dataloader.dataset.data_prefix={images.name}'
+    data = f'data_root={images.parent}', f'train_dataloader.dataset.data_prefix={images.name}'
+    no_tokenizer = *data, 'model.target_generator.checkpoint=gone.pth'
     mistakes = [
         ('mask_heat_map', [config], 'the training pipeline has no beit_mm.BlockwiseMask'),
         ('browse_dataset', [config, '--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
-        ('browse_dataset', [ROOT / 'configs/demo/pretrain.py', '--cfg-options', *no_tokenizer], 'iter_2000.pth'),
+        ('browse_dataset', [ROOT / 'configs/demo/pretrain.py', '--cfg-options', *no_tokenizer], 'gone.pth'),
     ]
     for tool, words, message in mistakes:
         with pytest.raises(SystemExit) as end:
