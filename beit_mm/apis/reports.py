@@ -2,8 +2,11 @@
 
 import html
 import math
+import random
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -37,6 +40,7 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
 }
 HARDLY = 0.05  # nats by which a loss must be lower to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
+MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
 
 Paragraph: TypeAlias = 'str | Picture | Sequence[Sequence[str]]'
 Described: TypeAlias = tuple[str, list[Paragraph]]  # verdict, and what follows the figures
@@ -146,9 +150,14 @@ def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float
     return verdict_of_pretraining(numbers) if 'mim_loss' in numbers else '', told
 
 
-def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], compared: int) -> Described:
-    """The verdict and the rest of the report on a fine-tuning, and its curves; arguments as describe_pretraining."""
-    found = compare_classifier(images, compared)
+def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], seconds: float) -> Described:
+    """The verdict and the rest of the report on a fine-tuning, and its curves, in its folder.
+
+    Args:
+        numbers: of the validation; gets those of `compare_classifier`.
+        seconds: for reading images.
+    """
+    found = compare_classifier(images, seconds)
     numbers |= dict(found, held_out=len(images.held_out.names))
     names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
@@ -159,9 +168,9 @@ def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float],
     if found:
         told.insert(
             0,
-            f'Thumbnails and the most frequent class need no network: {found["compared_with"]:,} images were learned '
-            f'from, {found["compared"]:,} held-out ones tested. A difference counts from two standard errors on (of '
-            'both figures, as if of different images).',
+            f'Thumbnails and the most frequent class need no network: learned from {found["compared_with"]:,} of the '
+            f'{len(images.train.names):,} images, tested on {found["compared"]:,} held-out ones. A difference counts '
+            'from two standard errors on, as of independent figures.',
         )
     told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
     return verdict_of_finetuning(numbers) if found and 'accuracy/top1' in numbers else '', told
@@ -301,20 +310,22 @@ def small(file: str) -> Tensor:
     return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
-def compare_classifier(images: Images, size: int) -> dict[str, float]:
+def compare_classifier(images: Images, seconds: float) -> dict[str, float]:
     """Accuracy in % of ridge regression on `thumbnails` and of the `most_frequent` class, and on how many images.
 
     Args:
-        size: images that the regression learns from.
+        seconds: for reading images, of which MOST_THUMBNAILS are enough; 100 of each kind are read in any case.
     """
+    number = {name: label for label, name in enumerate(images.classes)}
     pixels, answers = [], []
-    for labels in labels_of(images, size):
+    begin = time.monotonic()
+    for part, until in ((images.train, 0.8 * seconds), (images.held_out, seconds)):
         found = []
-        for path, label in labels.items():
-            try:
-                found.append((thumbnail(read_image(path)), label))
-            except UnreadableImageError:
-                continue
+        for path, name in random.Random(0).sample([*part.names.items()], len(part.names))[:MOST_THUMBNAILS]:
+            if len(found) >= 100 and time.monotonic() - begin > until:
+                break
+            with suppress(UnreadableImageError):
+                found.append((thumbnail(read_image(str(part.root / path))), number[name]))
         if not found:
             return {}
         pixels.append(torch.from_numpy(np.stack([values for values, _ in found])))

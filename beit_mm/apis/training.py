@@ -41,7 +41,7 @@ from beit_mm.terminal import UserError, quiet, say, typed, without_output
 
 MAX_WORKERS = 1024
 RECORD, REPORT = 'plan.json', 'report.md'
-REPORT_SHARE = 0.1  # of the time, for report and pictures
+REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
 FIRST_STEPS = 4  # slow ones, before those that are measured
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
@@ -322,14 +322,14 @@ class Run:
     def report(self, images: Images) -> None:
         """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
         numbers = self.record['stages'][self.verb]
-        compared, seen = MAX_BANK, numbers.get('images_per_second', 0.0)
         number, unit = self.record['length'].split()
-        if unit == 'minutes':  # they and half as many held-out ones, each at no more than the cost of a training step
-            compared = min(MAX_BANK, max(MIN_BANK, int(60 * float(number) * REPORT_SHARE * seen * 2 / 3)))
-        if self.verb == 'pretrain':
+        seconds = 60 * float(number) * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
+        seen = numbers.get('images_per_second', 0.0)
+        if self.verb == 'pretrain':  # the images and half as many held-out ones, each at most as costly as in a step
+            compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
             said, told = describe_pretraining(self.weights, images, numbers, compared)
         else:
-            said, told = describe_finetuning(self.folder, images, numbers, compared)
+            said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
         self.write_record()
         rows = rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
         stages = [(name, f'{stage["steps"]:,} steps') for name, stage in self.record['stages'].items()]

@@ -27,7 +27,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
     make_images(tmp_path, per_class=40)
     (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
     images = find_images(tmp_path)
-    found = compare_classifier(images, 400)
+    found = compare_classifier(images, 60)
     assert found == dict(thumbnails=100, most_frequent=pytest.approx(100 * 40 / 119), compared=119, compared_with=120)
     state = dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4)))
     torch.save(state, tmp_path / 'x.pth')
