@@ -93,13 +93,13 @@ def test_wheel_serves_demo_outside_of_a_checkout(wheel, tmp_path):
     package = tmp_path / 'site/beit_mm'
     weights = ROOT / 'beit_mm/weights'
     expected = {file.relative_to(weights) for file in weights.rglob('*') if file.is_file()}
-    assert {Path('README.md'), Path('photos/ATTRIBUTION.tsv'), Path('pretrained.safetensors')} <= expected
+    assert {Path('README.md'), Path('scenes/tree.jpg'), Path('pretrained.safetensors')} <= expected
     assert {file.relative_to(package / 'weights') for file in (package / 'weights').rglob('*.*')} == expected
     code = f"""import socket
 socket.socket.connect = socket.getaddrinfo = lambda *_: 1 / 0
 import beit_mm
 assert beit_mm.__file__.startswith({str(package)!r}) and beit_mm.get_model('demo').target_generator is None
-beit_mm.reconstruct('demo')"""
+beit_mm.reconstruct('demo', {str(package / 'weights/scenes')!r})"""
     environment = dict(os.environ, PYTHONPATH=str(tmp_path / 'site'))
     subprocess.run([sys.executable, '-W', 'ignore', '-c', code], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / 'reconstruction.png').is_file()
