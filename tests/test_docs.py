@@ -74,7 +74,9 @@ def check_command(command: Command) -> None:
     if command.words[0] == '(':  # of the shell alone
         return
     script, *rest = words[1:] if words[0] == 'bash' else words
-    if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
+    if script == 'beit-mm':
+        parser().parse_args(rest)
+    elif script == 'python' and rest[:2] == ['-m', 'beit_mm']:
         verb = parser().parse_args(rest[2:3] if rest[2] == 'train' else rest[2:]).verb
         if verb in ('train', 'config'):
             name = rest[3] if rest[3].endswith('.py') else f'configs/{rest[3]}.py'

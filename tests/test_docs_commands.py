@@ -33,6 +33,7 @@ NEEDS = [  # commands that need what is not here -> how the page says so, in the
     (r'train(\.py| mmpretrain) configs/beit/(pretrain_300e|linear_probe_in1k)', r'ImageNet'),
     (r'mim test mmsegmentation', r'ADE20K'),
     (r'test.py configs/beit\S+ https:', r'network'),
+    (r'^beit-mm \w+ beit_', r'network'),
     (r'--scatter tsne', r'scikit-learn'),
     (r'pytest -m gpu', r'CUDA'),
     (r'get_model\(.*pretrained=True', r'network'),
@@ -173,6 +174,7 @@ def run_text(text: str, block: Block | None = None) -> None:
 def run_words(words: list[str]) -> None:
     """A command, in this process where it is Python's."""
     try:
+        words = ['python', '-m', 'beit_mm', *words[1:]] if words[0] == 'beit-mm' else words
         if words[:3] == ['python', '-m', 'beit_mm'] and '>' not in words:
             with pytest.MonkeyPatch.context() as patch, last_steps() if words[3] == 'train' else nullcontext():
                 patch.setattr(sys, 'argv', ['beit_mm', *words[3:]])
