@@ -96,8 +96,11 @@ def mistake(message: str, *words: object) -> None:
 
 def test_a_run_leaves_weights_pictures_and_a_report(run, images):
     report = (run / 'report.md').read_text()
-    for text in ('mim_loss', 'token_entropy', 'nearest neighbours', 'the same with random weights'):
+    for text in ('Verdict: ', 'mim_loss', 'position_entropy', 'with random weights', 'with thumbnails'):
         assert text in report
+    page = (run / 'report.html').read_text()
+    for name in ('reconstruction', 'neighbours', 'loss'):
+        assert f'({name}.png)' in report and f'src="{name}.png"' in page and (run / f'{name}.png').is_file()
     assert Image.open(run / 'reconstruction.png').width > 4 * 160 and Image.open(run / 'loss.png').width > 100
     lists = {name: (run / f'lists/{name}.txt').read_text().split('\n') for name in ('train', 'held_out')}
     assert not set(lists['train']) & set(lists['held_out']) - {''}
