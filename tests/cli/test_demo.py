@@ -1,40 +1,29 @@
-"""configs/demo from the command line: each "Command:" of a header as it stands there, after its predecessors alone; and
-the demo, on top of the same runs.
-
-A run takes its last two steps only, or its last epoch; model, batch and names of files are the config's.
-"""
+"""configs/demo from the command line, each "Command:" of a header as it stands there, after its predecessors alone; and
+the demo."""
 
 import ast
 import json
+import math
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import run_demo
 from helpers import NO_WORKERS, ROOT, draw_caltech101, last_steps, run_tool
 from mmengine.config import Config
 from PIL import Image
 
-FOLDER = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
-PUBLIC = [
-    'caltech101_pretrain',
-    'caltech101_finetune',
-    'caltech101_dino',
-    'caltech101_beit_dino',
-    'camvid_pretrain',
-    'camvid_setr_pup',
-    'camvid_upernet',
-]
-BANDS = ['bands_dvae', 'bands_pretrain', 'bands_finetune']
-TOY_IMAGES = ['--num-train', '70', '--num-val', '10', '--size', '64']
+import beit_mm
+from beit_mm.apis import training
 
-
-@pytest.fixture(scope='module', autouse=True)
-def _short_runs():
-    with last_steps():
-        yield
+CONFIGS = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
+CONFIGS += ['caltech101_dino', 'caltech101_beit_dino', 'camvid_pretrain', 'camvid_setr_pup', 'camvid_upernet']
+CONFIGS += ['bands_dvae', 'bands_pretrain', 'bands_finetune']
+TINY = run_demo.Lengths(0.01, 0.01, 2)
 
 
 def header(name: str) -> tuple[list[str], list[list[str]]]:
@@ -50,30 +39,21 @@ def run_command(words: list[str]) -> None:
     python, script, *arguments = words
     assert python == 'python'
     if script.endswith(('draw_images.py', 'draw_bands.py')):
-        arguments += TOY_IMAGES
+        arguments += ['--num-train', '70', '--num-val', '10', '--size', '64']
     if script.endswith(('train.py', 'test.py')):
         config = Config.fromfile(arguments[0])  # DINO alone has no validation
         arguments += ['--cfg-options', *(option for option in NO_WORKERS if config.get(option.partition('.')[0]))]
     run_tool(script.removeprefix('tools/'), *arguments)
 
 
-def new_root(folder: Path, data: Path) -> Path:
-    """A folder that looks like the repository's root, without runs."""
-    (folder / 'work_dirs').mkdir(parents=True)
-    for name, target in (('configs', ROOT / 'configs'), ('tools', ROOT / 'tools'), ('data', data)):
-        (folder / name).symlink_to(target)
-    return folder
-
-
-def run_headers(names: list[str], folder: Path, comparisons: bool = True) -> None:
-    """Runs the commands of some configs, each where only the runs of its predecessors are.
-
-    `comparisons=False` leaves out those that write into a work directory of another name.
-    """
-    (folder / 'data').mkdir(exist_ok=True)
+def run_headers(names: list[str], folder: Path) -> None:
+    """Runs the commands of configs, each in a folder with only the runs of its predecessors."""
     for name in names:
         predecessors, commands = header(name)
-        root = new_root(folder / name, folder / 'data')
+        root = folder / name
+        (root / 'work_dirs').mkdir(parents=True)
+        for part, target in (('configs', ROOT / 'configs'), ('tools', ROOT / 'tools'), ('data', folder / 'data')):
+            (root / part).symlink_to(target)
         while predecessors:
             predecessor = predecessors.pop()
             predecessors += header(predecessor)[0]
@@ -81,116 +61,19 @@ def run_headers(names: list[str], folder: Path, comparisons: bool = True) -> Non
                 if not (root / 'work_dirs' / run.name).exists():
                     (root / 'work_dirs' / run.name).symlink_to(run)
         assert any(f'configs/demo/{name}.py' in words for words in commands)
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, last_steps():
             patch.chdir(root)
             for words in commands:
-                if comparisons or '--work-dir' not in words:
-                    run_command(words)
+                run_command(words)
         assert (root / f'work_dirs/{name}/last_checkpoint').exists()
 
 
-@pytest.fixture(scope='module')
-def runs(tmp_path_factory) -> Path:
-    """Runs on drawn images."""
-    folder = tmp_path_factory.mktemp('demo')
-    run_headers(['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder'], folder, comparisons=False)
-    return folder
-
-
-@pytest.fixture
-def in_process(monkeypatch) -> list[list[str]]:
-    """The demo's commands run in this process; they are listed."""
-    commands = []
-
-    def call(command: list[str]) -> int:
-        words = [word.removeprefix(f'{ROOT}/') for word in command[1:]]
-        commands.append(words)
-        run_command(
-            ['python', words[0], *(str(ROOT / word) if word.startswith('configs/') else word for word in words[1:])]
-        )
-        return 0
-
-    monkeypatch.setattr(subprocess, 'call', call)
-    return commands
-
-
 def test_every_config_is_run():
-    assert sorted(FOLDER + PUBLIC + BANDS) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
+    assert sorted(CONFIGS) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
 
 
 @pytest.mark.slow
-def test_the_demo_goes_on_with_the_same_runs(runs, in_process, tmp_path, monkeypatch):
-    root = new_root(tmp_path / 'root', runs / 'data')
-    for name in ('dvae', 'pretrain', 'finetune_folder'):
-        (root / 'work_dirs' / name).symlink_to(runs / name / 'work_dirs' / name)
-    monkeypatch.chdir(root)
-    run_tool('demo/run_demo.py')
-    trained = [['python', *words] for words in in_process if words[0] == 'tools/train.py']  # the others are finished
-    assert all('--resume' in words for words in trained)
-    assert [[word for word in words if word != '--resume'] for words in trained] == [
-        header('finetune_folder')[1][1],
-        header('segment_setr_pup')[1][0],
-    ]
-    summary = json.loads((root / 'work_dirs/demo/summary.json').read_text())
-    assert 0 < summary['recon_mae_01'] < 1 and summary['token_entropy'] > 0 and summary['images_per_second'] > 0
-    assert {'finetune_accuracy', 'scratch_accuracy', 'segment_miou'} < set(summary)
-    with Image.open(root / 'work_dirs/demo/overview.png') as picture:  # eight columns
-        assert picture.width == 8 * 164 + 4 and len(picture.getcolors(1 << 20)) > 1000
-    run_tool(
-        'test.py',
-        'configs/demo/segment_setr_pup.py',
-        'work_dirs/segment_setr_pup/iter_300.pth',
-        '--show-dir',
-        'drawn',
-        '--cfg-options',
-        'test_dataloader.dataset.indices=2',
-        *NO_WORKERS,
-    )
-    assert len([*root.glob('drawn/**/*.png')]) == 2
-    with pytest.raises(SystemExit, match='the runs in work_dirs are of other images'):
-        run_tool('demo/run_demo.py', '--data', runs / 'data/demo')
-
-
-@pytest.mark.parametrize('classes', [True, False])
-def test_own_images_are_split_and_linked(runs, tmp_path, monkeypatch, classes):
-    own = tmp_path / 'my, own images'  # a path that --cfg-options cannot hold
-    own.mkdir()
-    images = sorted((runs / 'data/demo/train').rglob('*.jpg'))
-    for number, path in enumerate(images * 2):
-        folder = own / f'{("deep/a", "deep/b")[number % 2] if classes else ""}'
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f'{number}.jpg').write_bytes(path.read_bytes())
-    root = new_root(tmp_path / 'root', tmp_path / 'data')
-    (tmp_path / 'data').mkdir()
-    monkeypatch.chdir(root)
-    commands = []
-    monkeypatch.setattr(subprocess, 'call', lambda command: commands.append(command) or len(commands) == 3)
-    with pytest.raises(SystemExit, match='the same demo command goes on from here'):
-        run_tool('demo/run_demo.py', '--data', own)
-    assert (
-        [Path(command[2]).stem for command in commands] == ['dvae', 'pretrain', 'finetune_folder']
-        if classes
-        else ['dvae', 'pretrain', 'dvae']
-    )
-    options = [command[command.index('--cfg-options') + 1 :] for command in commands]
-    assert all(words[0] == 'data_root=data/own_images' for words in options)
-    numbers = ['model.head.num_classes=2', 'model.data_preprocessor.num_classes=2']
-    assert [words[1:] for words in options] == [[], [], numbers if classes else []]
-    linked = {split: sorted((root / 'data/own_images' / split).rglob('*.jpg')) for split in ('train', 'val')}
-    assert len(linked['val']) == 14 and len(linked['train']) == 126
-    assert {path.resolve() for paths in linked.values() for path in paths} == set(own.rglob('*.jpg'))
-    assert sorted(path.name for path in (root / 'data/own_images/val').iterdir() if path.is_dir()) == (
-        ['a', 'b'] if classes else []
-    )
-
-
-@pytest.mark.slow
-def test_every_command_on_drawn_images(tmp_path):
-    run_headers(FOLDER + BANDS, tmp_path)
-
-
-@pytest.mark.slow
-def test_every_command_on_public_images(tmp_path):
+def test_every_command(tmp_path):
     data = tmp_path / 'data'
     draw_caltech101(data / 'caltech101')
     for split, drawn in (('training', 'train'), ('validation', 'val')):
@@ -206,4 +89,98 @@ def test_every_command_on_public_images(tmp_path):
     listing = re.search(r'Made in data/ with\n((?: .*\n)+)', (ROOT / 'configs/demo/camvid_pretrain.py').read_text())[1]
     subprocess.run(['bash', '-c', listing], check=True, cwd=data)
     assert len((data / 'camvid_pretrain.txt').read_text().splitlines()) == 70 + 87 + 6 * 12
-    run_headers(PUBLIC, tmp_path)
+    run_headers(CONFIGS, tmp_path)
+
+
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp('drawn') / 'data/demo'
+    run_tool('demo/draw_images.py', folder, '--num-train', '120', '--num-val', '30', '--size', '64')
+    return folder
+
+
+def demo(*words: object) -> None:
+    """The demo in the current folder, with trainings of a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
+        patch.setattr(sys, 'orig_argv', sys.orig_argv)
+        patch.setattr(training, 'MIN_STEPS', 3)
+        patch.setenv('CUDA_VISIBLE_DEVICES', '')
+        run_demo.main(TINY)
+
+
+def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
+    monkeypatch.chdir(drawn.parents[1])
+    execute, out = run_demo.execute, Path('work_dirs/demo')
+
+    def stop(*words: object, **kwargs: object) -> None:
+        if out / 'finetune_random' in words:
+            raise KeyboardInterrupt
+        execute(*words, **kwargs)
+
+    monkeypatch.setattr(run_demo, 'execute', stop)
+    with pytest.raises(KeyboardInterrupt):
+        demo()
+    said = capsys.readouterr().out
+    assert '== 3 of 8, about 1 min left: pretraining' in said and said.endswith('goes on from here.\n')
+    before = {path: path.stat().st_mtime_ns for path in [*out.glob('*/*.pth'), *out.glob('*.png')]}
+    assert len(before) == 3 + 3
+    monkeypatch.setattr(run_demo, 'execute', execute)
+    demo()
+    assert all(path.stat().st_mtime_ns == written for path, written in before.items())
+
+    report = (out / 'report.html').read_text()
+    pictures = re.findall('src="([^"]+)"', report)
+    assert 'segmentation.png' in pictures and all(Image.open(out / name).width > 100 for name in pictures)
+    answers = beit_mm.classify(out / 'finetune_packaged', drawn / 'val')
+    right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
+    assert f'{right:.1f} +-' in re.search(r'<tr><td>the packaged weights</td>.*?</tr>', report)[0]
+    assert 'the training from random weights has not left chance' in report  # in three steps
+
+
+def test_the_users_images_are_held_out_alike(drawn, tmp_path, monkeypatch):
+    """A tenth of the user's images is seen by no training; without classes there is no classifier."""
+    for number, path in enumerate(sorted((drawn / 'train').rglob('*.jpg'))):
+        for name in (f'my, images/{"ab"[number % 2]}/{number}.jpg', f'flat/{number}.jpg'):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(run_demo, 'execute', lambda *words, **kwargs: commands.append([*map(str, words)]))
+    monkeypatch.setattr(run_demo.Demo, 'draw_before_and_after', lambda self, picture: None)
+    monkeypatch.setattr(run_demo.Demo, 'report', lambda self: None)
+    demo('--data', 'my, images', '--full')
+    out = 'work_dirs/demo_full'
+    pretraining, *finetunings = (words for words in commands if '--minutes' in words)
+    start = ['my, images', '--out', f'{out}/pretrain', '--tokenizer', 'new', '--init', 'none', '--minutes', '0.01']
+    assert pretraining[3:] == start
+    assert [words[words.index('--init') + 1] for words in finetunings] == [f'{out}/pretrain', 'demo', 'none']
+    assert [words[-1] for words in finetunings] == ['0.01', '0.01', '0.02']  # the last as long as two
+    few, held_out = ({*map(Path.resolve, Path(out, 'few_labels', part).rglob('*.jpg'))} for part in ('train', 'val'))
+    assert len(few) == 100 and len(held_out) == 12 and not few & held_out
+    commands.clear()
+    demo('--data', 'flat')
+    assert [words[2] for words in commands] == ['reconstruct', 'attention', 'pretrain']
+
+
+@pytest.mark.parametrize('last', [2.3, 1.0])
+def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
+    from demo_report import chance, compare
+
+    for label in 'abcdefghij':
+        (tmp_path / 'few_labels/train' / label).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / f'few_labels/train/{label}/{number}.jpg').touch()
+    for run, right in dict(pretrain=0, finetune_pretrained=60, finetune_packaged=42, finetune_random=40).items():
+        figures = {'accuracy/top1': right, 'held_out': 600, 'thumbnails': 30, 'most_frequent': 10, 'compared': 600}
+        (tmp_path / run / 'finetune/1/vis_data').mkdir(parents=True)
+        record = dict(stages=dict(finetune=figures, pretrain={}), seconds=60)
+        (tmp_path / run / 'plan.json').write_text(json.dumps(record))
+        rows = [json.dumps(dict(iter=step, step=step, loss=2.4 if step < 40 else last)) for step in range(50)]
+        (tmp_path / run / 'finetune/1/vis_data/scalars.json').write_text('\n'.join(rows))
+    said, table = compare(tmp_path, run_demo.STARTS)
+    assert ('the pretraining of this demo', '1.0 + 1.0', '60.0 +- 2.0') in table
+    assert ('has not left chance' in said) == (last > 2)
+    assert ('pretraining of this demo is better than random weights and thumbnails;' in said) == (last < 2)
+    assert ('packaged weights is better than thumbnails, too close to tell from random weights' in said) == (last < 2)
+    assert chance('ab') == pytest.approx(math.log(2)) and chance('a' * 9 + 'b') == pytest.approx(0.325, abs=1e-3)

@@ -1,250 +1,206 @@
-"""From images to a tokenizer, a pretraining on its tokens, a classifier and a segmentor, in minutes on two CPU cores.
+"""What a BEiT learns from images, in at most 8 minutes on two CPU cores: pictures, figures and a report.
 
     tools/run_demo.sh                 pictures that it draws itself, with classes and label maps
-    tools/run_demo.sh --data DIR      your own images: any folder; where it has one folder a class, a classifier is
-                                      trained too
+    tools/run_demo.sh --data DIR      your own images: any folder; with one folder a class, classifiers are trained too
+    tools/run_demo.sh --full          everything from nothing, the tokenizer too: at most 20 minutes
 
-It runs configs/demo/{dvae,pretrain,finetune_folder,segment_setr_pup}.py as their headers say, each in
-work_dirs/<name of the config>, and prints each command. Finished runs are left as they are and an interrupted one goes
-on, so the same command resumes the demo. Its pictures and summary.json are in work_dirs/demo.
+It shows the packaged weights, pretrains from random weights on the packaged tokenizer, fine-tunes with few labels
+beginning with that pretraining, with the packaged weights and with random ones, and trains a segmentor. Each command
+is printed as you would type it. Stopped, the same command goes on. A GPU stays unused.
 """
 
 import argparse
-import json
+import math
 import os
-import random
+import runpy
+import shlex
 import shutil
-import statistics
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-DRAWN, LINKED = Path('data/demo'), Path('data/own_images')
-RUNS, RESULTS = Path('work_dirs'), Path('work_dirs/demo')
-HELD_OUT = 0.1  # share of the user's images
-MIN_IMAGES = 100
-MIN_PER_CLASS = 10  # fewer leave a class without held-out images
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from beit_mm import terminal
+
+ROOT = Path(terminal.__file__).parents[1]
+
+
+class Lengths(NamedTuple):
+    """Of the trainings: minutes, since a demo has to end in time on any machine. Steps would repeat the figures."""
+
+    pretraining: float
+    finetuning: float  # from random weights it takes as long as both together
+    segmentor: int  # steps, which is how long `train` is told
+
+
+SHORT, FULL = Lengths(2, 0.6, 100), Lengths(7, 0.7, 150)
+SECONDS = dict(packaged=12, drawing=20, step=0.35, segmentor=20, report=6)  # expected of what is not told how long
+DRAWN = Path('data/demo')
+PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
+MAX_HELD_OUT = 600  # images: standard errors of 2 %
+NUM_SEGMENTED = 100  # held-out images by which the segmentor is measured
 NUM_PICTURES = 6
-SCRATCH = ['model.backbone.init_cfg=None', 'optim_wrapper.paramwise_cfg.layer_decay_rate=1.0']
+STARTS = dict(  # of the fine-tunings: folder -> what it begins with
+    finetune_pretrained='the pretraining of this demo',
+    finetune_packaged='the packaged weights',
+    finetune_random='random weights',
+)
 
 
-def main() -> None:
+def main(lengths: Lengths | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', type=Path, metavar='DIR', help='folder of images, searched to any depth')
+    parser.add_argument('--full', action='store_true', help='from nothing, the tokenizer too')
+    help = 'folder of the results (default: work_dirs/demo, with --full work_dirs/demo_full)'
+    parser.add_argument('--out', type=Path, help=help)
     parser.add_argument('--check', action='store_true', help='check the arguments and do nothing')
     args = parser.parse_args()
-    images = find_images(args.data) if args.data else []
-    if args.data and len(images) < MIN_IMAGES:
-        sys.exit(f'error: {len(images)} images in {args.data}; at least {MIN_IMAGES} are needed to learn from')
-    if args.check:
-        return
-
-    claim_runs(args.data)
-    if args.data:
-        classes, data = link_images(args.data, images), [f'data_root={LINKED}']
-    else:
-        execute('tools/demo/draw_images.py')
-        classes, data = True, []
-    train('dvae', data)
-    train('pretrain', data)
-    if classes:
-        labelled = data + numbers_of_classes(LINKED) if args.data else data
-        train('finetune_folder', labelled)
-        train('finetune_folder', labelled + SCRATCH, 'finetune_folder_scratch')
-    if not args.data:
-        train('segment_setr_pup', data)
-    report(data, classes, segmented=not args.data)
+    if args.data and not args.data.is_dir():
+        sys.exit(f'error: no folder {args.data}')
+    if not args.check:
+        os.environ['CUDA_VISIBLE_DEVICES'] = ''
+        out = args.out or Path('work_dirs/demo_full' if args.full else 'work_dirs/demo')
+        out.mkdir(parents=True, exist_ok=True)
+        Demo(args.data, out, args.full, lengths or (FULL if args.full else SHORT)).run()
 
 
-def find_images(folder: Path) -> list[Path]:
-    """All images below a folder, relative to it, sorted."""
-    if not folder.is_dir():
-        sys.exit(f'error: no folder {folder}')
-    from beit_mm.datasets.image_folder import list_images
+class Demo:
+    """The demo's parts, each left out when it is done."""
 
-    return [Path(name) for name in list_images(str(folder))]
+    def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
+        self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
+        self.classes = self.drawn or bool(self.images.classes)
 
+    @cached_property
+    def images(self):
+        """As the verbs find them and hold some out; of drawn ones once they are there."""
+        return terminal.quiet_import('beit_mm.apis.split').find_images(self.data)
 
-def claim_runs(folder: Path | None) -> None:
-    """Ends the demo where the runs to go on with are of other images."""
-    images = str(folder.resolve()) if folder else 'drawn'
-    record = RESULTS / 'images.txt'
-    if record.exists() and record.read_text() != images:
-        sys.exit(
-            f'error: the runs in {RUNS} are of other images ({record.read_text()}); move or delete '
-            f'{", ".join(str(RUNS / name) for name in ("demo", "dvae", "pretrain", "finetune_folder*"))}'
-        )
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    record.write_text(images)
+    def held_out(self, number: int) -> list[Path]:
+        """Held-out images, of all classes alike."""
+        from beit_mm.apis.split import evenly
 
+        return [self.images.held_out.root / name for name in evenly(self.images.held_out.names, number)]
 
-def link_images(folder: Path, images: list[Path]) -> bool:
-    """Makes data/own_images/{train,val} of links to the user's images, in class folders where there are classes.
-
-    Links rather than the folder itself, because some images are held out.
-
-    Returns:
-        Whether there are classes: every image lies in a folder, there are two or more, and each has enough images.
-    """
-    by_class: dict[str, list[Path]] = {}
-    for path in images:
-        by_class.setdefault(path.parent.name, []).append(path)
-    has_classes = '' not in by_class and len(by_class) > 1 and min(map(len, by_class.values())) >= MIN_PER_CLASS
-    shutil.rmtree(LINKED, ignore_errors=True)
-    for name, paths in by_class.items() if has_classes else [('', images)]:
-        random.Random(0).shuffle(paths)
-        num_val = round(HELD_OUT * len(paths))
-        for split, part in (('val', paths[:num_val]), ('train', paths[num_val:])):
-            (LINKED / split / name).mkdir(parents=True)
-            for path in part:
-                (LINKED / split / name / '-'.join(path.parts)).symlink_to((folder / path).resolve())
-    print(
-        f'{len(images):,} images of {folder}, {HELD_OUT:.0%} held out; '
-        + (f'{len(by_class)} classes, the names of the folders' if has_classes else 'no classes, so no classifier')
-    )
-    return has_classes
-
-
-def numbers_of_classes(images: Path) -> list[str]:
-    """Options that build a classifier for the class folders of images/train."""
-    number = sum(path.is_dir() for path in (images / 'train').iterdir())
-    return [f'model.{part}.num_classes={number}' for part in ('head', 'data_preprocessor')]
-
-
-def train(name: str, options: list[str], run: str | None = None) -> None:
-    """Trains configs/demo/NAME.py in work_dirs/RUN, or goes on where that was interrupted."""
-    work_dir = RUNS / (run or name)
-    if checkpoint(name, run).exists():
-        print(f'\n== {work_dir} is finished', flush=True)
-        return
-    execute(
-        'tools/train.py',
-        f'configs/demo/{name}.py',
-        '--resume',
-        *(['--work-dir', str(work_dir)] if run else []),
-        *(['--cfg-options', *options] if options else []),
-    )
-
-
-def test(name: str, options: list[str], run: str | None = None) -> dict:
-    """Metrics of a finished run on the held-out images."""
-    out = RESULTS / f'{run or name}.json'
-    execute(
-        'tools/test.py',
-        f'configs/demo/{name}.py',
-        str(checkpoint(name, run)),
-        '--out',
-        str(out),
-        *(['--work-dir', str(RUNS / run)] if run else []),
-        *(['--cfg-options', *options] if options else []),
-    )
-    return json.loads(out.read_text())
-
-
-def checkpoint(name: str, run: str | None = None) -> Path:
-    """The last checkpoint of a run of configs/demo/NAME.py, which is there when the run is finished."""
-    from mmengine.config import Config
-
-    loop = Config.fromfile(ROOT / f'configs/demo/{name}.py').train_cfg
-    last = f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
-    return RUNS / (run or name) / last
-
-
-def execute(script: str, *arguments: str) -> None:
-    """Runs a script of the repository as the user would, and prints how."""
-    print('\n== python', script, *arguments, flush=True)
-    status = subprocess.call(
-        [
-            sys.executable,
-            str(ROOT / script),
-            *(str(ROOT / word) if word.startswith('configs/') else word for word in arguments),
+    def run(self) -> None:
+        lengths = self.lengths
+        parts: list[tuple[str, float, Callable[[], object]]] = [
+            ('what the packaged weights make of images', SECONDS['packaged'], self.show_packaged),
+            ('pretraining from random weights', 60 * lengths.pretraining, self.pretrain),
         ]
-    )
-    if status:
-        sys.exit(f'error: {script} ended with {status}; the same demo command goes on from here')
+        if self.drawn:
+            draw = partial(execute, 'tools/demo/draw_images.py', '--num-val', MAX_HELD_OUT, makes=DRAWN / 'meta')
+            parts.insert(1, ('drawing images', SECONDS['drawing'], draw))
+        for folder in STARTS if self.classes else ():
+            title = f'a classifier with few labels that begins with {STARTS[folder]}'
+            parts.append((title, 60 * self.minutes(folder), partial(self.finetune, folder)))
+        if self.drawn:
+            seconds = SECONDS['segmentor'] + SECONDS['step'] * lengths.segmentor
+            parts.append(('a segmentor', seconds, self.segment))
+        parts.append(('the report', SECONDS['report'], self.report))
+        for number, (title, _, part) in enumerate(parts, start=1):
+            left = math.ceil(sum(seconds for _, seconds, _ in parts[number - 1 :]) / 60)
+            print(f'\n== {number} of {len(parts)}, about {left} min left: {title}', flush=True)
+            try:
+                part()
+            except (KeyboardInterrupt, SystemExit):
+                print('The same demo command goes on from here.', flush=True)
+                raise
+
+    def show_packaged(self) -> None:
+        shown = [] if self.drawn else self.held_out(NUM_PICTURES)  # none: photos that come with the package
+        for verb, images in (('reconstruct', shown), ('attention', shown[:1])):
+            picture = self.out / f'packaged_{verb}.png'
+            execute('-m', 'beit_mm', verb, 'demo', *images, '--out', picture, makes=picture)
+
+    def pretrain(self) -> None:
+        start = ['--tokenizer', 'new' if self.full else 'demo', '--init', 'none']
+        words = [self.data, '--out', self.out / 'pretrain', *start, '--minutes', self.lengths.pretraining]
+        execute('-m', 'beit_mm', 'pretrain', *words)
+        self.draw_before_and_after(self.out / 'before_and_after.png')
+
+    def draw_before_and_after(self, picture: Path) -> None:
+        if not picture.exists():
+            from demo_report import draw_before_and_after
+
+            draw_before_and_after(self.out / 'pretrain/pretrained.pth', self.held_out(NUM_PICTURES), picture)
+        terminal.say(f'Before, after, and with the packaged weights: {picture}')
+
+    def minutes(self, folder: str) -> float:
+        """Of a fine-tuning."""
+        return round(self.lengths.finetuning + self.lengths.pretraining * (folder == 'finetune_random'), 2)
+
+    def finetune(self, folder: str) -> None:
+        init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
+        labelled = link_few_labels(self.images, self.out / 'few_labels')
+        words = [labelled, '--init', init, '--out', self.out / folder, '--minutes', self.minutes(folder)]
+        execute('-m', 'beit_mm', 'finetune', *words)
+
+    def segment(self) -> None:
+        listed, out, root = self.out.resolve() / 'segmented.txt', self.out / 'segmentor', self.images.held_out.root
+        listed.write_text(''.join(f'{path.relative_to(root)}\n' for path in self.held_out(NUM_SEGMENTED)))
+        options = [f'val_dataloader.dataset.ann_file={listed}']
+        trained, steps = out / f'iter_{self.lengths.segmentor}.pth', ['--steps', self.lengths.segmentor]
+        start = [f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth'] if self.full else []
+        more = ['--resume', '--cfg-options', *options, *start]
+        execute('-m', 'beit_mm', 'train', 'demo/segment_setr_pup', '--work-dir', out, *steps, *more, makes=trained)
+        words = ['configs/demo/segment_setr_pup.py', '--cfg-options', *options, '--out', out / 'baselines.json']
+        execute('tools/analysis/trivial_baselines.py', *words, makes=out / 'baselines.json')
+        shown, maps = self.held_out(NUM_PICTURES), self.out / 'maps'
+        execute('-m', 'beit_mm', 'segment', trained, *shown, '--out', maps, makes=self.out / 'segmentation.png')
+        from demo_report import draw_segmentation
+
+        draw_segmentation(shown, DRAWN / 'annotations/val', maps, self.out / 'segmentation.png')
+
+    def report(self) -> None:
+        from demo_report import write
+
+        for line in write(self.out, self.images, STARTS if self.classes else {}, self.drawn):
+            terminal.say(line)
 
 
-def report(data: list[str], classes: bool, segmented: bool) -> None:
-    """Evaluates the runs on the held-out images and writes the summary."""
-    dvae, pretrained = test('dvae', data), test('pretrain', data)
-    numbers = dict(
-        recon_mae_01=dvae['tokenizer/recon_mae_01'],
-        codes_used=dvae['tokenizer/codes_used'],
-        val_mim_loss=pretrained['mim_loss'],
-        token_entropy=pretrained['token_entropy'],
-        position_entropy=pretrained['position_entropy'],
-        val_mim_acc=pretrained['mim_acc'],
-        images_per_second=images_per_second(),
-    )
-    if classes:
-        labelled = data if segmented else data + numbers_of_classes(LINKED)
-        numbers['finetune_accuracy'] = test('finetune_folder', labelled)['accuracy/top1']
-        scratch = test('finetune_folder', labelled + SCRATCH, 'finetune_folder_scratch')
-        numbers['scratch_accuracy'] = scratch['accuracy/top1']
-    if segmented:
-        numbers['segment_miou'] = test('segment_setr_pup', data)['mIoU']
-    draw_overview(DRAWN if segmented else LINKED, segmented)
-    (RESULTS / 'summary.json').write_text(json.dumps(numbers, indent=2) + '\n')
-    print(f'\n{json.dumps(numbers, indent=2)}')
-    gain = 1 - numbers['val_mim_loss'] / numbers['token_entropy']
-    print(f'\nMasked patches are predicted {gain:.0%} better than by how frequent each visual token is.')
-    if classes:
-        print(
-            f'Of the held-out images {numbers["finetune_accuracy"]:.1f} % are classified right after pretraining, '
-            f'{numbers["scratch_accuracy"]:.1f} % without.'
-        )
-    pictures = [RESULTS / 'overview.png', *RUNS.glob('dvae/**/test*.png')]
-    print('Look at\n  ' + '\n  '.join(map(str, [*pictures, RESULTS / 'summary.json'])))
-    print(f'Curves: tensorboard --logdir {RUNS}')
+def link_few_labels(images, folder: Path) -> Path:
+    """Makes folder/{train,val}/<class> of links: a few images of each class to learn from, and held-out ones."""
+    from beit_mm.apis.split import MIN_IMAGES, evenly
+
+    counts, number = Counter(images.train.names.values()), PER_CLASS
+    while sum(min(number, count) for count in counts.values()) < MIN_IMAGES:
+        number += 1
+    few = [evenly((path for path, of in images.train.names.items() if of == name), number) for name in counts]
+    shutil.rmtree(folder, ignore_errors=True)
+    held_out = evenly(images.held_out.names, MAX_HELD_OUT)
+    for split, root, paths in (('train', images.train.root, sum(few, [])), ('val', images.held_out.root, held_out)):
+        for path in paths:
+            link = folder / split / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((root / path).resolve())
+    return folder
 
 
-def images_per_second() -> float:
-    """Median over the pretraining."""
-    from beit_mm.pictures import read_scalars
+def execute(*words: object, makes: Path | None = None) -> None:
+    """Prints a command and runs it, unless what it makes is there.
 
-    training, _ = read_scalars(RUNS / 'pretrain')
-    return statistics.median(row['images_per_second'] for row in training.values() if 'images_per_second' in row)
-
-
-def draw_overview(folder: Path, segmented: bool) -> None:
-    """A picture of held-out images: what the model sees and predicts of them, images like them, their segmentation."""
-    import numpy as np
-    import torch
-    from PIL import Image
-    from torchvision.transforms.functional import center_crop, resize, to_tensor
-
-    from beit_mm.apis.inference import overlay, reconstructions
-    from beit_mm.apis.inferencers import SegmentationInferencer
-    from beit_mm.features.evaluation import neighbours
-    from beit_mm.features.extractor import FeatureExtractor, embed
-    from beit_mm.pictures import sheet_of_columns
-
-    held_out = [folder / 'val' / path for path in find_images(folder / 'val')]  # sorted by class
-    pretrained = checkpoint('pretrain')
-    paths, columns = reconstructions(pretrained, held_out[:: max(1, len(held_out) // NUM_PICTURES)][:NUM_PICTURES])
-    extract = FeatureExtractor(pretrained)
-    bank = embed(pretrained, folder / 'train', progress=False, on_error='skip')
-    queries = torch.from_numpy(embed(pretrained, paths, progress=False)['features'])
-    _, nearest = next(neighbours(queries, torch.from_numpy(bank['features']), 2))  # B, 2
-    for title, rows in zip(('most alike in training', 'second'), nearest.T.tolist(), strict=True):
-        columns[title] = torch.stack([extract.prepared(bank['paths'][row]) for row in rows]) / 255
-    if segmented:
-        segmentor = SegmentationInferencer(checkpoint('segment_setr_pup'))
-        cells: dict[str, list] = dict(segmentation=[], annotation=[])
-        for path, result in zip(paths, segmentor(paths), strict=True):
-            file = (DRAWN / 'annotations/val' / Path(path).relative_to(folder / 'val')).with_suffix('.png')
-            annotation = np.array(Image.open(file)).astype(int) - 1
-            for name, labels in (('segmentation', result['labels']), ('annotation', annotation)):
-                drawn = overlay(np.array(Image.open(path).convert('RGB')), labels, segmentor.palette)
-                cells[name].append(resize(center_crop(to_tensor(drawn), [min(drawn.size)] * 2), [160, 160]))
-        columns |= {name: torch.stack(pictures) for name, pictures in cells.items()}
-    sheet_of_columns(columns).savefig(RESULTS / 'overview.png')
+    It runs in this process, which has imported everything: a process of its own would take seconds to do so. Drawing
+    needs little and forks, which a process of its own does safely.
+    """
+    command = [*map(str, words)]
+    if makes is not None and makes.exists():
+        terminal.say(f'{makes} is there')
+        return
+    terminal.say(f'$ {shlex.join(["python", *command])}')
+    beit_mm = command[:2] == ['-m', 'beit_mm']
+    script = ROOT / ('beit_mm/__main__.py' if beit_mm else command[0])
+    arguments = [str(ROOT / word) if word.startswith('configs/') else word for word in command[1 + beit_mm :]]
+    if script.name == 'draw_images.py':
+        subprocess.run([sys.executable, str(script), *arguments], check=True)
+        return
+    sys.orig_argv, sys.argv = ['python', *command], [str(script), *arguments]  # by which it says how to resume it
+    runpy.run_path(str(script), run_name='__main__')
 
 
 if __name__ == '__main__':
-    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get('PYTHONPATH'))))
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit('stopped; the same command goes on from here')
+    terminal.run(main)

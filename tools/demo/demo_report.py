@@ -1,0 +1,146 @@
+"""Pictures and report of the demo, from what the runs in its folder left."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms.functional import to_tensor
+
+from beit_mm.apis.configs import get_model
+from beit_mm.apis.inference import overlay, reconstructions
+from beit_mm.apis.reports import Picture, rows_of, standard_error, verdict, verdict_of_pretraining, write_report
+from beit_mm.apis.split import Images, list_folder
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.find import DEMO
+from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.datasets.segmentation_folder import distinct_colours
+from beit_mm.pictures import pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.terminal import quiet
+
+LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
+LIMITS = (
+    'What these figures do not show: how trainings vary, since there is one of each with one seed, and the +- are '
+    'standard errors of the held-out images alone; and what more time gives, since the models have 1.2 million '
+    "parameters and learned for minutes, the paper's 86 million for days."
+)
+
+
+def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> None:
+    """What is predicted of images by random weights, after a pretraining, and by the packaged weights."""
+    with quiet():
+        trained, before = Checkpoint.open(weights), out.with_suffix('.pth')
+        torch.manual_seed(0)
+        random = dict(get_model(DEMO, pretrained=False).state_dict())
+        write_checkpoint(before, dict(state_dict=random, meta=trained.content['meta']))
+        sources = {'before': before, 'after': trained, 'packaged weights': DEMO}
+        found = {name: reconstructions(source, images)[1] for name, source in sources.items()}
+        before.unlink()
+    *others, prediction = found['after']
+    columns = {title: found['after'][title] for title in others}
+    sheet_of_columns(columns | {name: each[prediction] for name, each in found.items()}).savefig(out)
+
+
+def draw_segmentation(images: Iterable[Path], annotations: Path, maps: Path, out: Path) -> None:
+    """Images of drawn classes, what `segment` wrote of them into `maps`, and their annotations."""
+    classes = (maps / 'classes.txt').read_text().splitlines()
+    palette, rows = distinct_colours(len(classes)), []
+    for path in images:
+        pixels = np.array(Image.open(path).convert('RGB'))
+        annotation = np.array(Image.open(annotations / path.parent.name / f'{path.stem}.png')).astype(int) - 1
+        labels = np.array(Image.open(maps / f'labels/{path.stem}.png'))
+        drawn = [pixels, *(overlay(pixels, each, palette) for each in (labels, annotation))]
+        titles = ('', '', '') if rows else ('image', 'segmentor', 'annotation')
+        rows.append([*zip(titles, map(to_tensor, drawn), strict=True)])
+    with_legend(Image.fromarray(pixels_of(sheet(rows))), [*zip(classes, palette, strict=True)]).save(out)
+
+
+def figures_of(run: Path, verb: str) -> dict[str, float]:
+    """Figures of a finished run, and its minutes."""
+    record = json.loads((run / 'plan.json').read_text())
+    return dict(record['stages'][verb], minutes=record['seconds'] / 60)
+
+
+def chance(labels: Collection[str]) -> float:
+    """Loss in nats of guessing by the labels' frequencies: ln K of K classes with as many labels each."""
+    shares = np.array([*Counter(labels).values()]) / len(labels)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, str, str]]]:
+    """What to say of the classifiers in the folders of `starts`, the last from random weights; and a table.
+
+    Nothing is compared with a training from random weights in which nothing was learned: the mean of the last fifth of
+    its losses counts.
+    """
+    figures = {folder: figures_of(out / folder, 'finetune') for folder in starts}
+    first, *_, control = figures
+    labels = list_folder(out / 'few_labels/train').names.values()
+    losses = [row['loss'] for row in read_scalars(out / control / 'finetune')[0].values() if 'loss' in row]
+    last, guessed = float(np.mean(losses[-max(1, len(losses) // 5) :])), chance(labels)
+    found: dict[str, tuple[float, float]] = {}  # what classified -> right, %, and the standard error
+    for folder, each in figures.items():
+        found[starts[folder]] = each['accuracy/top1'], standard_error(each['accuracy/top1'], each['held_out'])
+    for key, name in (('thumbnails', 'thumbnails'), ('most_frequent', 'the most frequent class')):
+        if key in figures[control]:  # of the longest run, which has the most images for it
+            found[name] = figures[control][key], standard_error(figures[control][key], figures[control]['compared'])
+    minutes = {starts[folder]: f'{each["minutes"]:.1f}' for folder, each in figures.items()}
+    minutes[starts[first]] = f'{figures_of(out / "pretrain", "pretrain")["minutes"]:.1f} + {minutes[starts[first]]}'
+    rows = [('classifier', 'minutes', 'classified right, % +- one standard error')]
+    rows += [(name, minutes.get(name, ''), '{:.1f} +- {:.1f}'.format(*figure)) for name, figure in found.items()]
+
+    peers = [starts[control]] * (last < LEARNED * guessed) + ['thumbnails'] * ('thumbnails' in found)
+    said = []
+    for name in [starts[folder] for folder in figures if folder != control and peers]:
+        gains = {peer: (found[name][0] - found[peer][0], math.hypot(found[name][1], found[peer][1])) for peer in peers}
+        said.append(f'the classifier that began with {name} is {verdict(gains)}')
+    if starts[control] not in peers:
+        text = 'the training from random weights has not left chance, so that nothing is compared with it: its loss '
+        said.append(f'{text}ended at {last:.2f} nats, guessing gives {guessed:.2f}')
+    return f'With {len(labels)} labelled images {"; ".join(said)}.', rows
+
+
+def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> list[object]:
+    """Writes report.html and report.md into the folder of the demo; returns what to print."""
+    pretrained = figures_of(out / 'pretrain', 'pretrain')
+    said = [verdict_of_pretraining(pretrained)]
+    rows = [('pretraining, on held-out images', '+- one standard error'), *rows_of(pretrained)]
+    parts: list = [
+        rows,
+        Picture('before_and_after.png', 'Held-out images; on the right what is predicted of the masked patches'),
+        Picture('pretrain/loss.png', 'Loss of the pretraining'),
+        Picture('pretrain/neighbours.png', 'Held-out images and the images that the pretraining finds alike'),
+    ]
+    if starts:
+        sentence, table = compare(out, starts)
+        said.append(sentence)
+        parts.append(table)
+        parts.append(
+            'All classifiers learned from the same labels. Random weights got a rate of their own, no layer decay, '
+            'and as much time as pretraining and fine-tuning together. Thumbnails are 8 x 8 pixels under ridge '
+            'regression.'
+        )
+    if drawn:
+        *_, last = read_scalars(out / 'segmentor')[1].values()
+        baselines = json.loads((out / 'segmentor/baselines.json').read_text())
+        said.append(
+            f'The segmentor reaches an mIoU of {last["mIoU"]:.1f} %, the most frequent class at each position '
+            f'{baselines["position"]:.1f} %, position and colour {baselines["position_colour"]:.1f} %.'
+        )
+        names = dict(most_frequent='most frequent class', position='most frequent class at each position')
+        names['position_colour'] = 'position and colour, naive Bayes'
+        table = [('segmentor', f'{last["mIoU"]:.1f}')]
+        table += [(names[name], f'{figure:.1f}') for name, figure in baselines.items()]
+        parts += [[('segmentation', 'mIoU, %'), *table], Picture('segmentation.png', 'Held-out images, segmented')]
+    parts += [
+        Picture('packaged_reconstruct.png', 'What the packaged weights predict of masked patches'),
+        Picture('packaged_attention.png', 'What the middle of an image attends to in the packaged weights'),
+        'The images are drawn by a program: what is reached on them says little of photos.' if drawn else '',
+        LIMITS,
+    ]
+    path = write_report(out, 'Demo of beit_mm', [' '.join(said), f'{images}.', *parts])
+    return [*said, f'Report: {path.with_suffix(".html")} and {path}']
