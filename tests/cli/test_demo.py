@@ -132,6 +132,9 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     report = (out / 'report.html').read_text()
     pictures = re.findall('src="([^"]+)"', report)
     assert 'segmentation.png' in pictures and all(Image.open(out / name).width > 100 for name in pictures)
+    sheet = np.asarray(Image.open(out / 'before_and_after.png'))
+    _, _, before_it, after, packaged, _ = (sheet[:, 4 + 164 * column :][:, :160] for column in range(6))
+    assert (before_it != after).any() and (after != packaged).any()
     answers = beit_mm.classify(out / 'finetune_packaged', drawn / 'val')
     right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
     assert f'{right:.1f} +-' in re.search(r'<tr><td>the packaged weights</td>.*?</tr>', report)[0]

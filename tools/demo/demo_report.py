@@ -40,9 +40,9 @@ def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> N
         sources = {'before': before, 'after': trained, 'packaged weights': DEMO}
         found = {name: reconstructions(source, images)[1] for name, source in sources.items()}
         before.unlink()
-    *others, prediction = found['after']
-    columns = {title: found['after'][title] for title in others}
-    sheet_of_columns(columns | {name: each[prediction] for name, each in found.items()}).savefig(out)
+    columns = {title: found['after'][title] for title in ('image', 'masked')}
+    columns |= {name: each['prediction'] for name, each in found.items()}
+    sheet_of_columns(columns | {'right tokens': found['after']['tokens, decoded']}).savefig(out)
 
 
 def draw_segmentation(images: Iterable[Path], annotations: Path, maps: Path, out: Path) -> None:
@@ -111,7 +111,10 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
     rows = [('pretraining, on held-out images', '+- one standard error'), *rows_of(pretrained)]
     parts: list = [
         rows,
-        Picture('before_and_after.png', 'Held-out images; on the right what is predicted of the masked patches'),
+        Picture(
+            'before_and_after.png',
+            'What is predicted of the masked patches, and the right tokens decoded',
+        ),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
         Picture('pretrain/neighbours.png', 'Held-out images and the images that the pretraining finds alike'),
     ]
