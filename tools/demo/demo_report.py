@@ -111,10 +111,7 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
     rows = [('pretraining, on held-out images', '+- one standard error'), *rows_of(pretrained)]
     parts: list = [
         rows,
-        Picture(
-            'before_and_after.png',
-            'What is predicted of the masked patches, and the right tokens decoded',
-        ),
+        Picture('before_and_after.png', 'What is predicted of the masked patches, and the right tokens decoded'),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
         Picture('pretrain/neighbours.png', 'Held-out images and the images that the pretraining finds alike'),
     ]
