@@ -77,8 +77,9 @@ def test_every_command(tmp_path):
     data = tmp_path / 'data'
     draw_caltech101(data / 'caltech101')
     for split, drawn in (('training', 'train'), ('validation', 'val')):
-        for index, path in enumerate(sorted((data / 'caltech101' / drawn).rglob('*.jpg'))[:12]):
-            labels = (data / 'caltech101/annotations' / path.relative_to(data / 'caltech101')).with_suffix('.png')
+        annotations = data / 'caltech101/annotations'
+        for index, labels in enumerate(sorted((annotations / drawn).rglob('*.png'))[:12]):
+            path = data / 'caltech101' / labels.relative_to(annotations).with_suffix('.jpg')
             for kind, image in (
                 ('images', Image.open(path)),
                 ('annotations', Image.fromarray(np.asarray(Image.open(labels)) % 12)),
