@@ -1,0 +1,112 @@
+"""The weights that come with the package: what they are, what they know, and the verbs on them, offline.
+
+RECORDED is what they gave when they were made, see beit_mm/weights/README.md. After new weights a
+failing test says the new ones.
+"""
+
+import csv
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import ROOT, run_tool
+from PIL import Image
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm import terminal
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.find import PACKAGED, PHOTOS, SCENES
+from beit_mm.files import file_sha256
+
+RECORDED = dict(  # on drawn images, which only the segmentor was trained on
+    mim_loss=5.94,
+    token_entropy=5.33,
+    pixel_accuracy=0.65,
+    names=dict(bus='crayfish', cat='water_lilly', flowers='yin_yang', motorbike='car_side', pizza='sunflower'),
+)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    def refuse(*args: object) -> None:
+        raise AssertionError('the network was asked')
+
+    monkeypatch.setattr(socket.socket, 'connect', refuse)
+    monkeypatch.setattr(socket, 'getaddrinfo', refuse)
+
+
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('data') / 'drawn'
+    run_tool('demo/draw_images.py', folder, '--num-train', '10', '--num-val', '20')
+    return folder
+
+
+def test_the_files_are_small_and_belong_together():
+    files = {part: PACKAGED / f'{part}.safetensors' for part in ('tokenizer', 'pretrained', 'classifier', 'segmentor')}
+    assert sum(file.stat().st_size for file in files.values()) < 8e6
+    assert Checkpoint.open('demo').meta['tokenizer']['sha256'] == file_sha256(files['tokenizer'])
+    for file in files.values():
+        content = file.read_bytes()
+        header = content[8 : 8 + int.from_bytes(content[:8], 'little')]
+        assert not re.search(rb'[\'"\\](?:/\w+){2,}', header), f'{file.name} has a path of the machine that made it'
+
+
+def test_each_photo_is_attributed():
+    with (PHOTOS / 'ATTRIBUTION.tsv').open() as file:
+        rows = {row['file']: row for row in csv.DictReader(file, delimiter='\t')}
+    assert {*rows} == {photo.name for photo in PHOTOS.glob('*.jpg')} and len(rows) == 5
+    assert {row['licence'] for row in rows.values()} == {'CC BY 2.0'}
+    assert all(row['page'].startswith('https://www.flickr.com/') for row in rows.values())
+
+
+def test_the_pretrained_model_predicts_tokens(drawn, tmp_path):
+    weights, out = PACKAGED / 'pretrained.safetensors', tmp_path / 'metrics.json'
+    options = ('--cfg-options', f'data_root={drawn}', f'work_dir={tmp_path}/run', 'test_dataloader.num_workers=0')
+    options += ('test_dataloader.persistent_workers=False',)
+    run_tool('test.py', ROOT / 'configs/demo/pretrain.py', weights, '--out', out, *options)
+    metrics = json.loads(out.read_text())
+    figures = {name: metrics[name] for name in ('mim_loss', 'token_entropy')}
+    assert figures == {name: pytest.approx(RECORDED[name], abs=0.02) for name in figures}
+    assert figures['mim_loss'] < figures['token_entropy']
+
+
+def test_the_classifier_names_the_photos():
+    found = {Path(image['path']).stem: image['name'] for image in beit_mm.classify('demo')}
+    assert found == RECORDED['names']
+
+
+def test_the_segmentor_knows_drawn_scenes(drawn, tmp_path):
+    images = sorted((drawn / 'val').rglob('*.jpg'))
+    right = []
+    for found in beit_mm.segment('demo', images, tmp_path / 'maps'):
+        annotation = next((drawn / 'annotations/val').rglob(f'{found["labels"][-10:]}'))
+        truth, labels = (np.array(Image.open(path)).astype(int) for path in (annotation, found['labels']))
+        right.append((labels == truth - 1)[truth > 0])
+    assert np.concatenate(right).mean() == pytest.approx(RECORDED['pixel_accuracy'], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ('verb', 'said'),
+    [
+        ('reconstruct', 'reconstruction.png'),
+        ('attention', 'attention.png'),
+        ('embed', 'features.npz: 5 x 128'),
+        ('segment', '3 images: labels and overlays in segmentation'),
+        ('classify', 'pizza.jpg'),
+    ],
+)
+def test_a_verb_needs_no_images_of_yours(verb, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['beit-mm', verb, 'demo'])
+    terminal.run(command.main)
+    assert said in (printed := capsys.readouterr().out)
+    if verb != 'classify':
+        assert [*tmp_path.iterdir()] == [tmp_path / re.sub(r':.*|.* in ', '', printed.strip())]
+    if verb == 'segment':
+        assert len([*tmp_path.glob('segmentation/overlays/*')]) == len([*SCENES.iterdir()]) == 3
