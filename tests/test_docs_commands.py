@@ -50,9 +50,9 @@ SHORTER = [  # text of a page -> what is run instead
     (r"out='run'(, minutes=15)?", "out='run', minutes=0.5"),
     (r"out='run_ft'", "out='run_ft', minutes=0.5"),
     (r'--workers 32', '--workers 1'),
-    (r'\bCKPT\b', 'work_dirs/pretrain/iter_3000.pth'),
+    (r'\bCKPT\b', 'work_dirs/pretrain/iter_7000.pth'),
     (r'\bDIR\b', 'new_folder'),
-    (r'\bFILE\b', 'work_dirs/pretrain/iter_3000.pth'),
+    (r'\bFILE\b', 'work_dirs/pretrain/iter_7000.pth'),
 ]
 EXTRA = [  # commands -> what is added
     (r'beit_mm (pretrain|finetune)', ['--minutes', '0.5']),
@@ -65,8 +65,8 @@ EXTRA = [  # commands -> what is added
     (r'mask_heat_map', ['--number', '200']),
 ]
 CHECKPOINT_OF = {
-    'configs/demo/pretrain.py': 'work_dirs/pretrain/iter_3000.pth',
-    'configs/demo/finetune_folder.py': 'work_dirs/finetune_folder/epoch_20.pth',
+    'configs/demo/pretrain.py': 'work_dirs/pretrain/iter_7000.pth',
+    'configs/demo/finetune_folder.py': 'work_dirs/finetune_folder/epoch_24.pth',
     'configs/demo/segment_upernet.py': 'work_dirs/segment_upernet/iter_300.pth',
     'configs/dvae/discrete_vae_8k_in1k.py': 'discrete_vae.pth',
 }

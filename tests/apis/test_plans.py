@@ -134,7 +134,8 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
 
 def test_a_cpu_begins_with_the_packaged_weights_unless_something_else_is_said(images, tmp_path):
     plan = plan_training(images, 'pretrain', device='cpu')
-    assert (plan.init, plan.keeps_head, plan.tokenizer['checkpoint']) == ('demo', True, 'demo') and plan.size == (96, 96)
+    assert (plan.init, plan.keeps_head, plan.tokenizer['checkpoint']) == ('demo', True, 'demo')
+    assert plan.size == (96, 96)
     plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu')
     assert (plan.init, plan.keeps_head, plan.tokenizer) == ('demo', False, None)
     plan = plan_training(images, 'pretrain', 'none', 'demo', device='cpu')

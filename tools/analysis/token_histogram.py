@@ -1,7 +1,7 @@
 """Which visual tokens a tokenizer gives to images: how many, how evenly, and what the most frequent ones stand for.
 
     python tools/analysis/token_histogram.py configs/beit/pretrain_300e.py data/caltech101/val --out tokens.png
-    python tools/analysis/token_histogram.py work_dirs/pretrain/iter_3000.pth images --out tokens.png
+    python tools/analysis/token_histogram.py work_dirs/pretrain/iter_7000.pth images --out tokens.png
 
 The tokenizer is that of a pretraining, by its config or its checkpoint, or one that was trained itself. The picture has
 the tokens' frequencies in falling order, and of each of the 32 most frequent ones patches of the images that have it.
