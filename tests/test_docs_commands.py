@@ -72,8 +72,7 @@ CHECKPOINT_OF = {
 }
 DEMO = [f'python tools/train.py configs/demo/{name}.py' for name in ('dvae', 'pretrain', 'finetune_folder')]
 FIRST = {  # page -> commands that it says to run first
-    'docs/camvid.md': [f'docs/few_labels.md {number}' for number in (0, 1)],
-    'docs/attention.md': DEMO[:2] + [f'docs/few_labels.md {number}' for number in (0, 1)],
+    'docs/attention.md': DEMO[:2],
     'README.md': [*DEMO, 'python tools/train.py configs/demo/segment_upernet.py'],
     **dict.fromkeys(['docs/features.md', 'docs/reliability.md', 'docs/tokenizers.md'], DEMO[:2]),
     'docs/mixing.md': DEMO,

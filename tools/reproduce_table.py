@@ -104,8 +104,6 @@ class DemoPlan:
         recipe, settings = self.owner(recipe, stage), self.settings(recipe, stage)
         seeded = settings.get('seeds', False)
         place = self.folder / recipe / (stage + (f'_seed{seed}' if seeded else ''))
-        if self.shorten == 1 and 'work_dir' in settings and recipe == 'baseline':
-            place = Path(settings['work_dir'])
         cfg = self.config(settings['config'])
         options, length, unit = schedule(cfg, settings.get('length'), self.shorten)
         options += [str(option) for option in settings['options']]
@@ -117,7 +115,8 @@ class DemoPlan:
         if seeded:
             options.append(f'randomness.seed={seed}')
         if labels := settings.get('labels'):
-            options.append(f'train_dataloader.dataset.ann_file={self.labels(cfg, labels, seed)}')
+            root = dict(option.split('=', 1) for option in options).get('data_root', cfg.data_root)
+            options.append(f'train_dataloader.dataset.ann_file={self.labels(root, labels, seed)}')
         options += self.options
         words = [f'configs/{settings["config"]}', '--work-dir', str(place)]
         words += [] if settings.get('validate') else ['--no-validate']
@@ -149,10 +148,10 @@ class DemoPlan:
         test = Step(f'{step.title} / test', command, place / 'metrics.json', [step], TEST_SECONDS)
         return self.steps.setdefault(test.result, test)
 
-    def labels(self, cfg: Config, count: int, seed: int) -> Path:
+    def labels(self, root: str, count: int, seed: int) -> Path:
         """Path of the list of `count` images of each class that the seed draws."""
         path = (self.folder / f'labels_{count}_seed{seed}.txt').absolute()
-        self.lists[path] = Path(cfg.data_root, 'train'), count, seed
+        self.lists[path] = Path(root, 'train'), count, seed
         return path
 
     def write_lists(self) -> None:

@@ -338,7 +338,7 @@ class ProgressHook(Hook):
         picture = Path(runner.work_dir, 'pictures', f'iter_{runner.iter}.png')  # of ReconstructionHook
         if not self.announced and picture.is_file():
             self.announced = True
-            self.say(f'{self.title}: first picture, {picture}')
+            self.say(f'{self.title}: first picture, {os.path.relpath(picture)}')
 
     def say(self, line: str) -> None:
         if is_main_process():

@@ -261,12 +261,6 @@ def test_a_given_config_with_other_classes_is_refused(tmp_path):
         ClassificationInferencer(tmp_path / 'x.pth', device='cpu', config=Config())
 
 
-def test_a_base_without_classes_of_its_own_builds_no_classifier():
-    model = Config.fromfile(ROOT / 'configs/_base_/demo_finetuning.py').model
-    with DefaultScope.overwrite_default_scope('mmpretrain'), pytest.raises(TypeError, match='num_classes'):
-        MODELS.build(model)
-
-
 def test_a_pretrainings_checkpoint_builds_nothing(work, tmp_path):
     path = changed(work, tmp_path / 'changed.pth', Config.fromfile(ROOT / 'configs/demo/pretrain.py'))
     with pytest.raises(CheckpointError, match="asks for 'beit_mm.BEiTPretrainer', which is no part of a classifier"):

@@ -163,7 +163,7 @@ LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
         ('beit/finetune_in1k_100e', 50, [(LINEAR, 0, 10, False, None), (COSINE, 10, 50, False, None)]),
         # 1501 and 160,001 of 160,000: mmengine's PolyLR arrives one step before its end
         ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, False, None), ('PolyLR', 0, 1601, False, None)]),
-        ('demo/pretrain', 300, [(LINEAR, 0, 10, False, None), (COSINE, 10, 300, False, 290)]),
+        ('demo/pretrain', 300, [(LINEAR, 0, 12, False, None), (COSINE, 12, 300, False, 288)]),
         ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, False, None)]),
     ],
 )
@@ -267,7 +267,7 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
     assert (
-        done.stderr.count('warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 32')
+        done.stderr.count('warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 64')
         == 1
     )
     (log,) = (path.read_text() for path in tmp_path.glob('work_dirs/pretrain/*/*.log'))
@@ -378,13 +378,13 @@ def config_of(monkeypatch, tmp_path):
 
 
 def test_the_arguments_of_train(config_of, tmp_path):
-    cfg = config_of('train.py', 'demo/dvae')
-    assert cfg.work_dir == 'work_dirs/dvae' and cfg.optim_wrapper.dtype == 'float32' and not cfg.resume
+    cfg = config_of('train.py', 'demo/bands_dvae')
+    assert cfg.work_dir == 'work_dirs/bands_dvae' and cfg.optim_wrapper.dtype == 'float32' and not cfg.resume
     folder = tmp_path / 'a folder, of mine'
     folder.mkdir()
     cfg = config_of(
         'train.py',
-        'demo/dvae',
+        'demo/bands_dvae',
         '--amp',
         '--auto-scale-lr',
         '--no-validate',

@@ -8,13 +8,6 @@ It holds half-precision weights, and of the run what belongs to them. beit_mm/we
 import argparse
 from pathlib import Path
 
-import torch
-
-from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.convert import KEPT
-from beit_mm.checkpoint.find import PACKAGED
-from beit_mm.checkpoint.read import write_checkpoint
-
 PARTS = ('tokenizer', 'pretrained', 'classifier', 'segmentor')
 
 
@@ -27,22 +20,26 @@ def main() -> None:
     print(f'{path}: {path.stat().st_size / 1e6:.2f} MB')
 
 
-def package(part: str, source: str, folder: Path = PACKAGED) -> Path:
-    """Writes PART.safetensors of a checkpoint into a folder."""
+def package(part: str, source: str) -> Path:
+    """Writes PART.safetensors of a checkpoint."""
+    from beit_mm.checkpoint.checkpoint import Checkpoint
+    from beit_mm.checkpoint.convert import KEPT
+    from beit_mm.checkpoint.find import PACKAGED
+    from beit_mm.checkpoint.read import write_checkpoint
+
     checkpoint = Checkpoint.open(source)
-    weights = {name: halved(tensor) for name, tensor in checkpoint.weights.items()}
-    kept = {name: tensor for name, tensor in weights.items() if not name.startswith('auxiliary_head.')}
+    weights = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in checkpoint.weights.items()
+        if not name.startswith('auxiliary_head.')
+    }
     meta = {} if part == 'tokenizer' else {key: value for key, value in checkpoint.meta.items() if key in KEPT}
     meta.get('config_dict', {}).pop('work_dir', None)  # paths say nothing elsewhere
     if tokenizer := meta.get('tokenizer'):
         meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
-    path = folder / f'{part}.safetensors'
-    write_checkpoint(path, dict(state_dict=kept, meta=meta))
+    path = PACKAGED / f'{part}.safetensors'
+    write_checkpoint(path, dict(state_dict=weights, meta=meta))
     return path
-
-
-def halved(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.half() if tensor.is_floating_point() else tensor
 
 
 if __name__ == '__main__':

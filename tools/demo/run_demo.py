@@ -196,7 +196,8 @@ def execute(*words: object, makes: Path | None = None) -> None:
     script = ROOT / ('beit_mm/__main__.py' if beit_mm else command[0])
     arguments = [str(ROOT / word) if word.startswith('configs/') else word for word in command[1 + beit_mm :]]
     if script.name == 'draw_images.py':
-        subprocess.run([sys.executable, str(script), *arguments], check=True)
+        environment = {key: value for key, value in os.environ.items() if key != 'PYTHONSAFEPATH'}  # set by the verbs
+        subprocess.run([sys.executable, str(script), *arguments], env=environment, check=True)
         return
     sys.orig_argv, sys.argv = ['python', *command], [str(script), *arguments]  # by which it says how to resume it
     runpy.run_path(str(script), run_name='__main__')
