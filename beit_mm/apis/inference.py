@@ -284,7 +284,7 @@ def masked_samples(pipeline: Sequence[Any], paths: Iterable[ImageInput]) -> dict
 
 def attention(
     checkpoint: CheckpointInput,
-    image: str | Path = PHOTOS / 'bus.jpg',
+    image: str | Path = PHOTOS / 'yellow_bus.jpg',
     points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,

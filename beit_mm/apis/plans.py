@@ -137,12 +137,12 @@ def plan_training(
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
     known, why, keeps_head = None, 'one is trained first', False
     if verb == 'pretrain':
-        if tokenizer == DEMO:
-            known, why = own_tokenizer(DEMO), 'the packaged one'
-        elif tokenizer is None and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
+        if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
             with suppress(CheckpointError, FileNotFoundError):
                 known, why = tokenizer_of(checkpoint), f'that of {init}, whose head is trained further'
-                keeps_head = True
+        keeps_head = known is not None and (tokenizer is None or known.get('checkpoint') == DEMO)
+        if tokenizer == DEMO and not keeps_head:
+            known, why = own_tokenizer(DEMO), 'the packaged one'
         if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')

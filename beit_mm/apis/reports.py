@@ -136,10 +136,10 @@ def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float
     ]
     if images.classes and found:
         told.append(
-            f'Nearest neighbours: each of {numbers["knn_images"]:,} held-out images gets the class of the most alike '
-            'among labelled images, which had no part in the training. Random weights and thumbnails have learned '
-            'nothing; a difference counts from two standard errors on, of pairs of answers to one image. It is one '
-            'training with one seed.'
+            f'Nearest neighbours: the 20 most alike images of the training vote on the class of each of '
+            f'{numbers["knn_images"]:,} held-out images; their labels had no part in the training. Random weights and '
+            'thumbnails have learned nothing; a difference counts from two standard errors on, of pairs of answers to '
+            'one image. It is one training with one seed.'
         )
     told.append(Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'))
     if neighbours_drawn is not None:
@@ -163,7 +163,7 @@ def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float],
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
     told: list[Paragraph] = [
         f'These are {numbers["held_out"]:,} held-out images and one training with one seed: another seed gives another '
-        'figure. What pretraining is worth they do not show: that takes the same training with --init and without.'
+        'figure. What pretraining is worth they do not show: that takes the same training with --init none.'
     ]
     if found:
         told.insert(

@@ -255,6 +255,7 @@ class Run:
             workers=plan.workers,
             device=plan.device,
             tokenizer=plan.tokenizer_name,
+            init=said[0] or plan.init or NONE,
             stages={stage: {} for stage in stages},
         )
         self.write_record()  # first: from here on the folder is recognised as a run

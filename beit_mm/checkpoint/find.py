@@ -178,7 +178,9 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         FileNotFoundError: none of them; names released models of nearly that name.
     """
     advice = 'Name a file, the folder of a run, or an address.'
-    if str(source) == DEMO:  # also where a folder has this name: many repositories have one
+    if source == DEMO:  # also where a folder has this name: many repositories have one
+        if any(Path(DEMO, name).is_file() for name in RUN_FILES):
+            raise UserError('demo is the packaged weights, but a run lies in a folder of this name: say ./demo')
         return PACKAGED / f'{part}.safetensors'
     if '://' in str(source) or Path(source).expanduser().exists():
         return locate_weights(str(source), advice)

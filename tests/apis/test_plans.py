@@ -136,6 +136,7 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_something_else_is_said(im
     plan = plan_training(images, 'pretrain', device='cpu')
     assert (plan.init, plan.keeps_head, plan.tokenizer['checkpoint']) == ('demo', True, 'demo')
     assert plan.size == (96, 96)
+    assert plan_training(images, 'pretrain', 'demo', 'demo', device='cpu').keeps_head
     plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu')
     assert (plan.init, plan.keeps_head, plan.tokenizer) == ('demo', False, None)
     plan = plan_training(images, 'pretrain', 'none', 'demo', device='cpu')

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', nargs='?', type=Path, default=Path('data/demo'), help='default: %(default)s')
     parser.add_argument('--num-train', type=int, default=1200, help='default: %(default)s')
-    parser.add_argument('--num-val', type=int, default=300, help='default: %(default)s')
+    parser.add_argument('--num-val', type=int, default=600, help='default: %(default)s')
     parser.add_argument('--size', type=int, default=160, help='short side in pixels (default: %(default)s)')
     args = parser.parse_args()
     try:

@@ -93,7 +93,7 @@ class Demo:
             ('pretraining from random weights', 60 * lengths.pretraining, self.pretrain),
         ]
         if self.drawn:
-            draw = partial(execute, 'tools/demo/draw_images.py', '--num-val', MAX_HELD_OUT, makes=DRAWN / 'meta')
+            draw = partial(execute, 'tools/demo/draw_images.py', makes=DRAWN / 'meta')
             parts.insert(1, ('drawing images', SECONDS['drawing'], draw))
         for folder in STARTS if self.classes else ():
             title = f'a classifier with few labels that begins with {STARTS[folder]}'
