@@ -13,7 +13,7 @@ from mmengine import registry as root
 
 
 class _Registry(root.Registry):
-    """Imports the one folder that needs mmseg, which takes seconds, when a name is nowhere else."""
+    """Imports the one folder that needs mmseg, which takes seconds, for a name that this registry has not."""
 
     def get(self, key: str) -> Any:
         self.import_from_location()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'beit_mm'
 MAX_LINES = 496
 MAX_FILES = 59
-MAX_TOTAL = 12750  # lines of the package: may only fall
+MAX_TOTAL = 12729  # lines of the package: may only fall
 MM = {'mmengine', 'mmcv', 'mmpretrain', 'mmseg'}
 # setup.py's install_requires, by import name; cv2 comes with mmcv.
 REQUIRED = set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2'.split())
