@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from beit_mm.apis.inference import reconstruct
-from beit_mm.apis.split import NUM_VALIDATED, Images, evenly
+from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import resize_bicubic
@@ -128,11 +128,9 @@ def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float
     names = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position')
     lines = {text: numbers[name] for name, text in names.items() if name in numbers}
     draw_curves(folder / 'pretrain', folder / 'loss.png', lines)
-    number = min(len(images.held_out.names), NUM_VALIDATED)
     told: list[Paragraph] = [
         'A loss below that of guessing by token frequency shows that something is learned; one below that of guessing '
-        'at each position, that the surroundings are read and not only where things usually are. The latter comes out '
-        f'too low with few images: {number} show at most {math.log(number):.1f} nats.'
+        'at each position, that the surroundings are read and not only where things usually are.'
     ]
     if images.classes and found:
         told.append(

@@ -302,7 +302,7 @@ class Run:
         path, last = self.config_path(stage), self.last_checkpoint(stage)
         base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
         write_config(path, f'{stage.capitalize()} on images of your own, written by python -m beit_mm.', base, settings)
-        if last.is_file():
+        if last.is_file() and 'images_per_second' in self.record['stages'][stage]:
             return
         cfg = run_config(base, dict(settings, resume=True), path)
         runner = make_runner(cfg, ProgressHook(stage))

@@ -261,6 +261,12 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
             yield batch
 
 
+def validate(runner: Runner) -> None:
+    """Validates, where a config says how; also a run that is resumed at its end, as one stopped in that validation."""
+    if runner.val_loop is not None:
+        runner.val_loop.run()
+
+
 @LOOPS.register_module()
 class EpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
@@ -271,6 +277,8 @@ class EpochLoop(EpochBasedTrainLoop):
 
     def run(self) -> nn.Module:
         with signals_handled(self.runner), threads_warn(self.runner):
+            if self._epoch == self._max_epochs:
+                validate(self.runner)
             return super().run()
 
     def run_epoch(self) -> None:
@@ -298,13 +306,15 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
+            if self._iter == self._max_iters:
+                validate(self.runner)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(stream))
                 self._decide_current_val_interval()
                 due = self._iter % self.val_interval == 0 or self._iter == self._max_iters
-                if self.runner.val_loop is not None and self._iter >= self.val_begin and due:
-                    self.runner.val_loop.run()
+                if self._iter >= self.val_begin and due:
+                    validate(self.runner)
             self.runner.call_hook('after_train_epoch')
             self.runner.call_hook('after_train')
         return self.runner.model

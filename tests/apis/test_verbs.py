@@ -141,6 +141,18 @@ def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
     assert (out / 'report.md').is_file() and 'Resuming' in capsys.readouterr().out
 
 
+def test_a_run_killed_in_its_last_validation_has_its_figures(images, tmp_path, monkeypatch):
+    def kill(*args, **kwargs):
+        raise MemoryError('killed')
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match='killed'):
+        patch.setattr('beit_mm.engine.metrics.MIMMetric.compute_metrics', kill)
+        beit_mm.pretrain(images, tmp_path / 'run', steps=3)
+    assert (tmp_path / 'run/pretrain/iter_3.pth').is_file()
+    beit_mm.pretrain(images, tmp_path / 'run', steps=3)
+    assert '(mim_loss)' in (tmp_path / 'run/report.md').read_text()
+
+
 def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, capsys):
     """With its tokenizer and its head; where the tokenizer is gone, with a new one and a new head."""
     beit_mm.pretrain(images, tmp_path / 'more', init=run, steps=3)

@@ -112,6 +112,30 @@ def test_a_signal_in_the_last_step_changes_nothing(config, tmp_path):
     assert (tmp_path / 'epoch_2.pth').exists() and not (tmp_path / 'interrupted.pth').exists()
 
 
+def kill() -> None:
+    raise MemoryError('killed')
+
+
+@pytest.mark.parametrize('loop', [dict(), dict(type='beit_mm.IterLoop', max_iters=6, val_interval=6, max_epochs=None)])
+def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, pretrain_config, tmp_path):
+    pretrain_config.train_cfg.update(loop)
+    pretrain_config.train_cfg = {key: value for key, value in pretrain_config.train_cfg.items() if value is not None}
+    if loop:
+        pretrain_config.default_hooks.checkpoint.update(by_epoch=False, interval=6)
+        pretrain_config.param_scheduler = []
+    with pytest.raises(MemoryError, match='killed'):
+        train(pretrain_config, tmp_path, Send('after_val_iter', kill, iteration=6))
+    trained, validated = [], []
+    train(
+        pretrain_config,
+        tmp_path,
+        Send('after_train_iter', lambda: trained.append(True), iteration=5),
+        Send('after_val_epoch', lambda: validated.append(True), iteration=6),
+        resume=True,
+    )
+    assert not trained and validated == [True]
+
+
 def test_a_run_under_nohup_outlives_its_terminal(config, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
     try:
