@@ -315,6 +315,9 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         target_generator=dict(plan.tokenizer, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
+    length = schedule(steps, steps // 20, plan.batch, eta_min=1e-5)
+    if plan.keeps_head:
+        length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
     if plan.init:  # read once: with the head by the model, without it by the backbone
         part = model if plan.keeps_head else model['backbone']
         part['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
@@ -325,7 +328,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         model=model,
         **loaders(images, lists, plan, pipelines),
         optim_wrapper=dict(optimizer=dict(lr=scaled(rate, plan.batch / base.auto_scale_lr.base_batch_size))),
-        **schedule(steps, steps // 20, plan.batch, eta_min=1e-5),
+        **length,
     )
 
 

@@ -27,6 +27,7 @@ from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet
 
 ROWS = {  # of the report: a figure's name, what it is, how it is written
     'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
+    'mim_loss_start': ('the same with the weights that the training began with, nats', '{:.3f}'),
     'token_entropy': ('loss of guessing by token frequency alone (token_entropy)', '{:.3f}'),
     'position_entropy': ('loss of guessing by token frequency at each position (position_entropy)', '{:.3f}'),
     'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
@@ -35,9 +36,11 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
     'most_frequent': ('always the most frequent class, %', '{:.1f}'),
     'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
+    'knn_accuracy_start': ('the same with the weights that the training began with, %', '{:.1f}'),
     'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
     'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
 }
+COMPARED = dict(start='those of its start', random='random weights', thumbnails='thumbnails')  # with features
 HARDLY = 0.05  # nats by which a loss must be lower to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
@@ -113,17 +116,20 @@ def standard_error(percent: float, number: float) -> float:
     return 100 * math.sqrt(share * (1 - share) / number)
 
 
-def describe_pretraining(weights: Path, images: Images, numbers: dict[str, float], compared: int) -> Described:
+def describe_pretraining(
+    weights: Path, images: Images, numbers: dict[str, float], compared: int, start: str | None
+) -> Described:
     """The verdict and the rest of the report on a pretraining; draws its pictures beside the weights.
 
     Args:
+        start: checkpoint that it began with; None for random weights.
         numbers: of the validation; gets those of `compare_features`.
         compared: images that held-out ones are compared with.
     """
     folder, trained = weights.parent, Checkpoint.open(weights)
     chosen = [images.held_out.root / path for path in evenly(images.held_out.names, 8)]
     reconstruct(trained, chosen, folder / 'reconstruction.png')
-    found, neighbours_drawn = compare_features(trained, images, compared)
+    found, neighbours_drawn = compare_features(trained, images, compared, start)
     numbers |= found
     names = dict(token_entropy='guessing by token frequency', position_entropy='the same at each position')
     lines = {text: numbers[name] for name, text in names.items() if name in numbers}
@@ -185,11 +191,15 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
         said = 'learned, but no more is shown than where things usually are'
     else:
         said = 'masked patches are predicted from what surrounds them'
+    if 'mim_loss_start' in numbers:
+        more = numbers['mim_loss_start'] - loss > HARDLY
+        said += f'; {"" if more else "not clearly "}better than by the weights that the training began with'
     if 'knn_images' not in numbers:
         return f'Verdict: {said}.'
     gains = {
         what: (numbers['knn_accuracy'] - numbers[f'knn_accuracy_{name}'], numbers[f'knn_error_{name}'])
-        for name, what in (('random', 'random weights'), ('thumbnails', 'thumbnails'))
+        for name, what in COMPARED.items()
+        if f'knn_error_{name}' in numbers
     }
     return f'Verdict: {said}; its features are {verdict(gains)}.'
 
@@ -228,20 +238,25 @@ def labels_of(images: Images, size: int) -> list[dict[str, int]]:
     ]
 
 
-def compare_features(trained: Checkpoint, images: Images, size: int) -> tuple[dict[str, float], Figure | None]:
+def compare_features(
+    trained: Checkpoint, images: Images, size: int, start: str | None = None
+) -> tuple[dict[str, float], Figure | None]:
     """k-NN of held-out images by standardised features, of random weights too, and by thumbnails; and a picture.
 
     Args:
         size: images that they are compared with.
+        start: checkpoint that the training began with, whose features are compared too.
 
     Returns:
-        Of labelled images knn_accuracy of the three, %, knn_images and, for pairs of answers to one image, knn_error of
+        Of labelled images knn_accuracy of each, %, knn_images and, for pairs of answers to one image, knn_error of
         the difference to each of the others; and a `sheet`, None where no image can be read.
     """
     extract = FeatureExtractor(trained)
     networks = dict(pretrained=extract)
     if images.classes:
         networks['random'] = extract.with_random_weights()
+        if start:
+            networks['start'] = FeatureExtractor(start)
 
     def compute(samples: list[dict]) -> list[dict]:
         batch = torch.stack([sample['inputs'] for sample in samples])
@@ -276,7 +291,9 @@ def compare_features(trained: Checkpoint, images: Images, size: int) -> tuple[di
     }
     numbers: dict[str, float] = dict(knn_images=len(held_out['labels']))
     numbers['knn_accuracy'], _ = mean_and_error(right['pretrained'])
-    for name in ('random', 'thumbnails'):
+    for name in (*networks, 'thumbnails'):
+        if name == 'pretrained':
+            continue
         numbers[f'knn_accuracy_{name}'], _ = mean_and_error(right[name])
         _, numbers[f'knn_error_{name}'] = mean_and_error(right['pretrained'].double() - right[name].double())
     return numbers, picture

@@ -312,6 +312,8 @@ class Run:
             raise UserError(f'{last} could not be written (see the warnings); make room and repeat the command')
         scalars = runner.message_hub.log_scalars
         numbers = {name: float(scalars[f'val/{name}'].current()) for name in ROWS if f'val/{name}' in scalars}
+        if self.plan.keeps_head:  # IterLoop has validated before the first step
+            numbers['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
         numbers['waiting'] = float(scalars['train/data_time'].mean() / scalars['train/time'].mean())
         self.record['stages'][stage].update(numbers)
@@ -328,7 +330,8 @@ class Run:
         seen = numbers.get('images_per_second', 0.0)
         if self.verb == 'pretrain':  # the images and half as many held-out ones, each at most as costly as in a step
             compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
-            said, told = describe_pretraining(self.weights, images, numbers, compared)
+            start = None if self.record['init'] == NONE else self.record['init']
+            said, told = describe_pretraining(self.weights, images, numbers, compared, start)
         else:
             said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
         self.write_record()

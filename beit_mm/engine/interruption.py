@@ -293,7 +293,10 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which resumes at any iteration without reading what was seen."""
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration without reading what was seen.
+
+    With val_begin=0 it also validates before the first step.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -306,7 +309,7 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            if self._iter == self._max_iters:
+            if self._iter == self._max_iters or self._iter == self.val_begin == 0:
                 validate(self.runner)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()

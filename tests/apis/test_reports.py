@@ -57,6 +57,11 @@ def test_the_verdict_of_a_pretraining(loss, expected):
     said = verdict_of_pretraining(numbers)
     assert expected in said and 'better than random weights, worse than thumbnails' in said
     assert ('classified right by nearest neighbours, %', '12.1 +- 1.0') in rows_of(numbers)
+    assert 'began with' not in said
+    for start, words in ((loss + 0.1, '; better than by the weights that'), (loss + 0.01, '; not clearly better than')):
+        assert words in verdict_of_pretraining(numbers | dict(mim_loss_start=start))
+    said = verdict_of_pretraining(numbers | dict(knn_accuracy_start=12.0, knn_error_start=0.5))
+    assert 'too close to tell from those of its start' in said
 
 
 def test_the_verdict_of_a_fine_tuning():

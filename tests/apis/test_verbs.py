@@ -164,6 +164,12 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     weights = torch.load(run / 'pretrained.pth', weights_only=True)['state_dict']
     for name in ('head.lm_head.weight', 'backbone.blocks.0.mlp.fc1.weight', 'backbone.mask_token'):
         assert torch.equal(model.state_dict()[name], weights[name]), name
+    first, second = (
+        json.loads((folder / 'plan.json').read_text())['stages']['pretrain'] for folder in (run, tmp_path / 'more')
+    )
+    assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
+    assert second['knn_accuracy_start'] == pytest.approx(first['knn_accuracy'])
+    assert 'than by the weights that the training began with' in (tmp_path / 'more/report.md').read_text()
     shutil.copyfile(run / 'pretrained.pth', tmp_path / 'alone.pth')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, 'tokenizer_of', lambda *_: (_ for _ in ()).throw(FileNotFoundError))
@@ -171,10 +177,10 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
-def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_training(
+def test_weights_to_begin_with_are_read_once_for_each_of_plan_training_and_report(
     run, images, tmp_path, monkeypatch, capsys
 ):
-    """Also where steps are measured before; and the trained weights once for the report."""
+    """Also where steps are measured before; and the trained weights once, for the report."""
     shutil.copyfile(run / 'pretrained.pth', run / 'init.pth')
     read = Counter()
 
@@ -185,7 +191,7 @@ def test_weights_to_begin_with_are_read_once_for_the_plan_and_once_for_the_train
     monkeypatch.setattr(checkpoint, 'read_checkpoint', counted)
     out = tmp_path / 'run'
     beit_mm.pretrain(images, out, init=run / 'init.pth', minutes=0.05)
-    assert (read['init.pth'], read['pretrained.pth']) == (2, 1) and 'as in' in capsys.readouterr().out
+    assert (read['init.pth'], read['pretrained.pth']) == (3, 1) and 'as in' in capsys.readouterr().out
 
 
 def stopped(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
