@@ -7,7 +7,6 @@ train_pipeline = [
     dict(type='RandomResize', scale=(2048, 160), ratio_range=(0.75, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(128, 128), cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
-    dict(type='PhotoMetricDistortion'),
     dict(
         type='PackSegInputs',
         meta_keys=('img_path', 'seg_map_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
@@ -65,13 +64,13 @@ optim_wrapper = dict(
     constructor='beit_mm.BEiTOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=0.8),
     optimizer=dict(
-        type='AdamW', lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
+        type='AdamW', lr=6e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
 auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=300, val_interval=300)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 # mmengine's schedulers arrive at their last factor one step before `end`
 param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=101),
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=31),
     dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=301),
 ]

@@ -1,6 +1,6 @@
-"""CamVid's 11 classes with SETR-PUP and the small BEiT of camvid_pretrain.py: 128-pixel crops, two CPU cores.
+"""CamVid's 11 classes with SETR-PUP and the packaged BEiT: 128-pixel crops, two CPU cores.
 
-After:   configs/demo/camvid_pretrain.py
+After:   the packaged weights, or a pretraining of your own: --cfg-options model.backbone.init_cfg.checkpoint=FILE
 Command: python tools/train.py configs/demo/camvid_setr_pup.py
          From random weights, for comparison:
          python tools/train.py configs/demo/camvid_setr_pup.py --work-dir work_dirs/camvid_setr_pup_scratch \
@@ -9,7 +9,7 @@ Command: python tools/train.py configs/demo/camvid_setr_pup.py
          python tools/test.py configs/demo/camvid_setr_pup.py work_dirs/camvid_setr_pup/iter_600.pth --tta
 Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
          in the annotations 0 is unlabelled and 1 the first class
-Batch:   1 process x 8 images, lr 1e-3
+Batch:   1 process x 8 images, lr 6e-3
 Expect:  docs/camvid.md
 Differs: from segment_setr_pup.py in the data, as a pattern for folders and classes of your own, and in length: 600
          steps, 13 times through the 367 frames
@@ -23,12 +23,11 @@ train_dataloader = dict(dataset=dict(folder, data_prefix=training))
 val_dataloader = dict(dataset=dict(folder, data_prefix=validation))
 test_dataloader = val_dataloader
 model = dict(
-    backbone=dict(init_cfg=dict(checkpoint='work_dirs/camvid_pretrain/iter_3000.pth')),
     decode_head=dict(num_classes=11),
     auxiliary_head=[dict(head, num_classes=11) for head in _base_.model.auxiliary_head])  # noqa: F821
 
 train_cfg = dict(max_iters=600, val_interval=600)
 param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=101),
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=61),
     dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=601),
 ]

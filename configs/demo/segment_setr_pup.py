@@ -8,11 +8,10 @@ Command: python tools/train.py configs/demo/segment_setr_pup.py
 Data:    data/demo/{train,val} and data/demo/annotations/{train,val}, in which 0 is unlabelled and 1 the first class,
          and data/demo/meta/segmentation_classes.txt, 13 names. Other folders and classes:
          camvid_setr_pup.py is a pattern
-Batch:   1 process x 8 images, lr 1e-3
-Longer:  --cfg-options train_cfg.max_iters=1200 train_cfg.val_interval=1200 param_scheduler.1.end=1201
+Batch:   1 process x 8 images, lr 6e-3
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
-         64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5 and in layer
-         decay
+         64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5, in rate,
+         warm-up and layer decay, and in no distortion of colours, with which a short run learns less
 """
 _base_ = [
     '../_base_/models/setr_pup_base.py', '../_base_/demo_segmentation.py',

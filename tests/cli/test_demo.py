@@ -21,7 +21,7 @@ import beit_mm
 from beit_mm.apis import training
 
 CONFIGS = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
-CONFIGS += ['caltech101_dino', 'caltech101_beit_dino', 'camvid_pretrain', 'camvid_setr_pup', 'camvid_upernet']
+CONFIGS += ['caltech101_dino', 'caltech101_beit_dino', 'camvid_setr_pup', 'camvid_upernet']
 CONFIGS += ['bands_dvae', 'bands_pretrain', 'bands_finetune']
 TINY = run_demo.Lengths(0.01, 0.01, 2)
 
@@ -87,9 +87,6 @@ def test_every_command(tmp_path):
                 (data / 'camvid' / kind / split).mkdir(parents=True, exist_ok=True)
                 image.save(data / 'camvid' / kind / split / f'{index}.{"jpg" if kind == "images" else "png"}')
     (data / 'camvid/classes.txt').write_text(''.join(['Idx\tName\n', *(f'{i}\tclass {i}\n' for i in range(1, 12))]))
-    listing = re.search(r'Made in data/ with\n((?: .*\n)+)', (ROOT / 'configs/demo/camvid_pretrain.py').read_text())[1]
-    subprocess.run(['bash', '-c', listing], check=True, cwd=data)
-    assert len((data / 'camvid_pretrain.txt').read_text().splitlines()) == 70 + 87 + 6 * 12
     run_headers(CONFIGS, tmp_path)
 
 
