@@ -6,13 +6,13 @@ import json
 import math
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import run_demo
+import torch
 from helpers import NO_WORKERS, ROOT, draw_caltech101, last_steps, run_tool
 from mmengine.config import Config
 from PIL import Image
@@ -23,7 +23,7 @@ from beit_mm.apis import training
 CONFIGS = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
 CONFIGS += ['caltech101_dino', 'caltech101_beit_dino', 'camvid_setr_pup', 'camvid_upernet']
 CONFIGS += ['bands_dvae', 'bands_pretrain', 'bands_finetune']
-TINY = run_demo.Lengths(0.01, 0.01, 2)
+TINY = run_demo.Lengths(0.01, 0.01, 0.01)
 
 
 def header(name: str) -> tuple[list[str], list[list[str]]]:
@@ -120,7 +120,7 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         demo()
     said = capsys.readouterr().out
-    assert '== 3 of 8, about 1 min left: pretraining' in said and said.endswith('goes on from here.\n')
+    assert '== 3 of 8, about 1 min left: pretraining' in said and said.endswith('resumes from here.\n')
     before = {path: path.stat().st_mtime_ns for path in [*out.glob('*/*.pth'), *out.glob('*.png')]}
     assert len(before) == 3 + 3
     monkeypatch.setattr(run_demo, 'execute', execute)
@@ -137,6 +137,33 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
     right = 100 * np.mean([answer['name'] == Path(answer['path']).parent.name for answer in answers])
     assert f'{right:.1f} +-' in re.search(r'<tr><td>the packaged weights</td>.*?</tr>', report)[0]
     assert 'the training from random weights has not left chance' in report  # in three steps
+    said = re.search(r'The segmentor is ([^.]*)\.', report)[1]
+    assert all(name in said for name in ('the most frequent class', 'at each position', 'naive Bayes'))
+
+
+def test_the_segmentors_figure_is_mmsegs(tmp_path):
+    from demo_report import mean_iou
+    from mmseg.evaluation import IoUMetric
+
+    random, root, names, areas = np.random.default_rng(0), tmp_path / 'val', [], []
+    (tmp_path / 'maps/labels').mkdir(parents=True)
+    (tmp_path / 'maps/classes.txt').write_text('a\nb\nc\nd\n')  # d is nowhere
+    for number in range(30):
+        labels, annotation = random.integers(3, size=(8, 9)), random.integers(4, size=(8, 9))  # 0: unlabelled
+        labels = np.where(random.random((8, 9)) < number / 30, np.maximum(annotation - 1, 0), labels)
+        names.append(Path(f'c/{number}.jpg'))
+        (tmp_path / 'annotations/val/c').mkdir(parents=True, exist_ok=True)
+        Image.fromarray(labels.astype(np.uint8)).save(tmp_path / f'maps/labels/{number}.png')
+        Image.fromarray(annotation.astype(np.uint8)).save(tmp_path / f'annotations/val/c/{number}.png')
+        tensors = torch.from_numpy(labels), torch.from_numpy(np.where(annotation > 0, annotation - 1, 255))
+        areas.append(IoUMetric.intersect_and_union(*tensors, num_classes=4, ignore_index=255))
+    intersect, union = (torch.stack([area[index] for area in areas]) for index in (0, 1))
+    reached, error = mean_iou(names, root, tmp_path / 'maps')
+    assert reached == pytest.approx(100 * (intersect.sum(0) / union.sum(0))[:3].mean().item())
+    # by the delta method: classes alike, a ratio of sums over images
+    share = intersect.sum(0)[:3] / union.sum(0)[:3]
+    parts = ((intersect[:, :3] - share * union[:, :3]) / union[:, :3].mean(0)).mean(1)
+    assert error == pytest.approx(100 * parts.std().item() / 30**0.5, rel=0.25)
 
 
 def test_the_users_images_are_held_out_alike(drawn, tmp_path, monkeypatch):

@@ -45,18 +45,40 @@ def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> N
     sheet_of_columns(columns | {'right tokens': found['after']['tokens, decoded']}).savefig(out)
 
 
-def draw_segmentation(images: Iterable[Path], annotations: Path, maps: Path, out: Path) -> None:
-    """Images of drawn classes, what `segment` wrote of them into `maps`, and their annotations."""
+def label_maps(name: Path, root: Path, maps: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Of a drawn image, by its name below `root`: what `segment` wrote into `maps`, and its annotation, -1 without."""
+    annotation = Image.open(root.parent / 'annotations' / root.name / name.with_suffix('.png'))
+    return np.array(Image.open(maps / f'labels/{name.stem}.png')), np.array(annotation).astype(int) - 1
+
+
+def draw_segmentation(names: Iterable[Path], root: Path, maps: Path, out: Path) -> None:
+    """Drawn images, what `segment` wrote of them into `maps`, and their annotations."""
     classes = (maps / 'classes.txt').read_text().splitlines()
     palette, rows = distinct_colours(len(classes)), []
-    for path in images:
-        pixels = np.array(Image.open(path).convert('RGB'))
-        annotation = np.array(Image.open(annotations / path.parent.name / f'{path.stem}.png')).astype(int) - 1
-        labels = np.array(Image.open(maps / f'labels/{path.stem}.png'))
+    for name in names:
+        pixels = np.array(Image.open(root / name).convert('RGB'))
+        labels, annotation = label_maps(name, root, maps)
         drawn = [pixels, *(overlay(pixels, each, palette) for each in (labels, annotation))]
         titles = ('', '', '') if rows else ('image', 'segmentor', 'annotation')
         rows.append([*zip(titles, map(to_tensor, drawn), strict=True)])
     with_legend(Image.fromarray(pixels_of(sheet(rows))), [*zip(classes, palette, strict=True)]).save(out)
+
+
+def mean_iou(names: Iterable[Path], root: Path, maps: Path) -> tuple[float, float]:
+    """mIoU in % of label maps, over all pixels with an annotation, and its standard error: images are drawn anew."""
+    number, each = len((maps / 'classes.txt').read_text().splitlines()), []
+    for labels, annotation in (label_maps(name, root, maps) for name in names):
+        known = annotation >= 0
+        pairs = np.bincount(annotation[known] * number + labels[known], minlength=number**2)
+        each.append(pairs.reshape(number, number))
+    random = np.random.default_rng(0)
+    confusions = np.stack(each)
+    found = []
+    for chosen in [np.arange(len(each)), *random.integers(len(each), size=(200, len(each)))]:
+        confusion = confusions[chosen].sum(0)
+        right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
+        found.append(100 * float((right[union > 0] / union[union > 0]).mean()))
+    return found[0], float(np.std(found[1:]))
 
 
 def figures_of(run: Path, verb: str) -> dict[str, float]:
@@ -126,17 +148,17 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
             'regression.'
         )
     if drawn:
-        *_, last = read_scalars(out / 'segmentor')[1].values()
+        names = [Path(name) for name in (out / 'segmented.txt').read_text().splitlines()]
+        reached, error = mean_iou(names, images.held_out.root, out / 'maps')
         baselines = json.loads((out / 'segmentor/baselines.json').read_text())
-        said.append(
-            f'The segmentor reaches an mIoU of {last["mIoU"]:.1f} %, the most frequent class at each position '
-            f'{baselines["position"]:.1f} %, position and colour {baselines["position_colour"]:.1f} %.'
-        )
-        names = dict(most_frequent='most frequent class', position='most frequent class at each position')
-        names['position_colour'] = 'position and colour, naive Bayes'
-        table = [('segmentor', f'{last["mIoU"]:.1f}')]
-        table += [(names[name], f'{figure:.1f}') for name, figure in baselines.items()]
-        parts += [[('segmentation', 'mIoU, %'), *table], Picture('segmentation.png', 'Held-out images, segmented')]
+        kinds = dict(most_frequent='the most frequent class', position='the most frequent class at each position')
+        kinds['position_colour'] = 'naive Bayes of position and colour'
+        gains = {kinds[name]: (reached - figure, error) for name, figure in baselines.items()}
+        said.append(f'The segmentor is {verdict(gains)}.')
+        table = [('segmentor', f'{reached:.1f} +- {error:.1f}')]
+        table += [(kinds[name], f'{figure:.1f}') for name, figure in baselines.items()]
+        table.insert(0, ('segmentation', 'mIoU, % +- one standard error'))
+        parts += [table, Picture('segmentation.png', 'Held-out images, segmented')]
     parts += [
         Picture('packaged_reconstruct.png', 'What the packaged weights predict of masked patches'),
         Picture('packaged_attention.png', 'What the middle of an image attends to in the packaged weights'),

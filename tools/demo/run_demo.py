@@ -6,7 +6,7 @@
 
 It shows the packaged weights, pretrains from random weights on the packaged tokenizer, fine-tunes with few labels
 beginning with that pretraining, with the packaged weights and with random ones, and trains a segmentor. Each command
-is printed as you would type it. Stopped, the same command goes on. A GPU stays unused.
+is printed as you would type it. Stopped, the same command resumes. A GPU stays unused.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +34,12 @@ class Lengths(NamedTuple):
 
     pretraining: float
     finetuning: float  # from random weights it takes as long as both together
-    segmentor: int  # steps, which is how long `train` is told
+    segmentor: float  # become steps by the rate of the fine-tuning before, since `train` is told steps
 
 
-SHORT, FULL = Lengths(2, 0.6, 100), Lengths(7, 0.7, 150)
-SECONDS = dict(packaged=12, drawing=20, step=0.35, segmentor=20, report=6)  # expected of what is not told how long
+SHORT, FULL = Lengths(2, 0.6, 1.4), Lengths(7, 0.7, 1.4)
+STEP = 85  # images of fine-tuning that a step of the segmentor, of 8 larger ones, is worth
+SECONDS = dict(packaged=12, drawing=20, segmentor=20, report=6)  # expected of what is not told how long
 DRAWN = Path('data/demo')
 PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
 MAX_HELD_OUT = 600  # images: standard errors of 2 %
@@ -99,7 +100,7 @@ class Demo:
             title = f'a classifier with few labels that begins with {STARTS[folder]}'
             parts.append((title, 60 * self.minutes(folder), partial(self.finetune, folder)))
         if self.drawn:
-            seconds = SECONDS['segmentor'] + SECONDS['step'] * lengths.segmentor
+            seconds = SECONDS['segmentor'] + 60 * lengths.segmentor
             parts.append(('a segmentor', seconds, self.segment))
         parts.append(('the report', SECONDS['report'], self.report))
         for number, (title, _, part) in enumerate(parts, start=1):
@@ -108,7 +109,7 @@ class Demo:
             try:
                 part()
             except (KeyboardInterrupt, SystemExit):
-                print('The same demo command goes on from here.', flush=True)
+                print('The same demo command resumes from here.', flush=True)
                 raise
 
     def show_packaged(self) -> None:
@@ -141,20 +142,27 @@ class Demo:
         execute('-m', 'beit_mm', 'finetune', *words)
 
     def segment(self) -> None:
-        listed, out, root = self.out.resolve() / 'segmented.txt', self.out / 'segmentor', self.images.held_out.root
-        listed.write_text(''.join(f'{path.relative_to(root)}\n' for path in self.held_out(NUM_SEGMENTED)))
-        options = [f'val_dataloader.dataset.ann_file={listed}']
-        trained, steps = out / f'iter_{self.lengths.segmentor}.pth', ['--steps', self.lengths.segmentor]
-        start = [f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth'] if self.full else []
-        more = ['--resume', '--cfg-options', *options, *start]
-        execute('-m', 'beit_mm', 'train', 'demo/segment_setr_pup', '--work-dir', out, *steps, *more, makes=trained)
-        words = ['configs/demo/segment_setr_pup.py', '--cfg-options', *options, '--out', out / 'baselines.json']
-        execute('tools/analysis/trivial_baselines.py', *words, makes=out / 'baselines.json')
-        shown, maps = self.held_out(NUM_PICTURES), self.out / 'maps'
-        execute('-m', 'beit_mm', 'segment', trained, *shown, '--out', maps, makes=self.out / 'segmentation.png')
-        from demo_report import draw_segmentation
+        from demo_report import draw_segmentation, figures_of
 
-        draw_segmentation(shown, DRAWN / 'annotations/val', maps, self.out / 'segmentation.png')
+        from beit_mm.apis.split import evenly
+
+        listed, out, root = self.out.resolve() / 'segmented.txt', self.out / 'segmentor', self.images.held_out.root
+        names = [path.relative_to(root) for path in self.held_out(NUM_SEGMENTED)]
+        listed.write_text(''.join(f'{name}\n' for name in names))
+        link(names, root, self.out / 'segmented')
+        rate = figures_of(self.out / 'finetune_packaged', 'finetune')['images_per_second']
+        steps = max(2, round(60 * self.lengths.segmentor * rate / STEP))
+        trained = out / f'iter_{steps}.pth'
+        start = [f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth'] if self.full else []
+        words = ['--work-dir', out, '--steps', steps, '--no-validate', '--resume']
+        words += ['--cfg-options', *start] if start else []
+        execute('-m', 'beit_mm', 'train', 'demo/segment_setr_pup', *words, makes=trained)
+        words = ['--cfg-options', f'val_dataloader.dataset.ann_file={listed}', '--out', out / 'baselines.json']
+        script = 'tools/analysis/trivial_baselines.py'
+        execute(script, 'configs/demo/segment_setr_pup.py', *words, makes=out / 'baselines.json')
+        picture, maps = self.out / 'segmentation.png', self.out / 'maps'
+        execute('-m', 'beit_mm', 'segment', trained, self.out / 'segmented', '--out', maps, makes=picture)
+        draw_segmentation(evenly(names, NUM_PICTURES), root, maps, picture)
 
     def report(self) -> None:
         from demo_report import write
@@ -171,14 +179,18 @@ def link_few_labels(images, folder: Path) -> Path:
     while sum(min(number, count) for count in counts.values()) < MIN_IMAGES:
         number += 1
     few = [evenly((path for path, of in images.train.names.items() if of == name), number) for name in counts]
-    shutil.rmtree(folder, ignore_errors=True)
     held_out = evenly(images.held_out.names, MAX_HELD_OUT)
-    for split, root, paths in (('train', images.train.root, sum(few, [])), ('val', images.held_out.root, held_out)):
-        for path in paths:
-            link = folder / split / path
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to((root / path).resolve())
+    link(sum(few, []), images.train.root, folder / 'train')
+    link(held_out, images.held_out.root, folder / 'val')
     return folder
+
+
+def link(names: Iterable[str | Path], root: Path, folder: Path) -> None:
+    """Makes links in a folder to files in another one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to((root / name).resolve())
 
 
 def execute(*words: object, makes: Path | None = None) -> None:
