@@ -23,7 +23,7 @@ from beit_mm.apis import training
 CONFIGS = ['dvae', 'pretrain', 'finetune_folder', 'linear_probe_folder', 'segment_setr_pup', 'segment_upernet']
 CONFIGS += ['caltech101_dino', 'caltech101_beit_dino', 'camvid_setr_pup', 'camvid_upernet']
 CONFIGS += ['bands_dvae', 'bands_pretrain', 'bands_finetune']
-TINY = run_demo.Lengths(0.01, 0.01, 0.01)
+TINY = run_demo.Lengths(0.01, 0.01, 2)
 
 
 def header(name: str) -> tuple[list[str], list[list[str]]]:

@@ -34,12 +34,11 @@ class Lengths(NamedTuple):
 
     pretraining: float
     finetuning: float  # from random weights it takes as long as both together
-    segmentor: float  # become steps by the rate of the fine-tuning before, since `train` is told steps
+    segmentor: int  # steps, which is how long `train` is told
 
 
-SHORT, FULL = Lengths(2, 0.6, 1.4), Lengths(7, 0.7, 1.4)
-STEP = 85  # images of fine-tuning that a step of the segmentor, of 8 larger ones, is worth
-SECONDS = dict(packaged=12, drawing=20, segmentor=20, report=6)  # expected of what is not told how long
+SHORT, FULL = Lengths(1.75, 0.6, 200), Lengths(7, 0.7, 200)
+SECONDS = dict(packaged=12, drawing=20, step=0.35, segmentor=20, report=6)  # expected of what is not told how long
 DRAWN = Path('data/demo')
 PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
 MAX_HELD_OUT = 600  # images: standard errors of 2 %
@@ -100,7 +99,7 @@ class Demo:
             title = f'a classifier with few labels that begins with {STARTS[folder]}'
             parts.append((title, 60 * self.minutes(folder), partial(self.finetune, folder)))
         if self.drawn:
-            seconds = SECONDS['segmentor'] + 60 * lengths.segmentor
+            seconds = SECONDS['segmentor'] + SECONDS['step'] * lengths.segmentor
             parts.append(('a segmentor', seconds, self.segment))
         parts.append(('the report', SECONDS['report'], self.report))
         for number, (title, _, part) in enumerate(parts, start=1):
@@ -142,7 +141,7 @@ class Demo:
         execute('-m', 'beit_mm', 'finetune', *words)
 
     def segment(self) -> None:
-        from demo_report import draw_segmentation, figures_of
+        from demo_report import draw_segmentation
 
         from beit_mm.apis.split import evenly
 
@@ -150,11 +149,9 @@ class Demo:
         names = [path.relative_to(root) for path in self.held_out(NUM_SEGMENTED)]
         listed.write_text(''.join(f'{name}\n' for name in names))
         link(names, root, self.out / 'segmented')
-        rate = figures_of(self.out / 'finetune_packaged', 'finetune')['images_per_second']
-        steps = max(2, round(60 * self.lengths.segmentor * rate / STEP))
-        trained = out / f'iter_{steps}.pth'
+        trained = out / f'iter_{self.lengths.segmentor}.pth'
         start = [f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth'] if self.full else []
-        words = ['--work-dir', out, '--steps', steps, '--no-validate', '--resume']
+        words = ['--work-dir', out, '--steps', self.lengths.segmentor, '--no-validate', '--resume']
         words += ['--cfg-options', *start] if start else []
         execute('-m', 'beit_mm', 'train', 'demo/segment_setr_pup', *words, makes=trained)
         words = ['--cfg-options', f'val_dataloader.dataset.ann_file={listed}', '--out', out / 'baselines.json']
