@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,7 @@ NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that ou
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
-UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'|takes no arguments")
+BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
 
 class UserError(ValueError):
@@ -122,16 +121,10 @@ def printable_record(record: logging.LogRecord) -> bool:
 
 def with_bar(results: Iterable[Any], number: int) -> Iterator[Any]:
     """Results, of so many images; where the standard error output is a terminal, a bar counts those that are done."""
-    if not sys.stderr.isatty():
-        yield from results
-        return
-    begin = time.monotonic()
-    for done, result in enumerate(results, start=1):
-        bar = '#' * (30 * done // number)
-        speed = done / max(time.monotonic() - begin, 1e-9)
-        print(f'\r[{bar:30}] {done}/{number}, {speed:.1f} images/s', end=' ', file=sys.stderr, flush=True)
-        yield result
-    print(file=sys.stderr)
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(results, '', number, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def run(main: Callable[[], None]) -> None:
@@ -164,28 +157,10 @@ def message_for_user(error: BaseException) -> str | None:
 def mistake(error: BaseException) -> str | None:
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
         return unknown_type(missing[1])
-    if isinstance(error, TypeError):
-        return unknown_argument(error)
+    if isinstance(error, TypeError) and 'unexpected keyword argument' in str(error):
+        frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a constructor's own fault
     return str(error) if isinstance(error, UserError) else None
-
-
-def unknown_argument(error: TypeError) -> str | None:
-    """The message for an argument that a type in a config does not have; None for any other error."""
-    from inspect import signature
-
-    if not (said := UNKNOWN_ARGUMENT.search(str(error))):
-        return None
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        values = frame.f_locals  # only mmengine's build_from_cfg and build_scheduler_from_cfg know what was asked for
-        built, given = values.get('obj_cls') or values.get('scheduler_cls'), values.get('args')
-        if not built or not given or (name := said[1] or next(iter(given))) not in given:
-            continue
-        inits = [vars(base).get('__init__') for base in getattr(built, '__mro__', ())] or [built]
-        known = {name for init in inits if init for name in signature(init).parameters} - {'self', 'args', 'kwargs'}
-        near = get_close_matches(name, known, n=1)
-        advice = f'did you mean {near[0]!r}?' if near else f'it has {", ".join(sorted(known)) or "none"}'
-        return f'{built.__name__} has no argument {name!r}; {advice}'
-    return None
 
 
 def unknown_type(name: str) -> str:

@@ -191,8 +191,6 @@ class ClassificationInferencer(_Inferencer):
             For each image dict(path=its file, None for an array or image; label=the most likely class; name=its name;
             scores=[[label, probability], ...] of the `top` most likely, best first).
         """
-        if top < 1:
-            raise UserError(f'top is {top}; expected 1 or more')
 
         def predict(samples: list[dict]) -> list[dict]:
             with torch.no_grad(), inference_autocast(self.device):

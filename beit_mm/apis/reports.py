@@ -291,9 +291,7 @@ def compare_features(
     }
     numbers: dict[str, float] = dict(knn_images=len(held_out['labels']))
     numbers['knn_accuracy'], _ = mean_and_error(right['pretrained'])
-    for name in (*networks, 'thumbnails'):
-        if name == 'pretrained':
-            continue
+    for name in [*networks, 'thumbnails'][1:]:
         numbers[f'knn_accuracy_{name}'], _ = mean_and_error(right[name])
         _, numbers[f'knn_error_{name}'] = mean_and_error(right['pretrained'].double() - right[name].double())
     return numbers, picture

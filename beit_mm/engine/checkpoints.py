@@ -62,7 +62,6 @@ class CheckpointHook(Hook):
         save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
             improvement also writes a numbered checkpoint, off the interval too, once the run has one.
         rule: 'greater' or 'less', what is better; by default the metric's name says it.
-        save_begin: epochs or iterations before the first interval begins.
     """
 
     priority = 'VERY_LOW'  # after all other hooks, so that what they changed is saved
@@ -76,13 +75,12 @@ class CheckpointHook(Hook):
         save_last: bool = True,
         save_best: str | Sequence[str] | None = None,
         rule: str | None = None,
-        save_begin: int = 0,
     ):
         if '://' in str(out_dir):
             raise UserError(f'out_dir is {out_dir!r}; expected a local folder')
         if rule not in ('greater', 'less', None):
             raise UserError(f"rule is {rule!r}; expected 'greater' or 'less'")
-        self.interval, self.save_begin, self.save_last = interval, save_begin, save_last
+        self.interval, self.save_last = interval, save_last
         self.unit = 'epoch' if by_epoch else 'iter'
         self.out_dir, self.max_keep_ckpts, self.rule = out_dir, max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
@@ -142,13 +140,13 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
-        if self.unit == 'iter' and (last or self.every_n_train_iters(runner, self.interval, self.save_begin)):
+        if self.unit == 'iter' and (last or self.every_n_train_iters(runner, self.interval)):
             self.due_number = runner.iter + 1
         self.save_due(runner, epoch=runner.epoch, iter=runner.iter + 1)
 
     def after_train_epoch(self, runner: Runner) -> None:
         last = self.save_last and self.is_last_train_epoch(runner)
-        if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval, self.save_begin)):
+        if self.unit == 'epoch' and (last or self.every_n_epochs(runner, self.interval)):
             self.due_number = runner.epoch + 1
         self.save_due(runner, epoch=runner.epoch + 1, iter=runner.iter)
 

@@ -28,7 +28,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.engine.checks import check_number_of_images
-from beit_mm.engine.steps import threads_warn
 from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS, LOOPS
 from beit_mm.terminal import UserError
@@ -276,7 +275,7 @@ class EpochLoop(EpochBasedTrainLoop):
         check_number_of_images(self.dataloader)  # before schedules are built, which count in epochs
 
     def run(self) -> nn.Module:
-        with signals_handled(self.runner), threads_warn(self.runner):
+        with signals_handled(self.runner):
             if self._epoch == self._max_epochs:
                 validate(self.runner)
             return super().run()
@@ -293,10 +292,7 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which resumes at any iteration without reading what was seen.
-
-    With val_begin=0 it also validates before the first step.
-    """
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -305,7 +301,7 @@ class IterLoop(IterBasedTrainLoop):
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)
-        with signals_handled(self.runner), threads_warn(self.runner):
+        with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()

@@ -66,8 +66,7 @@ def entropy(tokens: np.ndarray) -> float:
 def position_entropy(tokens: np.ndarray) -> float:
     """Mean loss in nats of guessing each token by how frequent it is at its position in the other images.
 
-    The frequencies of a position would say little of few images. They are mixed with those over all positions, which
-    count as much as so many images as serve best; at most the entropy of the latter.
+    Few images show few of them: they are mixed with the frequencies over all positions, in the share that serves best.
 
     Args:
         tokens: (images, positions), integers from 0.

@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -145,24 +144,6 @@ def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
     reason = getattr(error, 'strerror', None) or error  # mmengine logs a warning of the same words once in a run
     message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.'
     print_log(message, logger='current', level=logging.WARNING)
-
-
-@contextmanager
-def threads_warn(runner: Runner) -> Iterator[None]:
-    """Has TensorBoard's thread warn of a full disk, once, instead of printing a traceback."""
-    before = threading.excepthook
-
-    def of_thread(args: threading.ExceptHookArgs) -> None:
-        if isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith('tensorboard.'):
-            warn_unwritten(runner, args.exc_value)
-        else:
-            before(args)
-
-    threading.excepthook = of_thread
-    try:
-        yield
-    finally:
-        threading.excepthook = before
 
 
 @HOOKS.register_module()

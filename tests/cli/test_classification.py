@@ -175,7 +175,6 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
         (7, {}, ValueError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
         ([b'image.jpg'], {}, ValueError, 'type bytes; expected a file'),
         ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
-        ('.', dict(top=0), ValueError, 'top is 0; expected 1 or more'),
     ],
 )
 def test_what_is_no_image_is_one_line(work, images, options, error, message):
