@@ -1,6 +1,7 @@
 """Jitter of both views after the crop: Pillow's arithmetic, and how far from jitter before it."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,30 +9,7 @@ import torch
 from PIL import Image, ImageEnhance
 from scenes import paint_scene
 
-from beit_mm.datasets.transforms import (
-    TwoViewColorJitter,
-    contrast_level,
-    draw_box,
-    jitter_images,
-    jitter_pixels,
-    resize_bicubic,
-)
-
-
-def draw_params():
-    return [random.uniform(0.6, 1.4) for _ in range(3)], random.sample(range(3), 3)
-
-
-def pillow_jitter(image, factors, order, level=None):
-    """Pillow's three enhancers in the drawn order; contrast with its own or a given gray level."""
-    for operation in order:
-        enhancer = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[operation]
-        if operation == 1 and level is not None:
-            plain = Image.new('RGB', image.size, (level, level, level))
-            image = Image.blend(plain, image, factors[1])
-        else:
-            image = enhancer(image).enhance(factors[operation])
-    return image
+from beit_mm.datasets.transforms import TwoViewColorJitter, cut, draw_box, jitter_images, resize_bicubic
 
 
 @pytest.fixture(scope='module')
@@ -39,68 +17,73 @@ def originals():
     return [paint_scene(i, 200, np.random.default_rng(i))[0] for i in range(10)]
 
 
-def test_arithmetic_is_pillows(originals):
-    random.seed(0)
-    differences = []
-    for original in originals * 3:
-        factors, order = draw_params()
-        expected = pillow_jitter(Image.fromarray(original), factors, order, level=110)
-        mine = jitter_pixels(original, factors, 110, order)
-        differences.append(np.abs(mine - np.asarray(expected).astype(int)))
-    assert max(d.max() for d in differences) <= 3
-    assert np.mean([d.mean() for d in differences]) < 0.01
+def pillow_jitter(pixels, factors, order, level=None):
+    """Pillow's three enhancers in the drawn order; contrast with its own or a given gray level."""
+    image = Image.fromarray(pixels)
+    for operation in map(int, order):
+        if operation == 1 and level is not None:
+            image = Image.blend(Image.new('RGB', image.size, (level, level, level)), image, factors[1])
+        else:
+            enhancer = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[operation]
+            image = enhancer(image).enhance(factors[operation])
+    return np.asarray(image).astype(int)
 
 
-def test_contrast_level_is_the_gray_mean_that_pillow_would_use(originals):
+def draw(seed, image, **settings):
+    random.seed(seed)
+    return TwoViewColorJitter(**settings)(dict(img=image, images=image, tokenizer_images=image[:32, :32]))
+
+
+def test_both_views_get_pillows_jitter_here_and_in_a_batch_on_the_models_device(originals):
+    params, expected, means = [], [], []
+    for seed, original in enumerate(originals * 3):
+        found, deferred = draw(seed, original), draw(seed, original, device='model')
+        assert np.array_equal(deferred['images'], original)
+        params.append(deferred['jitter'])
+        factors, level, order = np.split(deferred['jitter'].astype(float), (3, 4))
+        expected.append(pillow_jitter(original, factors, order, int(level[0])))
+        difference = np.abs(found['images'] - expected[-1])
+        means.append(difference.mean())
+        assert difference.max() <= 3
+        assert np.array_equal(found['images'][:32, :32], found['tokenizer_images'])
+        # contrast uses the gray mean of the whole image after what comes before
+        before = pillow_jitter(original, factors, order[: order.tolist().index(1)]).astype(np.uint8)
+        assert abs(level[0] - np.asarray(Image.fromarray(before).convert('L')).mean()) < 1.5
+    assert np.mean(means) < 0.01 and len({tuple(param[4:]) for param in params}) == 6
+    # Pillow cuts off up to a level in each of three steps, later factors stretch it
+    views, params = (torch.from_numpy(np.stack(x)).float() for x in ([i[:64, :64] for i in originals * 3], params))
+    difference = jitter_images(views.permute(0, 3, 1, 2), params).permute(0, 2, 3, 1).numpy()
+    difference -= np.stack([image[:64, :64] for image in expected])
+    assert np.abs(difference).max() < 5 and np.abs(difference).mean() < 1.8
+
+
+def test_factors_are_uniform_and_all_orders_equally_likely():
     random.seed(0)
-    for original in originals * 3:
-        factors, order = draw_params()
-        before = pillow_jitter(Image.fromarray(original), factors, order[: order.index(1)])
-        expected = np.asarray(before.convert('L')).mean()
-        assert abs(contrast_level(original, factors, order) - expected) < 1.5
+    jitter, image = TwoViewColorJitter(0.4, 0.2, 0.1, device='model'), np.zeros((2, 2, 3), np.uint8)
+    params = np.array([jitter(dict(img=image))['jitter'] for _ in range(3000)])
+    for factors, strength in zip(params[:, :3].T, (0.4, 0.2, 0.1), strict=True):
+        quartiles = np.quantile((factors - 1) / strength, (0, 0.25, 0.5, 0.75, 1))
+        assert np.abs(quartiles - (-1, -0.5, 0, 0.5, 1)).max() < 0.07
+    orders = Counter(map(tuple, params[:, 4:]))
+    assert len(orders) == 6 and all(abs(count - 500) < 100 for count in orders.values())
 
 
 def test_distance_to_the_released_order(originals):
     """Released: jitter the whole original, then crop and resize. Here: crop, resize, jitter."""
-    random.seed(0)
     differences = []
-    for original in originals * 3:
-        factors, order = draw_params()
-        top, left, height, width = draw_box(*original.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
-        box = np.s_[top : top + height, left : left + width]
-        before = np.asarray(pillow_jitter(Image.fromarray(original), factors, order))[box]
-        before = resize_bicubic(np.ascontiguousarray(before), (224, 224)).astype(int)
-        after = resize_bicubic(np.ascontiguousarray(original[box]), (224, 224))
-        after = jitter_pixels(after, factors, contrast_level(original, factors, order), order)
-        differences.append(np.abs(after - before).mean())
+    for seed, original in enumerate(originals * 3):
+        factors, _, order = np.split(draw(seed, original, device='model')['jitter'].astype(float), (3, 4))
+        box = draw_box(*original.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
+        released = resize_bicubic(cut(pillow_jitter(original, factors, order).astype(np.uint8), box), (224, 224))
+        random.seed(seed)
+        view = resize_bicubic(cut(original, box), (224, 224))
+        differences.append(
+            np.abs(TwoViewColorJitter()(dict(img=original, images=view))['images'] - released.astype(int))
+        )
     assert np.mean(differences) < 0.8  # of 255; measured 0.5
 
 
-def test_views_get_the_same_jitter(originals):
-    random.seed(0)
-    views = dict(img=originals[0], images=originals[0][:64, :64], tokenizer_images=originals[0][:32, :32])
-    result = TwoViewColorJitter().transform(dict(views))
-    assert np.array_equal(result['images'][:32, :32], result['tokenizer_images'])
-    assert not np.array_equal(result['images'], views['images'])
-
-
-def test_jitter_on_the_device_is_the_same_jitter(originals):
-    view = originals[0][:64, :64]
-    for seed in range(12):
-        random.seed(seed)
-        expected = TwoViewColorJitter().transform(dict(img=originals[0], images=view))['images']
-        random.seed(seed)
-        deferred = TwoViewColorJitter(device='model').transform(dict(img=originals[0], images=view))
-        assert deferred['jitter'].dtype == np.float32 and deferred['jitter'].shape == (7,)
-        assert np.array_equal(deferred['images'], view)
-        images = torch.tensor(view).permute(2, 0, 1)[None].float()
-        images = jitter_images(images, torch.from_numpy(deferred['jitter'])[None])
-        difference = images[0].permute(1, 2, 0).numpy() - expected
-        assert np.abs(difference).max() < 4 and np.abs(difference).mean() < 1.8
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match='1.5'):
-        TwoViewColorJitter(contrast=1.5)
-    with pytest.raises(ValueError, match='cuda'):
-        TwoViewColorJitter(device='cuda')
+@pytest.mark.parametrize('wrong', [dict(contrast=1.5), dict(device='cuda')])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=str(*wrong.values())):
+        TwoViewColorJitter(**wrong)

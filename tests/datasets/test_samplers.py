@@ -1,0 +1,90 @@
+"""Which sample comes when: seeds of its own for each, dealt alike to any number of ranks, DeiT's repetitions."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from beit_mm.datasets import RepeatedAugmentationSampler, SeededSampler
+from beit_mm.datasets.samplers import SampleKey, mixed_seed, seed_generators
+
+WORLDS = [1, 2, 8, 16]
+IMAGES = 1000
+
+
+@pytest.fixture
+def deal(monkeypatch):
+    """What each rank gets in one epoch."""
+
+    def ranks(world, images=IMAGES, epoch=0, kind=RepeatedAugmentationSampler, **settings):
+        dealt = []
+        for rank in range(world):
+            monkeypatch.setattr('mmengine.dataset.sampler.get_dist_info', lambda rank=rank: (rank, world))
+            sampler = kind(range(images), **dict(dict(seed=5), **settings))
+            sampler.set_epoch(epoch)
+            dealt.append(list(sampler))
+            assert len(dealt[-1]) == len(sampler)
+        return dealt
+
+    return ranks
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_repeated_indices_are_deits(deal, world):
+    order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(5 + 2)).numpy()
+    repeated = np.repeat(order, 3)
+    for rank, keys in enumerate(deal(world, epoch=2)):
+        selected = IMAGES // 256 * 256 // world
+        assert [key.index for key in keys] == repeated[rank::world][:selected].tolist()
+
+
+@pytest.mark.parametrize(
+    'settings', [dict(kind=SeededSampler), *(dict(num_repeats=repeats) for repeats in (1, 3, 4))], ids=str
+)
+def test_any_number_of_ranks_is_dealt_the_same_epoch_in_turn(deal, settings):
+    ((*alone,),) = deal(1, **settings)
+    counts = Counter(key.index for key in alone)
+    assert sorted(counts.values())[1:] == [settings.get('num_repeats', 1)] * (len(counts) - 1)  # the last may be cut
+    for world in WORLDS:
+        dealt = [key for keys in zip(*deal(world, **settings), strict=True) for key in keys]
+        assert dealt == alone[: len(alone) // world * world]
+
+
+def test_no_two_appearances_have_one_key_and_epochs_and_seeds_show_other_images(deal):
+    epochs = [deal(1, epoch=epoch)[0] for epoch in range(30)]
+    assert len({key for keys in epochs for key in keys}) == 30 * 768
+    shown = [{key.index for key in keys} for keys in (*epochs, deal(1, seed=6)[0])]
+    assert all(len(shown[0] & other) < 0.5 * len(shown[0]) for other in (shown[1], shown[-1]))
+    assert len(set().union(*shown[:-1])) == IMAGES
+
+
+def test_a_validation_shows_everything_in_order_and_the_first_again_to_fill_up(deal):
+    (first, second) = deal(2, images=5, kind=SeededSampler, shuffle=False)
+    assert first == [SampleKey(5, 0, index) for index in (0, 2, 4)]
+    assert second == [SampleKey(5, 0, index) for index in (1, 3, 0)]
+
+
+def test_small_datasets_and_wrong_settings(deal):
+    assert [len(keys) for keys in deal(8, images=20)] == [2] * 8  # all, where there are fewer than 256
+    with pytest.raises(ValueError, match='7 images for 8 ranks'):
+        deal(8, images=7)
+    with pytest.raises(ValueError, match='num_repeats is 0'):
+        deal(1, num_repeats=0)
+
+
+def test_neighbouring_keys_have_unrelated_seeds():
+    seeds = [mixed_seed(s, e, i, 0) for s in range(5) for e in range(5) for i in range(40)]
+    assert len(set(seeds)) == len(seeds) and mixed_seed(0, 0, 0, 1) not in seeds
+    bits = np.array([[seed >> b & 1 for b in range(64)] for seed in seeds])
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.08  # 5 deviations of 1000 coins
+
+
+def test_what_a_key_draws_does_not_change_between_versions():
+    """A resumed run must draw what the interrupted one would have drawn."""
+    assert mixed_seed(*SampleKey(0, 0, 0), 0) == 11619761522075635141
+    assert mixed_seed(*SampleKey(7, 3, 12345), 0) == 2016577477655178880
+    seed_generators(SampleKey(7, 3, 12345))
+    assert random.random() == random.Random(2016577477655178880).random()
+    assert np.random.rand() == np.random.RandomState(2016577477655178880 >> 32).rand()
