@@ -11,6 +11,11 @@ from torchvision.transforms.functional import adjust_hue
 from beit_mm.datasets import MultiCrop, PackViews, TwoViewRandomResizedCrop, multi_crop
 from beit_mm.datasets.multi_crop import shift_hue
 
+CROPS = ('images', 'second_images', 'local_images')
+Y, X = np.mgrid[:200, :250]
+RAMP = np.stack([X, Y, 0 * X], -1).astype(np.uint8)  # red tells the column, green the row
+FLAT = np.full((40, 40, 3), 200, np.uint8)
+
 
 @pytest.fixture(scope='module')
 def image():
@@ -19,37 +24,32 @@ def image():
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Crops without flip and augmentation."""
-    for name in ('FLIP_PROB', 'JITTER_PROB', 'GRAY_PROB', 'SOLARIZE_PROB'):
-        monkeypatch.setattr(multi_crop, name, 0.0)
-    monkeypatch.setattr(multi_crop, 'BLUR_PROBS', dict(first=0.0, second=0.0, local=0.0))
+    """Crops without flip and augmentation, but for those of a given name."""
+
+    def switch_off(kept=None):
+        for name in {'FLIP_PROB', 'JITTER_PROB', 'GRAY_PROB', 'SOLARIZE_PROB'} - {kept}:
+            monkeypatch.setattr(multi_crop, name, 0.0)
+        if kept != 'BLUR_PROBS':
+            monkeypatch.setattr(multi_crop, 'BLUR_PROBS', dict(first=0.0, second=0.0, local=0.0))
+
+    return switch_off
 
 
-def crops_of(image: np.ndarray, seed: int = 0, **kwargs: object) -> dict:
+def crops_of(image, seed=0, **settings):
     random.seed(seed)
-    np.random.seed(seed)
-    return MultiCrop(**kwargs).transform(dict(img=image))
+    return MultiCrop(**settings).transform(dict(img=image))
 
 
 def test_sizes(image):
     crops = crops_of(image)
-    assert crops['images'].shape == crops['second_images'].shape == (224, 224, 3)
-    assert crops['local_images'].shape == (8, 96, 96, 3)
-    assert all(crops[name].dtype == np.uint8 for name in ('images', 'second_images', 'local_images'))
+    assert all(crops[name].dtype == np.uint8 for name in CROPS)
+    shapes = {name: tuple(view.shape) for name, view in PackViews()(crops)['inputs'].items() if name != 'unreadable'}
+    assert shapes == dict(images=(224, 224, 3), second_images=(224, 224, 3), local_images=(8, 96, 96, 3))
     none = crops_of(image, size=(32, 48), num_local=0)
     assert none['second_images'].shape == (32, 48, 3) and 'local_images' not in none
-    packed = PackViews().transform(dict(crops, unreadable=''))['inputs']
-    assert packed['local_images'].shape == (8, 96, 96, 3) and packed['second_images'].shape == (224, 224, 3)
-
-
-def test_the_same_seed_gives_the_same_crops(image):
-    one, two, other = (crops_of(image, seed, num_local=3) for seed in (4, 4, 5))
-    for name in ('images', 'second_images', 'local_images'):
-        assert np.array_equal(one[name], two[name]) and not np.array_equal(one[name], other[name])
 
 
 def test_a_first_crop_that_is_there_stays(image):
-    random.seed(0)
     results = TwoViewRandomResizedCrop(64, 32, scale=(0.4, 1.0)).transform(dict(img=image))
     first, second = results['images'], results['tokenizer_images']
     results = MultiCrop(64, local_size=32, num_local=2).transform(results)
@@ -58,60 +58,43 @@ def test_a_first_crop_that_is_there_stays(image):
 
 
 def test_areas_of_the_boxes(plain):
-    """Red tells the column, green the row, so that a crop's range of colours is its size."""
-    y, x = np.mgrid[:200, :250]
-    ramp = np.stack([x, y, 0 * x], -1).astype(np.uint8)
-    areas = dict(images=[], second_images=[], local_images=[])
+    """The range of a crop's colours is its size."""
+    plain()
+    areas = {name: [] for name in CROPS}
     for seed in range(150):
-        crops = crops_of(ramp, seed, size=64, scale=(0.3, 0.9), local_size=32, local_scale=(0.05, 0.2), num_local=2)
+        crops = crops_of(RAMP, seed, size=64, scale=(0.3, 0.9), local_size=32, local_scale=(0.05, 0.2), num_local=2)
         for name in areas:
             for crop in crops[name].reshape(-1, *crops[name].shape[-3:]).astype(float):
                 width, height = (np.ptp(crop[..., channel]) + 1 for channel in (0, 1))
-                areas[name].append(width * height / ramp[..., 0].size)
+                areas[name].append(width * height / X.size)
                 assert 0.6 < width / height < 1.6  # 3/4 to 4/3, less what the filter rounds off
-    for name, (smallest, largest) in dict(
-        images=(0.3, 0.9), second_images=(0.3, 0.9), local_images=(0.05, 0.2)
-    ).items():
+    for name, (smallest, largest) in zip(CROPS, ((0.3, 0.9), (0.3, 0.9), (0.05, 0.2)), strict=True):
         spread = largest - smallest
         assert smallest - 0.02 < min(areas[name]) < smallest + 0.15 * spread, name
         assert largest - 0.3 * spread < max(areas[name]) < largest + 0.03, name
 
 
-def frequencies(image: np.ndarray, changed, draws: int = 400) -> dict[str, float]:
-    """Part of the first, second and local crops of which `changed(crop, kind)` is true."""
+@pytest.mark.parametrize(
+    ('name', 'picture', 'changed', 'expected'),
+    [
+        ('FLIP_PROB', RAMP, lambda crop: crop[0, 0, 0] > crop[0, -1, 0], (0.5, 0.5, 0.5)),
+        ('JITTER_PROB', FLAT, lambda crop: (crop != 200).any(), (0.8, 0.8, 0.8)),
+        ('GRAY_PROB', RAMP, lambda crop: np.ptp(crop, axis=-1).max() == 0, (0.2, 0.2, 0.2)),
+        ('BLUR_PROBS', FLAT, lambda crop: not crop.any(), (1.0, 0.1, 0.5)),
+        ('SOLARIZE_PROB', FLAT, lambda crop: (crop == 55).all(), (0, 0.2, 0)),
+    ],
+)
+def test_how_often_crops_are_changed(plain, monkeypatch, name, picture, changed, expected):
+    plain(kept=name)
+    sigmas, draws = [], 400
+    monkeypatch.setattr(multi_crop.cv2, 'GaussianBlur', lambda crop, size, sigma: (sigmas.append(sigma), crop * 0)[1])
     transform = MultiCrop(size=16, local_size=16, num_local=1)
     random.seed(0)
-    counts = dict(images=0, second_images=0, local_images=0)
-    for _ in range(draws):
-        crops = transform.transform(dict(img=image))
-        for name in counts:
-            counts[name] += bool(changed(crops[name].reshape(16, 16, 3)))
-    return {name: count / draws for name, count in counts.items()}
-
-
-def check(found: dict[str, float], first: float, second: float, local: float) -> None:
-    for name, expected in dict(images=first, second_images=second, local_images=local).items():
-        assert abs(found[name] - expected) <= 4 * (expected * (1 - expected) / 400) ** 0.5, (name, found)
-
-
-def test_how_often_crops_are_gray(image, monkeypatch):
-    found = frequencies(image, lambda crop: np.ptp(crop.astype(int), axis=-1).max() == 0)
-    check(found, 0.2, 0.2, 0.2)
-
-
-def test_how_often_crops_are_solarized(monkeypatch):
-    """White becomes black; jitter leaves none of it that dark."""
-    white = np.full((40, 40, 3), 255, np.uint8)
-    check(frequencies(white, lambda crop: crop.max() < 110), 0, 0.2, 0)
-
-
-def test_how_often_crops_are_blurred(plain, monkeypatch):
-    monkeypatch.setattr(multi_crop, 'BLUR_PROBS', dict(first=1.0, second=0.1, local=0.5))
-    calls = []
-    monkeypatch.setattr(multi_crop.cv2, 'GaussianBlur', lambda crop, size, sigma: (calls.append(sigma), crop * 0)[1])
-    bright = np.full((40, 40, 3), 200, np.uint8)
-    check(frequencies(bright, lambda crop: not crop.any()), 1.0, 0.1, 0.5)
-    assert 0.1 <= min(calls) < 0.15 and 1.95 < max(calls) <= 2.0
+    crops = [transform.transform(dict(img=picture)) for _ in range(draws)]
+    for crop, share in zip(CROPS, expected, strict=True):
+        found = np.mean([changed(views[crop].reshape(16, 16, 3)) for views in crops])
+        assert abs(found - share) <= 4 * (share * (1 - share) / draws) ** 0.5, (crop, found)
+    assert not sigmas or 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
 
 
 def test_hue_is_torchvisions(image):
@@ -122,23 +105,21 @@ def test_hue_is_torchvisions(image):
 
 
 def test_solarization_is_pillows(image, plain, monkeypatch):
+    plain()
     crop = crops_of(image, num_local=0)['second_images']
     monkeypatch.setattr(multi_crop, 'SOLARIZE_PROB', 1.0)
     assert np.array_equal(crops_of(image, num_local=0)['second_images'], ImageOps.solarize(Image.fromarray(crop)))
 
 
 @pytest.mark.parametrize(
-    'wrong',
+    ('wrong', 'named'),
     [
-        dict(size=0),
-        dict(local_size=(8, 0)),
-        dict(scale=(0, 1)),
-        dict(local_scale=(0.5, 1.5)),
-        dict(num_local=-1),
-        dict(blur_sigma=(2, 1)),
-        dict(blur_sigma=0.1),
+        (dict(local_size=(8, 0)), 'size'),
+        (dict(local_scale=(0.5, 1.5)), 'local_scale'),
+        (dict(num_local=-1), 'num_local'),
+        (dict(blur_sigma=0.1), 'blur_sigma'),
     ],
 )
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong)).replace('local_size', 'size')):
+def test_impossible_settings_are_refused(wrong, named):
+    with pytest.raises(ValueError, match=named):
         MultiCrop(**wrong)
