@@ -1,135 +1,253 @@
-"""Class folders and lists: the right labels, mistakes named in one line, samples that depend on their key only."""
+"""Folders and lists of images: what is found, the right labels, samples that depend on their key only, mistakes."""
+
+import copy
+import os
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from labelled import CLASSES, TEST_PIPELINE, make_images
-from PIL import Image
+from mmengine.dataset import ClassBalancedDataset, ConcatDataset, default_collate
 
-from beit_mm.datasets.image_folder import quoted, unquoted
+from beit_mm.datasets import UnreadableImageError, image_folder
+from beit_mm.datasets.image_folder import Samples, quoted, unquoted
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.registry import DATASETS
 
+PIPELINE = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=16),
+    dict(type='beit_mm.TwoViewColorJitter'),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
+WHOLE = [(f'{name}/{index}.png', label) for label, name in enumerate(CLASSES) for index in range(3)]
+
 
 @pytest.fixture
-def folder(tmp_path):
-    return make_images(tmp_path, per_class=2)
+def folder(tmp_path) -> Path:
+    """Three class folders of three images."""
+    return make_images(tmp_path / 'data', per_class=3) / 'train'
 
 
-def build(folder, data_prefix='train', **kwargs):
-    return DATASETS.build(dict(type='beit_mm.ImageFolder', data_root=str(folder), data_prefix=data_prefix, **kwargs))
+def build(folder, kind='ImageFolder', **settings):
+    return DATASETS.build(dict(type=f'beit_mm.{kind}', data_root=str(folder), **settings))
+
+
+def unlabeled(folder, **settings):
+    return build(folder, 'UnlabeledImages', **settings)
 
 
 def found(dataset):
-    infos = [dataset.get_data_info(i) for i in range(len(dataset))]
-    return [('/'.join(info['img_path'].split('/')[-2:]), info['gt_label']) for info in infos]
+    """Paths below the class folders' folder, and labels."""
+    infos = [dataset.get_data_info(index) for index in range(len(dataset))]
+    root = dataset.data_prefix['img_path']
+    return [(os.path.relpath(info['img_path'], root), info.get('gt_label')) for info in infos]
 
 
-def test_labels_are_the_sorted_folders(folder):
-    (folder / 'train/red/deep').mkdir()
-    (folder / 'train/red/0.png').rename(folder / 'train/red/deep/0.png')
-    (folder / 'train/.hidden').mkdir()
-    (folder / 'train/notes.txt').write_text('no class')
-    dataset = build(folder)
-    assert dataset.CLASSES == dataset.metainfo['classes'] == CLASSES
-    assert found(dataset) == [
-        ('blue/0.png', 0),
-        ('blue/1.png', 0),
-        ('green/0.png', 1),
-        ('green/1.png', 1),
-        ('red/1.png', 2),
-        ('deep/0.png', 2),
-    ]
-    assert dataset.get_cat_ids(4) == [2]
+# --- what is found --------------------------------------------------------------------------------
 
 
-def test_same_order_as_mmpretrain_and_torchvision(folder):
+def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
     from mmpretrain.datasets import CustomDataset
     from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-    (folder / 'train/Zebra').mkdir()  # capitals sort first
-    (folder / 'train/red/0.png').rename(folder / 'train/Zebra/0.png')
-    ours, mmpretrain = build(folder), CustomDataset(data_root=str(folder), data_prefix='train')
-    torchvision = TorchvisionFolder(str(folder / 'train'))
-    assert list(ours.CLASSES) == list(mmpretrain.CLASSES) == torchvision.classes
-    assert found(ours) == found(mmpretrain)
-    assert [info[1] for info in found(ours)] == torchvision.targets
+    (folder / 'Zebra/deep').mkdir(parents=True)  # capitals sort first
+    (folder / 'red/0.png').rename(folder / 'Zebra/deep/0.png')
+    (folder / 'notes.txt').write_text('no class')
+    ours, mmpretrain, torchvision = build(folder), CustomDataset(data_root=str(folder)), TorchvisionFolder(folder)
+    assert list(ours.CLASSES) == list(mmpretrain.CLASSES) == torchvision.classes == ['Zebra', *CLASSES]
+    theirs = [(os.path.relpath(path, folder), label) for path, label in torchvision.samples]
+    assert sorted(found(ours)) == sorted(theirs) and ours.get_cat_ids(4) == [2]
+    assert [ours.get_data_info(i)['img_path'] for i in range(9)] == [info['img_path'] for info in mmpretrain]
+
+
+def test_a_folder_is_searched_at_any_depth_in_sorted_order(folder):
+    for name in ('b.PNG', 'c 1/my image.jpg', 'deep/er/a.webp', '.hidden/a.png', 'red/._0.png', 'red/0.txt'):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / 'deep/up').symlink_to(folder)  # a circle
+    colours = [name for name, _ in WHOLE]
+    expected = ['b.PNG', *colours[:3], 'c 1/my image.jpg', 'deep/er/a.webp', *colours[3:]]
+    assert found(unlabeled(folder)) == [(name, None) for name in expected]
+    assert [name for name, _ in found(unlabeled(folder.parent, data_prefix='train/red', indices=2))] == [
+        '0.png',
+        '1.png',
+    ]
+
+
+def test_heic_images_are_counted_where_nothing_reads_them(tmp_path, monkeypatch):
+    for name in ('a.jpg', 'b.HEIC', 'c.heif', 'd/e.heic', 'd/f.png', 'heic'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = []
+    monkeypatch.setattr(image_folder, 'print_log', lambda message, **options: said.append(message))
+    monkeypatch.setattr(image_folder, 'HeifImageFile', None)
+    assert list(image_folder.list_images(str(tmp_path), ('.jpg', '.png'))) == ['a.jpg', 'd/f.png']
+    assert said == [f'{tmp_path}: 3 HEIC images are left out; to have them read, pip install pillow-heif']
+    assert not len(image_folder.list_images(str(tmp_path), image_folder.BAND_EXTENSIONS)) and len(said) == 1
 
 
 def test_given_classes_are_matched_by_name(folder):
-    assert found(build(folder, classes=['red', 'blue'])) == [
-        ('red/0.png', 0),
-        ('red/1.png', 0),
-        ('blue/0.png', 1),
-        ('blue/1.png', 1),
+    (folder.parent / 'names.txt').write_text('red\nblue\n\n')
+    for classes in (['red', 'blue'], str(folder.parent / 'names.txt')):
+        dataset = build(folder, classes=classes)
+        assert dataset.CLASSES == ('red', 'blue')
+        assert found(dataset) == [*((name, 0) for name, _ in WHOLE[6:]), *((name, 1) for name, _ in WHOLE[:3])]
+
+
+def test_lists_with_and_without_labels_of_any_names(folder):
+    odd = os.fsdecode(b'red/\xe9\xff.png')
+    (folder / 'red/0.png').rename(folder / odd)
+    (folder / 'list.txt').write_bytes(b'\xef\xbb\xbfblue/1.png\r\nred/\xe9\xff.png 2\n\n')  # as Windows writes it
+    assert found(build(folder, ann_file='list.txt')) == [('blue/1.png', 0), (odd, 2)]
+    (folder / 'list.txt').write_text('my image.png 7\n../blue/1.png 0\n')  # in no class folders, as ImageNet's
+    assert found(unlabeled(folder, data_prefix='red', ann_file='list.txt')) == [
+        ('my image.png', None),
+        ('../blue/1.png', None),
     ]
-    (folder / 'names.txt').write_text('red\nblue\n\n')
-    assert build(folder, classes=str(folder / 'names.txt')).CLASSES == ('red', 'blue')
+    names = [str(number) for number in range(8)]
+    assert [label for _, label in found(build(folder, ann_file='list.txt', classes=names))] == [7, 0]
 
 
-def test_quotes_of_others_are_part_of_a_name(folder):
-    """Only what is a JSON string of a possible name was quoted by us."""
+def test_quoted_names_come_back_and_quotes_of_others_are_part_of_a_name():
+    for name in ('plain.png', 'a "b"', '"a"', ' a\n', os.fsdecode(b'\xff.png')):
+        assert unquoted(quoted(name)) == name and quoted(name).isprintable()
     for text in ('"', '"a', '"a" b"', '"\\ud800"', '"\\u0000"', '"\\x"'):
         assert unquoted(text) == text
-    assert unquoted(quoted('"a"')) == '"a"' and quoted('a "b"') == 'a "b"'
 
 
-def test_lists_with_and_without_labels(folder):
-    (folder / 'few.txt').write_text('red/1.png\nblue/0.png 0\n\n')
-    assert found(build(folder, ann_file='few.txt')) == [('red/1.png', 2), ('blue/0.png', 0)]
-    (folder / 'flat').mkdir()  # as ImageNet's validation images come: no class folders
-    Image.new('RGB', (8, 8)).save(folder / 'flat/my image.png')
-    (folder / 'flat.txt').write_text('my image.png 1\n')
-    assert found(build(folder, 'flat', ann_file='flat.txt', classes=CLASSES)) == [('flat/my image.png', 1)]
+# --- what mmengine promises -----------------------------------------------------------------------
+
+
+def test_what_base_dataset_promises_holds(folder):
+    dataset = build(folder)
+    assert isinstance(dataset.data_list, Samples) and found(dataset) == WHOLE
+    assert dataset.get_data_info(-1)['sample_idx'] == 8 and type(dataset.get_data_info(0)['gt_label']) is int
+    assert found(build(folder, indices=4)) == WHOLE[:4] == found(dataset.get_subset(4))
+    assert found(build(folder, indices=[5, 1])) == [WHOLE[5], WHOLE[1]] == found(dataset.get_subset([5, 1]))
+    assert found(dataset.get_subset(-2)) == WHOLE[-2:] and len(dataset) == 9
+    assert found(build(folder, serialize_data=False)) == found(build(folder, lazy_init=True)) == WHOLE
+    assert found(pickle.loads(pickle.dumps(dataset))) == found(copy.deepcopy(dataset)) == WHOLE  # a spawned worker
+    dataset.get_subset_(3)
+    assert found(dataset) == WHOLE[:3]
+    assert ConcatDataset([build(folder), build(folder)]).get_data_info(17)['gt_label'] == 2
+    assert len(ClassBalancedDataset(build(folder), oversample_thr=0.9)) > 9
+
+
+def test_a_subclass_may_filter_or_list_dicts(folder):
+    base = DATASETS.get('beit_mm.ImageFolder')
+
+    class Filtered(base):
+        def filter_data(self):
+            return [info for info in self.data_list if info['gt_label'] != 1]
+
+    class Longer(base):
+        def load_data_list(self):
+            return [dict(info, more=1) for info in super().load_data_list()]
+
+    assert found(Filtered(str(folder))) == [entry for entry in WHOLE if entry[1] != 1]
+    longer = Longer(str(folder))
+    assert longer.get_data_info(8)['more'] == 1 and longer.serialize_data
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_what_the_contract_says(folder):
+    batch = default_collate([unlabeled(folder, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
+    assert batch.pop('unreadable') == [''] * 4
+    shapes = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items()}
+    assert shapes == dict(
+        images=(torch.uint8, (4, 32, 32, 3)),
+        tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
+        mask=(torch.bool, (4, 14, 14)),
+        positions=(torch.int64, (4, 75)),
+    )
+
+
+@pytest.mark.parametrize('crop', ['beit_mm.TwoViewRandomResizedCrop', 'mmpretrain.RandomResizedCrop'])
+def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder, crop):
+    pipeline, dataset = PIPELINE, unlabeled
+    if crop.startswith('mmpretrain'):
+        random = [dict(type=crop, scale=16, backend='pillow'), dict(type='mmpretrain.RandomFlip', prob=0.5)]
+        pipeline, dataset = [TEST_PIPELINE[0], *random, dict(type='mmpretrain.PackInputs')], build
+    dataset = dataset(folder, pipeline=pipeline)
+
+    def draw(key):
+        inputs = dataset[key]['inputs']
+        return (
+            inputs if isinstance(inputs, torch.Tensor) else torch.cat([inputs['images'].ravel(), inputs['positions']])
+        )
+
+    first = draw(SampleKey(0, 0, 3))
+    np.random.rand(7)
+    draw(SampleKey(0, 0, 2))
+    assert torch.equal(draw(SampleKey(0, 0, 3)), first) and torch.equal(draw(3), first)
+    assert not any(torch.equal(draw(SampleKey(*key, 3)), first) for key in ((0, 1), (1, 0)))
+
+
+def test_unreadable_images_by_policy(folder):
+    (folder / 'blue/1.png').write_bytes(b'broken')
+    for raising in (dict(), dict(on_error='skip', test_mode=True)):
+        with pytest.raises(UnreadableImageError, match='1.png'):
+            unlabeled(folder, pipeline=PIPELINE, **raising)[1]
+    dataset = unlabeled(folder, pipeline=PIPELINE, on_error='skip')
+    first, again = dataset[1]['inputs'], dataset[1]['inputs']
+    assert first.pop('unreadable') == again.pop('unreadable') == str(folder / 'blue/1.png')
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    substitutes = {dataset[SampleKey(0, epoch, 1)]['inputs']['images'].float().mean().item() for epoch in range(8)}
+    assert len(substitutes) > 1  # not one image shown ever more often
+    for path in folder.rglob('*.png'):
+        path.write_bytes(b'broken')
+    with pytest.raises(UnreadableImageError, match='10 substitutes'):
+        dataset[0]
+
+
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        ('red/0.png 2\nred/1.png 3', r"few.txt, line 2: 'red/1.png' has label 3; there are 3 classes, expected 0 to 2"),
+        ('red/0.png 2\nred/1.png 3', r"list.txt, line 2: 'red/1.png' has label 3; .* 3 classes, expected 0 to 2"),
         ('red/0.png -1', 'has label -1'),
         ('red/0.png 0', "has label 0, which is class 'blue'; expected 2"),
         ('0.png', 'has no label and lies in no class folder'),
+        ('b\0l\0', 'list.txt, line 1 holds a NUL byte; expected text in UTF-8'),
     ],
 )
-def test_wrong_labels_name_file_and_line(folder, text, message):
-    (folder / 'few.txt').write_text(text)
+def test_wrong_lines_of_a_list_are_named(folder, text, message):
+    (folder / 'list.txt').write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        build(folder, ann_file='few.txt')
+        build(folder, ann_file='list.txt')
     assert '\n' not in str(error.value)
 
 
-def test_missing_and_empty_folders_are_named(folder):
-    (folder / 'train/empty').mkdir()
-    (folder / 'none').mkdir()
-    for prefix, kwargs, message in (
-        ('gone', {}, "no folder '.*gone"),
-        ('none', {}, "no class folders in '.*none"),
-        ('train', {}, "no images in '.*train/empty'"),
-        ('train', dict(classes=['pink']), "no folder '.*train/pink'"),
-        ('train', dict(classes='gone.txt'), "no file 'gone.txt'"),
-        ('train', dict(ann_file='gone.txt'), 'gone.txt'),
-    ):
-        with pytest.raises(FileNotFoundError, match=message) as error:
-            build(folder, prefix, **kwargs)
-        assert '\n' not in str(error.value)
+@pytest.mark.parametrize(
+    ('kind', 'settings', 'message'),
+    [
+        ('ImageFolder', dict(data_prefix='gone'), "no folder '.*gone"),
+        ('ImageFolder', dict(data_prefix='red'), "no class folders in '.*red"),
+        ('ImageFolder', {}, "no images in '.*/empty'"),
+        ('ImageFolder', dict(classes=['pink']), "no folder '.*/pink'"),
+        ('ImageFolder', dict(classes='gone.txt'), "no file 'gone.txt'"),
+        ('ImageFolder', dict(ann_file='gone.txt'), 'gone.txt'),
+        ('UnlabeledImages', dict(data_prefix='gone'), "no folder '.*gone"),
+        ('UnlabeledImages', dict(data_prefix='empty'), 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
+    ],
+)
+def test_what_is_missing_or_empty_is_named(folder, kind, settings, message):
+    (folder / 'empty').mkdir()
+    with pytest.raises(FileNotFoundError, match=message) as error:
+        build(folder, kind, **settings)
+    assert '\n' not in str(error.value)
+
+
+def test_wrong_settings_are_refused(folder):
     with pytest.raises(ValueError, match="holds 'red' twice"):
         build(folder, classes=['red', 'red'])
-
-
-def test_library_transforms_draw_by_the_key_alone(folder):
-    random = [
-        TEST_PIPELINE[0],
-        dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow'),
-        dict(type='mmpretrain.RandomFlip', prob=0.5),
-        TEST_PIPELINE[-1] | dict(type='mmpretrain.PackInputs'),
-    ]
-    dataset = build(folder, pipeline=random)
-
-    def draw(*key):
-        return dataset[SampleKey(*key)]['inputs'].numpy()
-
-    first = draw(1, 0, 3)
-    np.random.rand(7)
-    draw(1, 0, 2)
-    assert np.array_equal(draw(1, 0, 3), first)
-    assert not np.array_equal(draw(1, 1, 3), first) and not np.array_equal(draw(2, 0, 3), first)
+    with pytest.raises(ValueError, match='ignore'):
+        unlabeled(folder, on_error='ignore')
