@@ -18,7 +18,7 @@ from PIL import Image
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
 from beit_mm.datasets.image_folder import INDEX
-from beit_mm.datasets.reading import MemberPath, read_image
+from beit_mm.datasets.reading import MemberPath, read_bands, read_image
 from beit_mm.registry import DATASETS
 
 LOAD = [dict(type='beit_mm.LoadImage')]
@@ -119,37 +119,27 @@ def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
 
 def test_what_base_dataset_promises_holds(made):
     dataset = build(made / 'shards')
-    expected = [dataset[index]['img'].tobytes() for index in range(18)]
+    expected = [sample['img'].tobytes() for sample in dataset]
     for same in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), build(made / 'shards', lazy_init=True)):
         assert [same[index]['img'].tobytes() for index in range(18)] == expected
     for part, indices in ((dataset.get_subset([5, 1]), [5, 1]), (build(made / 'shards', indices=2), [0, 1])):
         assert [part[index]['img'].tobytes() for index in range(2)] == [expected[index] for index in indices]
-    assert dataset.get_data_info(-1)['gt_label'] == 2
 
 
-@pytest.mark.parametrize('ending', ['jpg', 'png', 'webp', 'gif', 'bmp', 'ppm', 'tif', 'lzw', 'npy'])
-def test_every_format_is_read_as_from_a_file(tmp_path, ending):
-    pixels = np.random.default_rng(0).integers(0, 256, (31, 40, 3), dtype=np.uint8)
-    path = tmp_path / f'a.{"tif" if ending == "lzw" else ending}'
-    if ending == 'npy':
+@pytest.mark.parametrize('name', ['a.jpg', 'a.webp', 'a.gif', 'a.ppm', 'a.tif', 'lzw.tif', 'a.npy'])
+def test_every_format_is_read_as_from_a_file(tmp_path, name):
+    pixels, path = np.random.default_rng(0).integers(0, 256, (31, 40, 3), dtype=np.uint8), tmp_path / name
+    if name == 'a.npy':
         np.save(path, pixels)
     else:
-        Image.fromarray(pixels).save(path, **dict(compression='tiff_lzw') if ending == 'lzw' else {})
-    content = path.read_bytes()
-    archive = tmp_path / 'a.tar'
+        Image.fromarray(pixels).save(path, **dict(compression='tiff_lzw') if name == 'lzw.tif' else {})
+    content, archive = path.read_bytes(), tmp_path / 'a.tar'
     archive.write_bytes(b'x' * 700 + content + b'x' * 100)
-    member = MemberPath(f'{archive}/{path.name}', str(archive), 700, len(content))
-    if ending in ('npy', 'tif', 'lzw'):
-        load = build(made_folder(tmp_path), 'UnlabeledImages', [dict(type='beit_mm.LoadBands')]).pipeline
-        assert np.array_equal(load(dict(img_path=member))['img'], pixels)
-    if ending != 'npy':
+    member = MemberPath(f'{archive}/{name}', str(archive), 700, len(content))
+    if name.endswith(('npy', 'tif')):
+        assert np.array_equal(read_bands(member), pixels)
+    if name != 'a.npy':
         assert np.array_equal(read_image(member), read_image(str(path)))
-
-
-def made_folder(folder: Path) -> Path:
-    (folder / 'some').mkdir()
-    Image.new('RGB', (4, 4)).save(folder / 'some/a.tif')
-    return folder / 'some'
 
 
 def test_lists_name_images_as_in_the_folder(made, tmp_path):
@@ -204,26 +194,22 @@ def test_cls_files_number_the_classes(tmp_path):
         build(tmp_path / 'web')
 
 
-def link(kind: bytes, name: str = 'a/b.png') -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, '/etc/passwd'
-    return info
-
-
 @pytest.mark.parametrize(
-    ('members', 'other', 'message'),
+    ('members', 'kind', 'message'),
     [
-        ({}, link(tarfile.SYMTYPE), 'a/b.png is a link, a sparse file or a device; expected plain files'),
-        ({}, link(tarfile.LNKTYPE), 'a/b.png is a link'),
-        ({}, link(tarfile.GNUTYPE_SPARSE), 'a/b.png is a link, a sparse file'),
-        ({}, link(tarfile.FIFOTYPE), 'a/b.png is a link, a sparse file or a device'),
+        *(
+            ({}, getattr(tarfile, kind), 'a/b.png is a link, a sparse file or a device; expected plain files')
+            for kind in ('SYMTYPE', 'LNKTYPE', 'GNUTYPE_SPARSE', 'FIFOTYPE')
+        ),
         ({'a.cls': b'cat', 'a.png': b''}, None, "a.cls holds b'cat'; expected the number of a class"),
         ({'a.cls': b'1' * 100, 'a.png': b''}, None, 'expected the number of a class'),
         ({'a.json': b'{}'}, None, 'expected uncompressed .tar archives with images'),
     ],
 )
-def test_what_is_no_plain_image_is_refused(tmp_path, members, other, message):
-    make_tar(tmp_path / 'web/web.tar', members, *[other] * bool(other))
+def test_what_is_no_plain_image_is_refused(tmp_path, members, kind, message):
+    other = tarfile.TarInfo('a/b.png')
+    other.type, other.linkname = kind, '/etc/passwd'
+    make_tar(tmp_path / 'web/web.tar', members, *[other] * bool(kind))
     refused(message, 'make_shards', '--index-only', tmp_path / 'web')
     assert not (tmp_path / 'web' / INDEX).exists()
 
@@ -236,22 +222,21 @@ def negative(content: bytes) -> bytes:
     return content[:1024] + bytes(header) + content[1024:]
 
 
-@pytest.mark.parametrize(
-    'damage',
-    [
-        lambda content: content[:900],
-        lambda content: content[:1800],
-        lambda content: content[:1100] + b'\xff' + content[1101:],
-        gzip.compress,
-        lambda _: b'<html>not found</html>' * 90,
-        lambda _: b'',
-        negative,
-    ],
-    ids=['cut', 'cut header', 'header', 'gzip', 'HTML', 'empty', 'circle'],
-)
+DAMAGES = {
+    'cut': lambda content: content[:900],
+    'cut header': lambda content: content[:1800],
+    'header': lambda content: content[:1100] + b'\xff' + content[1101:],
+    'gzip': gzip.compress,
+    'HTML': lambda _: b'<html>not found</html>' * 90,
+    'empty': lambda _: b'',
+    'circle': negative,
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
 def test_damaged_archives_are_refused(tmp_path, damage):
     path = make_tar(tmp_path / 'web/web.tar', {'a.png': b'1' * 500, 'b.png': b'2' * 500})
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     refused('web.tar is no whole tar archive (', 'make_shards', '--index-only', tmp_path / 'web')
 
 
@@ -262,11 +247,8 @@ def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
     path = root / 'shards/shard-000001.tar'
     content = path.read_bytes()
     path.write_bytes(content[:-10])
-    with pytest.raises(
-        ValueError, match='shard-000001.tar is cut, or another archive than shards.npz tells of; copy it'
-    ) as error:
+    with pytest.raises(ValueError, match='^.*shard-000001.tar is cut, or another archive than .*; copy it.*$'):
         build(root / 'shards')
-    assert '\n' not in str(error.value)
     path.unlink()
     with pytest.raises(FileNotFoundError, match='no archive .*shard-000001.tar'):
         build(root / 'shards', 'UnlabeledImages')
@@ -306,14 +288,15 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
     monkeypatch.chdir(root)
     path = root / 'shards' / INDEX
     content, arrays = path.read_bytes(), dict(np.load(path))
-    path.write_bytes(dict(empty=b'', cut=content[:300], pickle=pickle.dumps(Trap('ran'))).get(damage, b''))
     if damage == 'objects':
         np.savez(path, **dict(arrays, length=np.array([Trap('ran')] * 18, object)))
-    if damage == 'another':
+    elif damage == 'another':
         np.savez(path, names=arrays['names'])
-    with pytest.raises(ValueError, match='is no index of shards .*; make it again: .* --index-only') as error:
+    else:
+        path.write_bytes(dict(empty=b'', cut=content[:300], pickle=pickle.dumps(Trap('ran')))[damage])
+    with pytest.raises(ValueError, match='^.* is no index of shards .*; make it again: .* --index-only .*$'):
         build(root / 'shards')
-    assert '\n' not in str(error.value) and not (root / 'ran').exists()
+    assert not (root / 'ran').exists()
     run_tool('datasets/make_shards.py', '--index-only', root / 'shards')
     assert path.read_bytes() == content  # what the headers tell is what was written
 
