@@ -1,6 +1,7 @@
-"""Weights of timm, transformers, mmpretrain and mmseg compute the same in our models, and ours in theirs."""
+"""Weights from every format into every other; with them the peers' own classes and our models give the same."""
 
 import argparse
+import itertools
 import json
 
 import numpy as np
@@ -10,38 +11,79 @@ import timm
 import torch
 import transformers
 from narrow_segmentors import CROP, narrow_segmentor
-from peers import PEERS, VARIANTS, assert_same_outputs, images_and_mask, ours, outputs, peer_outputs, read
+from peers import DIMS, HEADS, PATCH, SIZE, VARIANTS, assert_equal, assert_same_outputs, images_and_mask, ours, outputs
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.names import FORMATS, convert_state_dict, task_of
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.features.extractor import CROP_RATIO
 from beit_mm.registry import MODELS
 
-# Everything that the peers' classes can be built as
+TASKS = tuple(peers.DEPTH)
+LOSSES = {  # format and task: what has no place there, as beginnings of names; all else is held without loss
+    ('timm', 'pretraining'): ('backbone.mask_token', 'head.lm_head.'),
+    ('timm', 'segmentation'): ('neck.', 'decode_head.', 'auxiliary_head.'),
+    ('mmseg', 'pretraining'): ('backbone.mask_token', 'backbone.norm.', 'head.lm_head.'),
+    ('mmseg', 'classification'): ('backbone.fc_norm.', 'head.fc.'),
+    ('mmseg', 'features'): ('backbone.norm.',),
+}
+CLASSES_OF = dict(  # the tasks that a library has a class for
+    hf=TASKS, timm=('classification', 'features'), mmpretrain=('pretraining', 'classification'), mmseg=('segmentation',)
+)
 CASES = [
-    *[('hf', 'pretraining', variant) for variant in VARIANTS],
-    *[('hf', 'classification', variant) for variant in VARIANTS],
-    *[('hf', 'features', variant) for variant in VARIANTS],
-    *[('hf', 'segmentation', variant) for variant in VARIANTS],
-    *[('timm', 'classification', variant) for variant in VARIANTS],
-    *[('timm', 'features', variant) for variant in VARIANTS],
-    *[('mmpretrain', 'pretraining', variant) for variant in VARIANTS],
-    *[('mmpretrain', 'classification', variant) for variant in VARIANTS],
-    ('mmseg', 'segmentation', 'per_layer'),
+    (library, task, variant)
+    for library, tasks in CLASSES_OF.items()
+    for task, variant in itertools.product(tasks, VARIANTS)
+    if library != 'mmseg' or variant == 'per_layer'  # which is all that mmseg has
 ]
 LARGE, SMALL = 192, 112  # 24 x 24 and 14 x 14 patches, as 384 and 224 pixels with patches of 16
+
+
+@pytest.mark.parametrize(('task', 'variant'), list(itertools.product(TASKS, VARIANTS)))
+def test_there_and_back_and_from_each_format_into_every_other(task, variant):
+    """What has no place in a format is named, what it would compute otherwise is refused."""
+    state = ours(task, variant).state_dict()
+    assert task_of(state) == task
+    names, files = list(state), {}
+    for target in FORMATS:
+        if target == 'mmseg' and 'backbone.pos_embed' in state:
+            with pytest.raises(CheckpointError, match='position embedding'):
+                convert_state_dict(state, target=target)
+            continue
+        lost = [name for name in state if name.startswith(LOSSES.get((target, task), ('none',)))]
+        assert len(lost) >= len(LOSSES.get((target, task), ()))
+        there, dropped, _ = convert_state_dict(state, target=target)
+        assert sorted(dropped) == sorted(lost)
+        expected = {name: tensor for name, tensor in state.items() if name not in lost}
+        if target == 'mmseg' and variant == 'shared':  # it has a table in every block
+            table = expected.pop('backbone.rel_pos_bias.relative_position_bias_table')
+            blocks = range(peers.DEPTH[task])
+            expected |= {f'backbone.blocks.{i}.attn.relative_position_bias_table': table for i in blocks}
+        elif not lost:
+            files[target] = there
+        openmmlab = 'mmseg' if task == 'segmentation' else 'mmpretrain'  # they have the same names
+        detected = dict(timm='unilm', mmseg=openmmlab, mmpretrain=openmmlab).get(target, target)
+        for prefix in ('', 'module.'):  # of the wrapper around a model that trains on several devices
+            back = convert_state_dict({prefix + name: tensor for name, tensor in there.items()})
+            assert back.source == detected
+            assert_equal(back.state_dict, expected)
+        assert_equal(convert_state_dict(there, source=target).state_dict, expected)
+    for source, target in itertools.permutations(files, 2):
+        before = list(files[source])
+        assert_equal(convert_state_dict(files[source], target=target).state_dict, files[target])
+        assert list(files[source]) == before  # what is given is not changed
+    assert list(state) == names
 
 
 def saved(peer, folder) -> dict:
     """The weights in a file of the peer's library, or of a script that uses it."""
     if isinstance(peer, transformers.PreTrainedModel):
         peer.save_pretrained(folder)
-        return read(folder / 'model.safetensors')
+        return peers.read(folder / 'model.safetensors')
     weights = peer.state_dict()
     torch.save(dict(state_dict=weights, meta=dict(epoch=1)) if hasattr(peer, 'backbone') else weights, folder / 'w.pth')
-    return read(folder / 'w.pth')
+    return peers.read(folder / 'w.pth')
 
 
 def load_all(model, weights: dict) -> None:
@@ -54,44 +96,42 @@ def load_all(model, weights: dict) -> None:
     assert report.unexpected_keys == [] and report.missing_keys == [] and not report.resized
 
 
-@pytest.mark.parametrize(('library', 'task', 'variant'), CASES)
-def test_a_peers_file_in_our_model_and_ours_in_the_peers_class(library, task, variant, tmp_path):
-    peer, model = PEERS[library](task, variant), ours(task, variant)
-    images, mask = images_and_mask()
-    expected = outputs(model, task, images, mask)
-    if library == 'hf':
-        loaded = through_hub_folder(model, task, tmp_path)
-    else:
-        loaded = PEERS[library](task, variant)
-        weights, dropped, _ = convert_state_dict(model.state_dict(), target=library)
-        assert dropped == []
-        loaded.load_state_dict(weights, strict=True)
-    assert_same_outputs(peer_outputs(loaded, task, images, mask), expected)
-    load_all(model, saved(peer, tmp_path))
-    assert_same_outputs(outputs(model, task, images, mask), peer_outputs(peer, task, images, mask))
-
-
 def through_hub_folder(model, task: str, tmp_path):
     """Our file converted to a folder, and the model that transformers makes of it."""
-    backbone = model.get_submodule('backbone')
-    architecture = dict(num_heads=peers.HEADS, out_indices=backbone.out_indices)
+    architecture = dict(num_heads=HEADS, out_indices=model.get_submodule('backbone').out_indices)
     torch.save(dict(state_dict=model.state_dict(), meta=dict(architecture=architecture)), tmp_path / 'ours.pth')
     conversion = convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', to='hf')
     assert conversion.dropped_keys == [] and conversion.task == task
+    kind = peers.HF_CLASSES[task]
+    if task == 'classification':
+        assert type(transformers.AutoModelForImageClassification.from_pretrained(tmp_path / 'hub')) is kind
     # A model of features has no pooler, and its class no config for that.
     options = dict(add_pooling_layer=False) if task == 'features' else {}
-    peer, info = peers.HF_CLASSES[task].from_pretrained(
-        tmp_path / 'hub', output_loading_info=True, local_files_only=True, **options
-    )
+    peer, info = kind.from_pretrained(tmp_path / 'hub', output_loading_info=True, local_files_only=True, **options)
     assert not any(info.values()), info
     return peer.eval()
 
 
-def test_transformers_finds_the_class_by_itself(tmp_path):
-    through_hub_folder(ours('classification', 'per_layer'), 'classification', tmp_path)
-    found = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / 'hub', local_files_only=True)
-    assert type(found) is transformers.BeitForImageClassification
-    assert found.config.num_labels == peers.CLASSES
+def in_the_peers_class(library: str, model, task: str, variant: str, tmp_path, size: int = SIZE, **options):
+    """The peer with the weights of a model of ours."""
+    if library == 'hf':
+        return through_hub_folder(model, task, tmp_path)
+    peer = peers.PEERS[library](task, variant, size, **options)
+    weights, dropped, _ = convert_state_dict(model.state_dict(), target=library)
+    assert dropped == []
+    peer.load_state_dict(weights, strict=True)
+    return peer
+
+
+@pytest.mark.parametrize(('library', 'task', 'variant'), CASES)
+def test_a_peers_file_in_our_model_and_ours_in_the_peers_class(library, task, variant, tmp_path):
+    peer, model = peers.PEERS[library](task, variant), ours(task, variant)
+    images, mask = images_and_mask()
+    loaded = in_the_peers_class(library, model, task, variant, tmp_path)
+    expected = outputs(model, task, images, mask)
+    assert_same_outputs(peers.peer_outputs(loaded, task, images, mask), expected)
+    load_all(model, saved(peer, tmp_path))
+    assert_same_outputs(outputs(model, task, images, mask), peers.peer_outputs(peer, task, images, mask))
 
 
 @pytest.mark.parametrize('library', ['timm', 'hf', 'mmpretrain'])
@@ -100,41 +140,27 @@ def test_classification_by_the_class_token(library, variant, tmp_path):
     model = ours('classification', variant, out_type='cls_token')
     images, _ = images_and_mask()
     expected = outputs(model, 'classification', images)
-    if library == 'hf':
-        peer = through_hub_folder(model, 'classification', tmp_path)
-    else:
-        options = dict(timm=dict(global_pool='token'), mmpretrain=dict(out_type='cls_token', final_norm=True))
-        peer = PEERS[library]('classification', variant, **options[library])
-        peer.load_state_dict(convert_state_dict(model.state_dict(), target=library).state_dict, strict=True)
-    assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
+    options = dict(timm=dict(global_pool='token'), mmpretrain=dict(out_type='cls_token', final_norm=True), hf={})
+    peer = in_the_peers_class(library, model, 'classification', variant, tmp_path, **options[library])
+    assert_same_outputs(peers.peer_outputs(peer, 'classification', images), expected)
     back = ours('classification', variant, seed=2, out_type='cls_token')
     load_all(back, saved(peer, tmp_path))
     assert_same_outputs(outputs(back, 'classification', images), expected)
 
 
-# --- at a larger size -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('target', ['timm', 'hf'])
-@pytest.mark.parametrize('source', ['timm', 'hf'])
-@pytest.mark.parametrize('variant', ['per_layer', 'vit'])
+@pytest.mark.parametrize(('source', 'target'), [('timm', 'hf'), ('hf', 'timm')])
+@pytest.mark.parametrize('variant', ['per_layer', 'vit', 'shared'])
 def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant, tmp_path):
-    small = PEERS[source]('classification', variant, SMALL)
+    weights = saved(peers.PEERS[source]('classification', variant, SMALL), tmp_path)
     model = ours('classification', variant, LARGE)
-    weights = saved(small, tmp_path)
     model.load_state_dict(convert_state_dict(weights).state_dict, strict=True)
     report = model.backbone.load_report
     assert set(report.resized.values()) == {'14 x 14 -> 24 x 24'}
     assert not report.missing_keys and not report.unexpected_keys
     images, _ = images_and_mask(LARGE)
     expected = outputs(model, 'classification', images)
-    if target == 'hf':
-        peer = through_hub_folder(model, 'classification', tmp_path)
-        assert peer.config.image_size == LARGE
-    else:
-        peer = peers.timm_peer('classification', variant, LARGE)
-        peer.load_state_dict(convert_state_dict(model.state_dict(), target='timm').state_dict, strict=True)
-    assert_same_outputs(peer_outputs(peer, 'classification', images), expected)
+    peer = in_the_peers_class(target, model, 'classification', variant, tmp_path, LARGE)
+    assert_same_outputs(peers.peer_outputs(peer, 'classification', images), expected)
     # and our small model resamples the same way at run time
     as_trained = ours('classification', variant, SMALL)
     load_all(as_trained, weights)
@@ -147,14 +173,7 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
 def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
     """mmseg itself cannot read these weights: it has a table in every block, and no final norm."""
     pretrained = ours('pretraining', 'shared')
-    weights, dropped, _ = convert_state_dict(pretrained.state_dict(), target='mmseg')
-    assert sorted(dropped) == [
-        'backbone.mask_token',
-        'backbone.norm.bias',
-        'backbone.norm.weight',
-        'head.lm_head.bias',
-        'head.lm_head.weight',
-    ]
+    weights = convert_state_dict(pretrained.state_dict(), target='mmseg').state_dict
     peer = peers.mmseg_peer('segmentation', 'per_layer', num_layers=2, out_indices=[0, 1]).backbone
     peer.load_state_dict({name.removeprefix('backbone.'): tensor for name, tensor in weights.items()})
     maps = ours('features', 'shared', out_type='featmap', out_indices=[0, 1]).backbone
@@ -164,41 +183,51 @@ def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
         assert_same_outputs(list(peer(images)), list(maps(images)))
 
 
-def test_mmseg_without_layer_scale_gets_ones():
-    """Its backbone always multiplies by LayerScale."""
+def test_mmseg_gets_layer_scale_of_ones_and_no_model_without_a_bias(tmp_path):
+    """Its backbone always multiplies by LayerScale and always adds a bias."""
     model = ours('segmentation', 'per_layer', layer_scale_init=None)
-    peer = PEERS['mmseg']('segmentation', 'per_layer')
-    peer.load_state_dict(convert_state_dict(model.state_dict(), target='mmseg').state_dict, strict=True)
+    peer = in_the_peers_class('mmseg', model, 'segmentation', 'per_layer', tmp_path)
     images, _ = images_and_mask()
-    assert_same_outputs(peer_outputs(peer, 'segmentation', images), outputs(model, 'segmentation', images))
+    assert_same_outputs(peers.peer_outputs(peer, 'segmentation', images), outputs(model, 'segmentation', images))
+    with pytest.raises(CheckpointError, match='no relative position bias'):
+        convert_state_dict(ours('segmentation', 'vit', abs_pos_embed=False).state_dict(), target='mmseg')
 
 
 @pytest.mark.parametrize('library', ['hf', 'mmseg', 'timm'])
 def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
     task = 'classification' if library == 'timm' else 'segmentation'
-    peer = PEERS[library](task, 'per_layer')
+    peer = peers.PEERS[library](task, 'per_layer')
     model = ours(task, 'per_layer', layer_scale_init=None)
     model.load_state_dict(convert_state_dict(saved(peer, tmp_path)).state_dict, strict=True)
-    assert len(model.backbone.load_report.folded) == 2 * peers.DEPTH[task]
+    depth = range(peers.DEPTH[task])
+    assert sorted(model.backbone.load_report.folded) == [f'blocks.{i}.gamma_{j}' for i in depth for j in (1, 2)]
     images, _ = images_and_mask()
-    assert_same_outputs(outputs(model, task, images), peer_outputs(peer, task, images))
+    assert_same_outputs(outputs(model, task, images), peers.peer_outputs(peer, task, images))
+
+
+def test_a_rectangle_whose_sides_the_file_says_fits_mmpretrains_class(tmp_path):
+    model = ours('classification', 'per_layer', size=(48, 80))
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(preprocessing=dict(size=[48, 80]))), tmp_path / 'ours.pth')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'theirs.pth', 'mmpretrain')
+    peer = peers.mmpretrain_peer('classification', 'per_layer', size=(48, 80))
+    peer.load_state_dict(peers.read(tmp_path / 'theirs.pth'), strict=True)  # index buffers included
+    images = torch.rand(2, 3, 48, 80)
+    assert_same_outputs(outputs(peer, 'classification', images), outputs(model, 'classification', images))
+
+
+# --- plain Transformers and parts of models ---------------------------------------------------------
+
+
+def plain_vit(depth: int = 2, **options):
+    sizes = dict(img_size=SIZE, patch_size=PATCH, embed_dim=DIMS, depth=depth, num_heads=HEADS)
+    return peers.randomise(timm.models.VisionTransformer(**sizes, **options))
 
 
 @pytest.mark.parametrize('variant', ['vit', 'vit_layer_scale'])
 def test_a_plain_vit_of_timm(variant):
     """One bias for q, k and v; that of k cancels in the softmax. LayerScale has another name there, as in DeiT-3."""
-    peer = peers.randomise(
-        timm.models.VisionTransformer(
-            img_size=peers.SIZE,
-            patch_size=peers.PATCH,
-            embed_dim=peers.DIMS,
-            depth=2,
-            num_heads=peers.HEADS,
-            num_classes=peers.CLASSES,
-            init_values=VARIANTS[variant].get('layer_scale_init'),
-        )
-    )
-    assert peer.state_dict()['blocks.0.attn.qkv.bias'][peers.DIMS : 2 * peers.DIMS].std() > 0.1
+    peer = plain_vit(num_classes=peers.CLASSES, init_values=VARIANTS[variant].get('layer_scale_init'))
+    assert peer.state_dict()['blocks.0.attn.qkv.bias'][DIMS : 2 * DIMS].std() > 0.1
     model = ours('classification', variant, out_type='cls_token')
     load_all(model, peer.state_dict())
     images, _ = images_and_mask()
@@ -210,13 +239,9 @@ def test_a_plain_vit_of_timm(variant):
 @pytest.mark.parametrize('wrapper', ['bare', 'DeiT', 'DINO'])
 def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
     """As DeiT and DINO publish them: every block's output is that of timm's Transformer, which both share."""
-    peer = peers.randomise(
-        timm.models.VisionTransformer(
-            img_size=peers.SIZE, patch_size=peers.PATCH, embed_dim=peers.DIMS, depth=3, num_heads=peers.HEADS
-        )
-    )
+    peer = plain_vit(depth=peers.SEGMENTATION_DEPTH)
     weights = {name: tensor for name, tensor in peer.state_dict().items() if not name.startswith('head.')}
-    head = {'head.mlp.0.weight': torch.randn(8, peers.DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
+    head = {'head.mlp.0.weight': torch.randn(8, DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
     teacher = {f'backbone.{name}': tensor for name, tensor in weights.items()} | head
     student = {f'module.{name}': torch.zeros_like(tensor) for name, tensor in teacher.items()}
     args = argparse.Namespace(arch='vit_base', lr=5e-4)  # says nothing of mean and std
@@ -226,16 +251,14 @@ def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
         DINO=dict(student=student, teacher=teacher, epoch=400, args=args, dino_loss=dict(center=torch.zeros(1, 9))),
     )
     torch.save(contents[wrapper], tmp_path / 'vit.pth')
-    config = peers.backbone_config('segmentation', 'vit', out_indices=[0, 1, 2])
-    config['arch']['num_layers'] = 3
-    backbone = MODELS.build(dict(config, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))))
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'vit.pth'))
+    backbone = MODELS.build(peers.backbone_config('segmentation', 'vit', init_cfg=init_cfg))
     backbone.init_weights()
     assert not backbone.load_report.missing_keys and not backbone.load_report.preprocessing
     images, _ = images_and_mask()
     with torch.no_grad():
-        expected = peer.forward_intermediates(images, intermediates_only=True)
-        for mine, other in zip(backbone.eval()(images), expected, strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+        expected = peer.forward_intermediates(images, peers.OUT_INDICES, intermediates_only=True)
+        assert_same_outputs(list(backbone.eval()(images)), list(expected))
 
 
 def test_pooled_features_of_transformers(tmp_path):
@@ -243,9 +266,8 @@ def test_pooled_features_of_transformers(tmp_path):
     config = peers.hf_peer('features', 'per_layer').config
     config.use_mean_pooling = True
     peer = peers.randomise(transformers.BeitModel(config))
-    peer.save_pretrained(tmp_path)
     model = ours('features', 'per_layer', out_type='avg_featmap')
-    load_all(model, read(tmp_path / 'model.safetensors'))
+    load_all(model, saved(peer, tmp_path))
     images, _ = images_and_mask()
     with torch.no_grad():
         assert_same_outputs(outputs(model, 'features', images), [peer(images).pooler_output])
@@ -255,8 +277,7 @@ def test_a_backbone_of_transformers_with_a_pyramid(tmp_path):
     """BeitBackbone, of object detectors: `beit.` below no head, the pyramid beside it."""
     config = peers.hf_peer('segmentation', 'per_layer').config
     config.add_fpn = True
-    peer = transformers.BeitBackbone(config)
-    translation = convert_state_dict(saved(peer, tmp_path))
+    translation = convert_state_dict(saved(transformers.BeitBackbone(config), tmp_path))
     assert translation.dropped_keys == []
     assert {name.split('.')[0] for name in translation.state_dict} == {'backbone', 'neck'}
 
@@ -268,24 +289,21 @@ def test_a_backbone_of_transformers_with_a_pyramid(tmp_path):
 def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(variant, tmp_path):
     names = [f'animal {label}' for label in range(peers.CLASSES)]
     peer = peers.hf_peer('classification', variant, id2label=dict(enumerate(names)))
-    peer.eval().save_pretrained(tmp_path / 'hub')
+    peer.save_pretrained(tmp_path / 'hub')
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
-    processor = dict(image_mean=mean, image_std=std, size=dict(height=peers.SIZE, width=peers.SIZE))
+    processor = dict(image_mean=mean, image_std=std, size=dict(height=SIZE, width=SIZE))
     (tmp_path / 'hub/preprocessor_config.json').write_text(json.dumps(processor))
-    edge = round(peers.SIZE / CROP_RATIO)  # what the crop is taken from, so that nothing is resized
+    edge = round(SIZE / CROP_RATIO)  # what the crop is taken from, so that nothing is resized
     pixels = np.random.default_rng(0).integers(0, 256, (edge, edge, 3), dtype=np.uint8)
     (found,) = ClassificationInferencer(tmp_path / 'hub', device='cpu')(pixels)
-    first = round((edge - peers.SIZE) / 2)
-    crop = torch.from_numpy(pixels[first : first + peers.SIZE, first : first + peers.SIZE]).permute(2, 0, 1) / 255
+    first = round((edge - SIZE) / 2)
+    crop = torch.from_numpy(pixels[first : first + SIZE, first : first + SIZE]).permute(2, 0, 1) / 255
     images = (crop[None] - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    with torch.no_grad():
-        expected = peer(images).logits.softmax(dim=-1)[0]
-    for label, score in found['scores']:
-        assert abs(score - expected[label].item()) < 1e-4
-    assert found['name'] == names[int(expected.argmax())]
+    (expected,) = peers.peer_outputs(peer, 'classification', images)[0].softmax(dim=-1).tolist()
+    assert dict(found['scores']) == pytest.approx(dict(enumerate(expected)), abs=1e-4)
+    assert found['name'] == names[int(np.argmax(expected))]
     convert_checkpoint(tmp_path / 'hub', tmp_path / 'again', to='hf')  # and there they stay
-    labels = json.loads((tmp_path / 'again/config.json').read_text())['id2label']
-    assert list(labels.values()) == names
+    assert list(json.loads((tmp_path / 'again/config.json').read_text())['id2label'].values()) == names
 
     (tmp_path / 'hub/preprocessor_config.json').unlink()
     with pytest.raises(CheckpointError, match='does not say how its images were normalised'):
@@ -297,9 +315,8 @@ def test_an_upernet_of_mmseg_is_a_segmentor_whatever_it_says(tmp_path):
     preprocessing = dict(mean=[127.5] * 3, std=[127.5] * 3, size=[CROP, CROP])
     meta = dict(preprocessing=preprocessing, architecture=dict(num_heads=4, out_indices=[0, 1, 2, 3]))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'bare.pth')
-    segment = SegmentationInferencer(tmp_path / 'bare.pth', device='cpu')
     pixels = np.random.default_rng(0).integers(0, 256, (CROP, 90, 3), dtype=np.uint8)
-    (found,) = segment(pixels)
+    (found,) = SegmentationInferencer(tmp_path / 'bare.pth', device='cpu')(pixels)
     images = (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() - 127.5) / 127.5
     with torch.no_grad():
         expected = model.inference(images).argmax(dim=1)[0]
