@@ -24,16 +24,6 @@ def build(img_size=32, **options) -> BEiTBackbone:
 
 
 @torch.no_grad()
-def test_folded_layer_scale_computes_the_same():
-    source = build(**PLUS)
-    target = build(**dict(PLUS, layer_scale_init=None))
-    target.load_state_dict(source.state_dict())
-    images = torch.rand(2, 3, 32, 32)
-    torch.testing.assert_close(target(images)[0], source(images)[0], atol=1e-5, rtol=1e-5)
-    assert target.load_report.folded == [f'blocks.{i}.gamma_{j}' for i in (0, 1) for j in (1, 2)]
-
-
-@torch.no_grad()
 def test_an_expanded_table_computes_the_same():
     source, target = build(**dict(PLUS, rel_pos_bias='shared')), build(**PLUS)
     target.load_state_dict(source.state_dict())
@@ -128,12 +118,10 @@ def test_another_size_of_one_layer_is_named():
     weights['blocks.1.norm2.weight'] = torch.rand(31)
     model = build()
     before = model.blocks[0].norm1.weight.clone()
-    with pytest.raises(CheckpointError, match=r'blocks.1.norm2.weight \(31,\), the model has \(32,\)'):
-        model.load_state_dict(weights)
-    assert torch.equal(model.blocks[0].norm1.weight, before)
     weights['blocks.1.norm2.bias'] = torch.rand(31)
     with pytest.raises(CheckpointError, match=r'backbone: blocks.1.norm2.weight \(31,\), the model has \(32,\)\. No'):
         model.load_state_dict(weights)
+    assert torch.equal(model.blocks[0].norm1.weight, before)
 
 
 @torch.no_grad()

@@ -8,106 +8,97 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import NO_WORKERS, ROOT, load_config, run_tool
+from peers import assert_equal, read
 
+from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.read import UnsafeCheckpointError
 from beit_mm.models import DALLETokenizer
 from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
-from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.dalle import DALLEEncoder
 from beit_mm.registry import DATASETS
 
 dall_e = pytest.importorskip('dall_e')
+VOCAB = 512
 
 
-@pytest.mark.parametrize(('hidden', 'vocab_size', 'size'), [(64, 512, (24, 32)), (256, 8192, (56, 56))])
+@pytest.fixture
+def networks(tmp_path, monkeypatch):
+    """Encoder and decoder, saved as OpenAI's encoder.pkl and decoder.pkl are: whole modules."""
+    monkeypatch.chdir(tmp_path)
+    networks = dall_e.Encoder(n_hid=64, vocab_size=VOCAB), dall_e.Decoder(n_hid=64, vocab_size=VOCAB)
+    for network, name in zip(networks, ('encoder', 'decoder'), strict=True):
+        torch.save(network.requires_grad_(False), f'{name}.pkl')
+    return networks
+
+
+def pictures(decoder, code: torch.Tensor) -> torch.Tensor:
+    """The package's own, of probabilities (B, V, h, w)."""
+    return dall_e.unmap_pixels(torch.sigmoid(decoder(code)[:, :3]))
+
+
+def one_hot(tokens: torch.Tensor) -> torch.Tensor:
+    return F.one_hot(tokens, VOCAB).permute(0, 3, 1, 2).float()
+
+
 @torch.no_grad()
-def test_encoder(hidden, vocab_size, size):
-    torch.manual_seed(0)
-    theirs = dall_e.Encoder(n_hid=hidden, vocab_size=vocab_size)
-    ours = DALLEEncoder(hidden, vocab_size)
+def test_logits_of_the_full_size_are_theirs():
+    theirs, ours = dall_e.Encoder(), DALLEEncoder()
     ours.load_state_dict(theirs.state_dict())
-    images = dall_e.map_pixels(torch.rand(1, 3, *size))
+    images = dall_e.map_pixels(torch.rand(1, 3, 56, 48))
     logits = theirs(images)
     torch.testing.assert_close(ours(images), logits, atol=1e-4, rtol=0)
     assert torch.equal(ours(images).argmax(1), logits.argmax(1))
 
 
-@torch.no_grad()
-def test_decoder():
-    torch.manual_seed(0)
-    theirs = dall_e.Decoder(n_hid=64, vocab_size=512)
-    ours = DALLEDecoder(64, 512)
-    ours.load_state_dict(theirs.state_dict())
-    tokens = torch.randint(512, (2, 4, 5))
-    stats = theirs(F.one_hot(tokens, 512).permute(0, 3, 1, 2).float())
-    images = dall_e.unmap_pixels(torch.sigmoid(stats[:, :3]))
-    mine = unmap_pixels(ours.from_tokens(tokens)[:, :3].sigmoid())
-    torch.testing.assert_close(mine, images, atol=1e-4, rtol=0)
-
-
-def test_pickled_modules_give_equal_tokens_and_images(tmp_path, monkeypatch):
-    """The form of OpenAI's encoder.pkl and decoder.pkl: whole modules, read where their package cannot be imported."""
-    torch.manual_seed(0)
-    encoder = dall_e.Encoder(n_hid=64, vocab_size=512)
-    decoder = dall_e.Decoder(n_hid=64, vocab_size=512)
-    paths = tmp_path / 'encoder.pkl', tmp_path / 'decoder.pkl'
-    for module, path in zip((encoder, decoder), paths, strict=True):
-        torch.save(module, path)
+@pytest.mark.parametrize('suffix', ['.pkl', '.pth', '.safetensors'])
+def test_pickled_modules_give_equal_tokens_and_images(suffix, networks, monkeypatch):
+    """Read, or converted to state dicts, where their package cannot be imported."""
+    encoder, decoder = networks
     with monkeypatch.context() as without_package:
         for name in [name for name in sys.modules if name.split('.')[0] == 'dall_e']:
             without_package.setitem(sys.modules, name, None)
-        tokenizer = DALLETokenizer(*map(str, paths), hidden=64, vocab_size=512)
+        for name, network in zip(('encoder', 'decoder') if suffix != '.pkl' else (), networks, strict=False):
+            conversion = convert_checkpoint(f'{name}.pkl', f'{name}{suffix}')
+            assert conversion.task == 'tokenizer' and conversion.tensors == len(network.state_dict())
+            assert_equal(read(f'{name}{suffix}'), network.state_dict())
+        tokenizer = DALLETokenizer(f'encoder{suffix}', f'decoder{suffix}', hidden=64, vocab_size=VOCAB)
     images = torch.rand(2, 3, 16, 24)
-    with torch.no_grad():
-        tokens = encoder(dall_e.map_pixels(images)).argmax(1)
-        stats = decoder(F.one_hot(tokens, 512).permute(0, 3, 1, 2).float())
+    tokens = encoder(dall_e.map_pixels(images)).argmax(1)
     assert torch.equal(tokenizer.encode(images), tokens)
-    pictures = dall_e.unmap_pixels(torch.sigmoid(stats[:, :3]))
-    torch.testing.assert_close(tokenizer.decode(tokens), pictures, atol=1e-4, rtol=0)
+    torch.testing.assert_close(tokenizer.decode(tokens), pictures(decoder, one_hot(tokens)), atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('size', [16, 32])
-def test_reconstruction_error_of_the_two_files_by_one_command(size, images, tmp_path, monkeypatch):
+def test_reconstruction_error_of_the_two_files_by_one_command(networks, images):
     """tools/test.py with OpenAI's files named in the config, against the package's own functions."""
-    monkeypatch.chdir(tmp_path)
-    encoder, decoder = dall_e.Encoder(n_hid=64, vocab_size=512), dall_e.Decoder(n_hid=64, vocab_size=512)
-    torch.save(encoder, 'encoder.pkl')
-    torch.save(decoder, 'decoder.pkl')
-    run_tool(
-        'test.py',
-        ROOT / 'configs/dvae/dalle_8k_in1k.py',
-        '--out',
-        'metrics.json',
-        '--cfg-options',
-        *NO_WORKERS,
+    options = [
         'model.checkpoint=encoder.pkl',
         'model.decoder_checkpoint=decoder.pkl',
         'model.hidden=64',
-        'model.vocab_size=512',
-        f'train_dataloader.dataset.data_root={images}',
-        f'val_dataloader.dataset.data_root={images}',
-        f'test_dataloader.dataset.data_root={images}',
+        f'model.vocab_size={VOCAB}',
+        *(f'{split}_dataloader.dataset.data_root={images}' for split in ('train', 'val', 'test')),
         'test_dataloader.dataset.data_prefix=',
-        f'test_dataloader.dataset.pipeline.1.size={size}',
-    )
-    found = json.loads((tmp_path / 'metrics.json').read_text())
+        'test_dataloader.dataset.pipeline.1.size=32',
+    ]
+    config = 'dvae/dalle_8k_in1k.py'
+    run_tool('test.py', ROOT / 'configs' / config, '--out', 'metrics.json', '--cfg-options', *NO_WORKERS, *options)
+    with open('metrics.json') as file:
+        found = json.load(file)
 
-    config = load_config('dvae/dalle_8k_in1k.py').test_dataloader.dataset.to_dict()
-    config.update(data_root=str(images), data_prefix='')
-    config['pipeline'][1]['size'] = size
-    dataset = DATASETS.build(config)
+    dataset = load_config(config).test_dataloader.dataset.to_dict()
+    dataset.update(data_root=str(images), data_prefix='')
+    dataset['pipeline'][1]['size'] = 32
+    dataset = DATASETS.build(dataset)
     pixels = torch.stack([torch.as_tensor(dataset[i]['inputs']['images']) for i in range(len(dataset))])
     pixels = pixels.permute(0, 3, 1, 2) / 255
+    encoder, decoder = networks
     posterior = encoder(dall_e.map_pixels(pixels)).softmax(dim=1)
     tokens = posterior.argmax(dim=1)
-    errors = []
-    for code in (F.one_hot(tokens, 512).permute(0, 3, 1, 2).float(), posterior):
-        decoded = dall_e.unmap_pixels(torch.sigmoid(decoder(code)[:, :3]))
-        errors.append((decoded - pixels).abs().mean().item())
-    assert len(pixels) == 12 and tokens.shape[1:] == (size // 8, size // 8)
-    assert found['tokenizer/recon_mae_01'] == pytest.approx(errors[0], rel=1e-5)
-    assert found['tokenizer/recon_mae_pm1'] == pytest.approx(2 * errors[0], rel=1e-5)
-    assert found['tokenizer/recon_mae_01_soft'] == pytest.approx(errors[1], rel=1e-5)
+    hard, soft = ((pictures(decoder, code) - pixels).abs().mean().item() for code in (one_hot(tokens), posterior))
+    assert tokens.shape == (12, 4, 4)
+    assert found['tokenizer/recon_mae_01'] == pytest.approx(hard, rel=1e-5)
+    assert found['tokenizer/recon_mae_pm1'] == pytest.approx(2 * hard, rel=1e-5)
+    assert found['tokenizer/recon_mae_01_soft'] == pytest.approx(soft, rel=1e-5)
     assert found['tokenizer/codes_used'] == len(np.unique(tokens))
 
 
@@ -119,7 +110,7 @@ def test_pickled_modules_in_the_form_before_torch_1_6_are_refused(tmp_path):
         DALLETokenizer(str(tmp_path / 'encoder.pkl'), hidden=8, vocab_size=16)
 
 
-def test_pixel_maps():
+def test_pixel_maps_are_theirs():
     images = torch.rand(2, 3, 4, 4)
     assert torch.equal(map_pixels(images), dall_e.map_pixels(images))
     assert torch.equal(unmap_pixels(images), dall_e.unmap_pixels(images))
