@@ -8,7 +8,7 @@ from helpers import positions_of
 from mmpretrain.models import BEiTV2Neck
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
-from peers import randomise
+from peers import assert_equal, randomise
 
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.models import BEiTBackbone, VQKDTokenizer
@@ -17,6 +17,8 @@ from beit_mm.registry import MODELS
 DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
 ENCODER = dict(embed_dims=DIMS, num_layers=2, num_heads=HEADS)
 BACKBONE = dict(embed_dims=DIMS, num_layers=4, num_heads=HEADS)
+SHARED = dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1)
+VQKD = dict(arch=ENCODER, img_size=SIZE, code_dims=CODE_DIMS, vocab_size=VOCAB)
 
 
 def their_vqkd() -> torch.nn.Module:
@@ -42,18 +44,16 @@ def their_vqkd() -> torch.nn.Module:
     return vqkd
 
 
-def our_vqkd(path: str) -> VQKDTokenizer:
-    return VQKDTokenizer(path, arch=ENCODER, img_size=SIZE, code_dims=CODE_DIMS, vocab_size=VOCAB)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize('size', [64, 96])
-def test_tokens(tmp_path, size):
+def test_tokens_are_theirs(tmp_path, size):
     theirs = their_vqkd()
     torch.save(theirs.state_dict(), tmp_path / 'vqkd_encoder.pth')
     images = F.interpolate(torch.randn(32, 3, 5, 5), size)  # patches of different colours
-    tokens = our_vqkd(str(tmp_path / 'vqkd_encoder.pth')).encode(images)
-    assert torch.equal(tokens.flatten(1), theirs(2 * images - 1))  # their preprocessor's mean and std are 127.5
+    ours = VQKDTokenizer(str(tmp_path / 'vqkd_encoder.pth'), **VQKD)
+    tokens, normalised = ours.encode(images), 2 * images - 1  # their preprocessor's mean and std are 127.5
+    assert torch.equal(tokens.flatten(1), theirs(normalised))
+    assert torch.equal(ours(normalised), theirs(normalised))  # in the place of theirs in their algorithm
     assert len(tokens.unique()) > 10
 
 
@@ -62,10 +62,10 @@ def test_their_file_is_refused_as_a_whole(tmp_path):
     for name in ('encoder.layers.0.attn.qkv.other', 'encoder.ln3.weight', 'neck.weight'):
         torch.save({**weights, name: torch.zeros(1)}, tmp_path / 'more.pth')
         with pytest.raises(ValueError, match=rf'more\.pth .*{name.rpartition(".")[2]}'):
-            our_vqkd(str(tmp_path / 'more.pth'))
+            VQKDTokenizer(str(tmp_path / 'more.pth'), **VQKD)
     torch.save({name: t for name, t in weights.items() if 'ln1' not in name}, tmp_path / 'less.pth')
     with pytest.raises(ValueError, match=r'less\.pth .*norm'):
-        our_vqkd(str(tmp_path / 'less.pth'))
+        VQKDTokenizer(str(tmp_path / 'less.pth'), **VQKD)
 
 
 @pytest.fixture
@@ -73,53 +73,22 @@ def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
     """mmpretrain's algorithm and ours with its weights."""
     # their neck knows the two large architectures only: a dict has `num_layers`, and it reads `depth`
     monkeypatch.setitem(BEiTV2Neck.arch_zoo, 'narrow', dict(BACKBONE, depth=4, feedforward_channels=4 * DIMS))
-    theirs = MMPRETRAIN.build(
-        dict(
-            type='BEiT',
-            backbone=dict(
-                type='BEiTPretrainViT',
-                arch=dict(BACKBONE, feedforward_channels=4 * DIMS),
-                img_size=SIZE,
-                patch_size=16,
-                out_indices=[1, 3],
-                final_norm=False,
-            ),
-            neck=dict(type='BEiTV2Neck', num_layers=2, early_layers=2, backbone_arch='narrow'),
-            head=dict(
-                type='BEiTV2Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='mmpretrain.CrossEntropyLoss')
-            ),
-        )
-    )
+    arch = dict(BACKBONE, feedforward_channels=4 * DIMS)
+    backbone = dict(type='BEiTPretrainViT', arch=arch, img_size=SIZE, out_indices=[1, 3], final_norm=False)
+    neck = dict(type='BEiTV2Neck', num_layers=2, early_layers=2, backbone_arch='narrow')
+    head = dict(type='BEiTV2Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='mmpretrain.CrossEntropyLoss'))
+    theirs = MMPRETRAIN.build(dict(type='BEiT', backbone=backbone, neck=neck, head=head))
     randomise(theirs)
     theirs.target_generator = their_vqkd()
     torch.save(theirs.target_generator.state_dict(), tmp_path / 'vqkd.pth')
-    ours = MODELS.build(
-        dict(
-            type='beit_mm.BEiTV2Pretrainer',
-            early_layers=2,
-            data_preprocessor=dict(
-                type='beit_mm.TwoViewDataPreprocessor', mean=[0] * 3, std=[255] * 3, tokenizer_scale=1
-            ),
-            backbone=dict(
-                type='beit_mm.BEiTBackbone',
-                arch=BACKBONE,
-                img_size=SIZE,
-                masked_input=True,
-                abs_pos_embed=False,
-                rel_pos_bias='shared',
-                layer_scale_init=0.1,
-            ),
-            head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
-            target_generator=dict(
-                type='beit_mm.VQKDTokenizer',
-                checkpoint=str(tmp_path / 'vqkd.pth'),
-                arch=ENCODER,
-                img_size=SIZE,
-                code_dims=CODE_DIMS,
-                vocab_size=VOCAB,
-            ),
-        )
+    ours = dict(
+        type='beit_mm.BEiTV2Pretrainer',
+        early_layers=2,
+        backbone=dict(type='beit_mm.BEiTBackbone', arch=BACKBONE, img_size=SIZE, masked_input=True, **SHARED),
+        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
+        target_generator=dict(type='beit_mm.VQKDTokenizer', checkpoint=str(tmp_path / 'vqkd.pth'), **VQKD),
     )
+    ours = MODELS.build(ours)
     incompatible = ours.load_state_dict(theirs.state_dict(), strict=True)
     assert not incompatible.missing_keys and not incompatible.unexpected_keys
     return theirs, ours
@@ -128,10 +97,7 @@ def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
 def test_losses_and_gradients(both):
     theirs, ours = both
     images, pixels, mask = torch.randn(3, 3, SIZE, SIZE), torch.rand(3, 3, SIZE, SIZE), torch.rand(3, 4, 4) < 0.4
-    samples = []
-    for one in mask:
-        samples.append(DataSample())
-        samples[-1].mask = one
+    samples = [DataSample(mask=one) for one in mask]
     wanted = theirs.loss([images, 2 * pixels - 1], samples)
     got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=positions_of(mask)), mode='loss')
     torch.testing.assert_close(got['loss_mim'], wanted['loss_1'])
@@ -150,11 +116,9 @@ def test_names_there_and_back(both):
     theirs, ours = both
     back = convert_state_dict(ours.state_dict(), target='mmpretrain')
     expected = {k: v for k, v in theirs.state_dict().items() if not k.startswith('target_generator.')}
-    assert set(back.state_dict) == set(expected) and not back.dropped_keys
-    assert all(torch.equal(back.state_dict[name], tensor) for name, tensor in expected.items())
-    finetuned = BEiTBackbone(
-        BACKBONE, SIZE, out_type='avg_featmap', abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1
-    )
+    assert_equal(back.state_dict, expected)
+    assert not back.dropped_keys
+    finetuned = BEiTBackbone(BACKBONE, SIZE, out_type='avg_featmap', **dict(SHARED, rel_pos_bias='per_layer'))
     finetuned.load_state_dict(theirs.state_dict(), strict=False)
     assert len(finetuned.load_report.expanded) == 4
 
