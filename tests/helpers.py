@@ -28,6 +28,10 @@ from beit_mm.engine.interruption import EpochLoop, IterLoop
 from beit_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[1]
+WEIGHT_AND_BIAS = ('weight', 'bias')
+# Names of a block's parameters in the released code, less LayerScale and bias tables
+RELEASED_BLOCK = ['attn.q_bias', 'attn.v_bias', 'attn.qkv.weight', 'attn.proj.weight', 'attn.proj.bias']
+RELEASED_BLOCK += [f'{layer}.{part}' for layer in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for part in WEIGHT_AND_BIAS]
 
 
 def list_configs(*prefixes: str, demo: bool = False) -> list[str]:

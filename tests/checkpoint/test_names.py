@@ -7,24 +7,22 @@ import pytest
 import timm
 import torch
 import transformers
+from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
 from peers import DEPTH, DIMS, HEADS, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.checkpoint.read import CheckpointError
 
-WEIGHT_AND_BIAS = ('weight', 'bias')
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
 STEM = ['cls_token', 'patch_embed.proj.weight', 'patch_embed.proj.bias']
-BLOCK = ['attn.q_bias', 'attn.v_bias', 'attn.qkv.weight', 'attn.proj.weight', 'attn.proj.bias']
-BLOCK += [f'{layer}.{part}' for layer in ('norm1', 'norm2', 'mlp.fc1', 'mlp.fc2') for part in WEIGHT_AND_BIAS]
 LAYER_SCALE = ['gamma_1', 'gamma_2']
 INDEX = 'relative_position_index'
 TABLE = ['attn.relative_position_bias_table', f'attn.{INDEX}']
 
 
 def released_backbone(parts: list[str], depth: int = 2) -> list[str]:
-    return STEM + [f'blocks.{i}.{part}' for i in range(depth) for part in BLOCK + parts]
+    return STEM + [f'blocks.{i}.{part}' for i in range(depth) for part in RELEASED_BLOCK + parts]
 
 
 def released_pretraining(parts: list[str], *positions: str) -> dict[str, str]:

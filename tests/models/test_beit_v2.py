@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import narrow_pretraining
-from helpers import make_runner, narrow_model, positions_of
+from helpers import RELEASED_BLOCK, make_runner, narrow_model, positions_of
 from mmengine.config import Config
 from mmengine.runner.checkpoint import load_checkpoint
+from peers import assert_equal
 
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict, describe_source
@@ -21,52 +22,23 @@ from beit_mm.models import BEiTBackbone, TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=4)
-VQKD = dict(
-    type='beit_mm.VQKDTokenizer',
-    random_weights=True,
-    arch=dict(ARCH, num_layers=1),
-    img_size=32,
-    patch_size=8,
-    code_dims=8,
-    vocab_size=32,
-)
+SIZES = dict(img_size=32, patch_size=8)
+SHARED = dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1)
+VQKD = dict(type='beit_mm.VQKDTokenizer', random_weights=True, arch=dict(ARCH, num_layers=1), **SIZES)
+PREPROCESSOR = dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, tokenizer_scale=1)
 
 
 def narrow_v2(backbone: dict | None = None, **changes: object) -> dict:
     """Config of a pretrainer with four blocks, two of them early, and two that aggregate."""
-    return (
-        dict(
-            narrow_model(),
-            type='beit_mm.BEiTV2Pretrainer',
-            early_layers=2,
-            data_preprocessor=dict(
-                type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, tokenizer_scale=1
-            ),
-            backbone=dict(
-                dict(
-                    type='beit_mm.BEiTBackbone',
-                    arch=ARCH,
-                    img_size=32,
-                    patch_size=8,
-                    masked_input=True,
-                    abs_pos_embed=False,
-                    rel_pos_bias='shared',
-                    layer_scale_init=0.1,
-                ),
-                **(backbone or {}),
-            ),
-            target_generator=VQKD,
-        )
-        | changes
-    )
+    network = dict(type='beit_mm.BEiTBackbone', arch=ARCH, masked_input=True, **SIZES, **SHARED)
+    changes = dict(early_layers=2, data_preprocessor=PREPROCESSOR, backbone=network | (backbone or {})) | changes
+    tokenizer = dict(VQKD, code_dims=8, vocab_size=32)
+    return narrow_model(type='beit_mm.BEiTV2Pretrainer', target_generator=tokenizer, **changes)
 
 
 def make_inputs() -> dict:
     """Images with 5, 2 and 0 masked patches of 16."""
-    mask = torch.zeros(3, 16, dtype=torch.bool)
-    for row, count in enumerate([5, 2, 0]):
-        mask[row, torch.randperm(16)[:count]] = True
-    mask = mask.view(3, 4, 4)
+    mask = (torch.rand(3, 16).argsort(dim=1) < torch.tensor([[5], [2], [0]])).view(3, 4, 4)
     images = torch.randn(3, 3, 32, 32)
     return dict(images=images, tokenizer_images=torch.rand(3, 3, 32, 32), mask=mask, positions=positions_of(mask))
 
@@ -137,9 +109,8 @@ def test_additional_blocks_begin_as_in_the_released_code():
     """There they are made after the network was initialised: torch's own numbers, output matrices by their depth."""
     torch.manual_seed(0)
     model = MODELS.build(narrow_v2(dict(arch=dict(ARCH, embed_dims=256), drop_path_rate=0.3)))
-    for depth, (block, twin) in enumerate(
-        zip(model.patch_aggregation, model.backbone.blocks[2:], strict=True), start=3
-    ):
+    twins = zip(model.patch_aggregation, model.backbone.blocks[2:], strict=True)
+    for depth, (block, twin) in enumerate(twins, start=3):
         assert block.drop_path.p == twin.drop_path.p == pytest.approx(0.3 * (depth - 1) / 3)
         for name, parameter in block.named_parameters():
             own, layer = parameter.detach(), block.get_submodule(name.rpartition('.')[0])
@@ -171,61 +142,37 @@ def test_one_view_serves_both_networks():
         check_views(model, [TwoViewCenterCrop(36, None)])
 
 
-def released_pretraining() -> dict[str, torch.Tensor]:
-    """Every name of beitv2_base_patch16_224_pt1k.pth, narrow, of 4 + 2 blocks."""
-    shapes = {
-        'cls_token': (1, 1, 32),
-        'mask_token': (1, 1, 32),
-        'patch_embed.proj.weight': (32, 3, 8, 8),
-        'patch_embed.proj.bias': (32,),
-        'rel_pos_bias.relative_position_bias_table': (52, 4),
-        'norm.weight': (32,),
-        'norm.bias': (32,),
-        'lm_head.weight': (32, 32),
-        'lm_head.bias': (32,),
-    }
-    for block in [f'blocks.{i}.' for i in range(4)] + [f'cls_pt_layers.{i}.' for i in range(2)]:
-        for name in 'norm1.weight norm1.bias norm2.weight norm2.bias gamma_1 gamma_2 mlp.fc2.bias'.split():
-            shapes[block + name] = (32,)
-        shapes |= {block + name: (32,) for name in ('attn.q_bias', 'attn.v_bias', 'attn.proj.bias')}
-        shapes |= {
-            block + 'attn.qkv.weight': (96, 32),
-            block + 'attn.proj.weight': (32, 32),
-            block + 'mlp.fc1.weight': (128, 32),
-            block + 'mlp.fc1.bias': (128,),
-            block + 'mlp.fc2.weight': (32, 128),
-        }
-    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
-    weights['rel_pos_bias.relative_position_index'] = torch.zeros(17, 17, dtype=torch.int64)
-    return weights
+NETWORK = ['cls_token', 'mask_token', 'norm.weight', 'norm.bias', 'patch_embed.proj.weight', 'patch_embed.proj.bias']
+NETWORK += ['rel_pos_bias.relative_position_bias_table']
+BLOCK = [*RELEASED_BLOCK, 'gamma_1', 'gamma_2']
+INDEX = 'rel_pos_bias.relative_position_index'  # which is computed
+RELEASED = {  # every name of beitv2_base_patch16_224_pt1k.pth, narrow, of 4 + 2 blocks, and ours
+    **{name: f'backbone.{name}' for name in NETWORK},
+    **{f'lm_head.{part}': f'head.lm_head.{part}' for part in ('weight', 'bias')},
+    **{f'blocks.{i}.{name}': f'backbone.blocks.{i}.{name}' for i in range(4) for name in BLOCK},
+    **{f'cls_pt_layers.{i}.{name}': f'patch_aggregation.{i}.{name}' for i in range(2) for name in BLOCK},
+}
 
 
 @pytest.fixture
 def released(tmp_path) -> tuple[str, dict[str, torch.Tensor]]:
-    weights = released_pretraining()
-    torch.save(dict(model=weights, optimizer={}, epoch=1599), tmp_path / 'beitv2_base_patch16_224_pt1k.pth')
-    return str(tmp_path / 'beitv2_base_patch16_224_pt1k.pth'), weights
+    own = MODELS.build(narrow_v2()).state_dict()
+    weights = {theirs: torch.randn_like(own[ours]) for theirs, ours in RELEASED.items()}
+    path = tmp_path / 'beitv2_base_patch16_224_pt1k.pth'
+    index = torch.zeros(17, 17, dtype=torch.int64)
+    torch.save(dict(model={**weights, INDEX: index}, optimizer={}, epoch=1599), path)
+    return str(path), weights
 
 
 def test_every_tensor_of_a_released_file_has_its_place(released, tmp_path):
     path, weights = released
     model = MODELS.build(narrow_v2())
     load_checkpoint(model, path, strict=True)
-    own = {  # the index is computed
-        name.replace('cls_pt_layers', 'patch_aggregation')
-        if name.startswith('cls_pt')
-        else f'head.{name}'
-        if name.startswith('lm_head')
-        else f'backbone.{name}': tensor
-        for name, tensor in weights.items()
-        if not name.endswith('index')
-    }
     state = model.state_dict()
-    assert set(state) == set(own)
-    assert all(torch.equal(state[name], tensor) for name, tensor in own.items())
+    assert_equal(state, {ours: weights[theirs] for theirs, ours in RELEASED.items()})
     assert model.backbone.load_report.preprocessing['mean'] == [123.675, 116.28, 103.53]
     back = convert_state_dict(state, target='unilm')
-    assert set(back.state_dict) == set(weights) and not back.dropped_keys
+    assert set(back.state_dict) == {*weights, INDEX} and not back.dropped_keys
     # what other libraries have no place for is said
     conversion = convert_checkpoint(path, tmp_path / 'timm.pth', 'timm')
     assert {name.split('.')[0] for name in conversion.dropped_keys} == {'backbone', 'head', 'patch_aggregation'}
@@ -233,16 +180,8 @@ def test_every_tensor_of_a_released_file_has_its_place(released, tmp_path):
 
 def test_a_released_file_starts_a_fine_tuning(released):
     path, weights = released
-    backbone = BEiTBackbone(
-        ARCH,
-        32,
-        patch_size=8,
-        out_type='avg_featmap',
-        abs_pos_embed=False,
-        rel_pos_bias='per_layer',
-        layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint=path),
-    )
+    options = dict(SIZES, **SHARED, out_type='avg_featmap', init_cfg=dict(type='Pretrained', checkpoint=path))
+    backbone = BEiTBackbone(ARCH, **dict(options, rel_pos_bias='per_layer'))
     backbone.init_weights()
     report = backbone.load_report
     assert (len(report.expanded), report.missing_keys) == (4, ['fc_norm.weight', 'fc_norm.bias'])

@@ -34,7 +34,7 @@ def tokenizers():
 
 
 @pytest.mark.parametrize('tokenizer', tokenizers(), ids=['dalle', 'conv', 'dvae-dalle'])
-def test_contract(tokenizer):
+def test_every_tokenizer_keeps_the_contract(tokenizer):
     images = torch.rand(2, 3, 24, 40)
     tokens = tokenizer.encode(images)
     assert tokens.dtype == torch.int64 and tokens.shape == (2, *tokenizer.grid_size(24, 40))
@@ -85,56 +85,45 @@ def test_weights_from_files(tmp_path, suffix):
         tokenizer.decode(torch.zeros(1, 2, 2, dtype=torch.int64))
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(str(path), sha256='0' * 64, **SMALL_DALLE)
-    with pytest.raises(
-        ValueError,
-        match='encoder.* does not hold the weights of this DALLEEncoder: .*size mismatch for blocks.output.conv.w',
-    ):
+    message = 'encoder.* does not hold the weights of this DALLEEncoder: .*size mismatch for blocks.output.conv.w'
+    with pytest.raises(ValueError, match=message):
         DALLETokenizer(str(path), hidden=8, vocab_size=64)
 
 
-def test_missing_file_says_where_and_what_to_do(tmp_path, monkeypatch):
+def test_a_missing_file_says_where_and_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         DALLETokenizer(str(tmp_path / 'none.pth'))
     first, second = str(caught.value).splitlines()
     assert str(tmp_path / 'none.pth') in first
     for word in ('https://', 'target_generator.checkpoint', 'random_weights'):
         assert word in second
+    with pytest.raises(FileNotFoundError, match='configs/dvae'):
+        DiscreteVAE('conv', checkpoint=str(tmp_path / 'none.pth'), **SMALL_VAE)
 
 
-def test_url_is_looked_up_in_the_folder_and_the_cache(tmp_path, monkeypatch):
-    """Without a network: a folder of weights, or torch's cache; the error names both."""
-    folder, cache = tmp_path / 'weights', tmp_path / 'hub'
+def test_a_url_is_looked_up_in_the_folder_and_the_cache_and_is_downloaded(tmp_path, monkeypatch):
+    """Without a network; the error names both."""
+    folder, cache = tmp_path / 'weights', tmp_path / 'hub/checkpoints'
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(folder))
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))
     url = 'http://127.0.0.1:1/dalle_encoder.pth'  # nobody listens there
     with pytest.raises(FileNotFoundError, match='cannot be downloaded') as caught:
         DALLETokenizer(url)
-    for place in (folder, cache / 'checkpoints', url):
-        assert str(place) in str(caught.value)
+    assert all(str(place) in str(caught.value) for place in (folder, cache, url))
+    folder.mkdir()
+    torch.save(DALLETokenizer(random_weights=True, **SMALL_DALLE).encoder.state_dict(), folder / 'dalle_encoder.pth')
+    assert DALLETokenizer(url, **SMALL_DALLE).provenance['path'] == str(folder / 'dalle_encoder.pth')
 
-    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
-    for place in (cache / 'checkpoints', folder):
-        place.mkdir(parents=True, exist_ok=True)
-        torch.save(source.encoder.state_dict(), place / 'dalle_encoder.pth')
-        tokenizer = DALLETokenizer(url, **SMALL_DALLE)
-        assert tokenizer.provenance['path'] == str(place / 'dalle_encoder.pth')
-    assert [p.name for p in folder.iterdir()] == ['dalle_encoder.pth']
-
-
-def test_download(tmp_path, monkeypatch):
-    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
-    torch.save(source.encoder.state_dict(), tmp_path / 'dalle_encoder.pth')
-    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
-    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'home'))
+    remote = (folder / 'dalle_encoder.pth').rename(tmp_path / 'remote.pth')
     urlopen = torch.hub.urlopen
-    monkeypatch.setattr('torch.hub.urlopen', lambda request: urlopen((tmp_path / 'dalle_encoder.pth').as_uri()))
-    tokenizer = DALLETokenizer('https://host/dalle_encoder.pth', **SMALL_DALLE)
-    cached = tmp_path / 'home/hub/checkpoints'
-    assert tokenizer.provenance['path'] == str(cached / 'dalle_encoder.pth')
-    assert [p.name for p in cached.iterdir()] == ['dalle_encoder.pth']  # no partial file beside it
+    with monkeypatch.context() as answering:
+        answering.setattr('torch.hub.urlopen', lambda request: urlopen(remote.as_uri()))
+        DALLETokenizer(url, **SMALL_DALLE)
+    assert DALLETokenizer(url, **SMALL_DALLE).provenance['path'] == str(cache / 'dalle_encoder.pth')
+    assert [p.name for p in cache.iterdir()] == ['dalle_encoder.pth']  # no partial file beside it
 
 
-def test_precision():
+def test_half_precision_is_that_of_the_original():
     images = torch.rand(1, 3, 16, 16)
     fp32 = DALLETokenizer(random_weights=True, precision='fp32', **SMALL_DALLE)
     fp16 = DALLETokenizer(random_weights=True, precision='fp16', **SMALL_DALLE)
@@ -260,32 +249,15 @@ def test_trains_becomes_a_tokenizer_and_is_measured(tmp_path):
     assert 1 < result['tokenizer/perplexity'] <= result['tokenizer/codes_used'] + 1e-6
 
 
-def test_metric_counts_over_the_whole_set():
+def test_the_metric_counts_over_the_whole_set():
     metric = TokenizerMetric()
-    grids = [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
-    samples = [
-        dict(
-            recon_mae_01=torch.tensor(0.1 * i),
-            recon_mae_01_soft=torch.tensor(0.2 * i),
-            posterior_entropy=torch.tensor(1.0 * i),
-            tokens=torch.tensor(grid),
-            vocab_size=32,
-        )
-        for i, grid in enumerate(grids, start=1)
-    ]
-    metric.process({}, samples)
-    result = metric.evaluate(size=2)
-    expected = dict(
-        recon_mae_01=0.15,
-        recon_mae_pm1=0.3,
-        recon_mae_01_soft=0.3,
-        recon_mae_pm1_soft=0.6,
-        codes_used=4,
-        codes_share=4 / 32,
-        perplexity=4,
-        posterior_entropy=1.5,
-    )
-    assert result == {f'tokenizer/{name}': pytest.approx(value) for name, value in expected.items()}
+    for i, grid in enumerate([[[0, 0], [1, 1]], [[2, 2], [3, 3]]], start=1):
+        sample = dict(recon_mae_01=0.1 * i, recon_mae_01_soft=0.2 * i, posterior_entropy=1.0 * i)
+        sample = {name: torch.tensor(value) for name, value in sample.items()}
+        metric.process({}, [dict(sample, tokens=torch.tensor(grid), vocab_size=32)])
+    expected = dict(recon_mae_01=0.15, recon_mae_pm1=0.3, recon_mae_01_soft=0.3, recon_mae_pm1_soft=0.6)
+    expected |= dict(codes_used=4, codes_share=4 / 32, perplexity=4, posterior_entropy=1.5)
+    assert metric.evaluate(size=2) == {f'tokenizer/{name}': pytest.approx(value) for name, value in expected.items()}
 
 
 @pytest.mark.parametrize('arch, loss', [('dalle', 'laplace'), ('conv', 'mse')])
@@ -359,8 +331,3 @@ def test_encoder_and_decoder_of_their_own_files(dalle_files):
 def test_impossible_settings(kwargs, said):
     with pytest.raises(ValueError, match=said):
         DiscreteVAE(**{**SMALL_VAE, **kwargs})
-
-
-def test_missing_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match='configs/dvae'):
-        DiscreteVAE('conv', checkpoint=str(tmp_path / 'none.pth'), **SMALL_VAE)

@@ -2,71 +2,45 @@
 
 import pytest
 import torch
+from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.logging import MMLogger
+from peers import assert_equal
 
 from beit_mm.models import VQKDTokenizer
 from beit_mm.positions import take_tokens
 
 SHAPE = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=64, code_dims=8, vocab_size=64)
-TRAINING = {  # of the quantizer: statistics, which encoding does not need
-    'quantize.cluster_size': (64,),
-    'quantize.embedding.cluster_size': (64,),
-    'quantize.embedding.embed_avg': (64, 8),
-    'quantize.embedding.initted': (1,),
-}
 
 
-def vision_transformer(prefix: str, depth: int, channels: int, patch: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the released code's VisionTransformer without a classifier."""
-    shapes = {
-        'cls_token': (1, 1, 32),
-        'pos_embed': (1, 17, 32),
-        'patch_embed.proj.weight': (32, channels, patch, patch),
-        'patch_embed.proj.bias': (32,),
-        'fc_norm.weight': (32,),
-        'fc_norm.bias': (32,),
-    }
-    for i in range(depth):
-        shapes |= {f'blocks.{i}.norm{n}.{kind}': (32,) for n in (1, 2) for kind in ('weight', 'bias')}
-        shapes |= {f'blocks.{i}.attn.{name}': (32,) for name in ('q_bias', 'v_bias', 'proj.bias')}
-        shapes |= {
-            f'blocks.{i}.attn.qkv.weight': (96, 32),
-            f'blocks.{i}.attn.proj.weight': (32, 32),
-            f'blocks.{i}.mlp.fc1.weight': (128, 32),
-            f'blocks.{i}.mlp.fc1.bias': (128,),
-            f'blocks.{i}.mlp.fc2.weight': (32, 128),
-            f'blocks.{i}.mlp.fc2.bias': (32,),
-        }
-    return {prefix + name: shape for name, shape in shapes.items()}
+def vision_transformer(depth: int) -> list[str]:
+    """Names of the released code's VisionTransformer without a classifier."""
+    stem = [f'{layer}.{part}' for layer in ('patch_embed.proj', 'fc_norm') for part in WEIGHT_AND_BIAS]
+    blocks = [f'blocks.{i}.{name}' for i in range(depth) for name in RELEASED_BLOCK]
+    return ['cls_token', 'pos_embed', *stem, *blocks]
 
 
-NEEDED = vision_transformer('encoder.', depth=2, channels=3, patch=16) | {
-    'encode_task_layer.0.weight': (32, 32),
-    'encode_task_layer.0.bias': (32,),
-    'encode_task_layer.2.weight': (8, 32),
-    'encode_task_layer.2.bias': (8,),
-    'quantize.embedding.weight': (64, 8),
-}
-LEFT_OVER = (
-    TRAINING
-    | vision_transformer('decoder.', depth=1, channels=8, patch=1)
-    | {
-        'decode_task_layer.0.weight': (32, 32),
-        'decode_task_layer.0.bias': (32,),
-        'decode_task_layer.2.weight': (16, 32),
-        'decode_task_layer.2.bias': (16,),
-        'teacher_model.visual.proj': (8, 8),
-        'scaling_layer.shift': (1, 3, 1, 1),
-        'scaling_layer.scale': (1, 3, 1, 1),
-    }
-)
+def task_layer(name: str) -> list[str]:
+    return [f'{name}_task_layer.{layer}.{part}' for layer in (0, 2) for part in WEIGHT_AND_BIAS]
 
 
-def released_file(path, **changes) -> tuple[str, dict[str, torch.Tensor]]:
-    """A file with the released names; changes are names with shapes, or None to leave one out."""
-    shapes = {name: shape for name, shape in (NEEDED | LEFT_OVER | changes).items() if shape is not None}
-    weights = {name: torch.randn(shape) * 0.3 for name, shape in shapes.items()}
-    torch.save(dict(model=weights), path)
+NEEDED = [f'encoder.{name}' for name in vision_transformer(depth=2)] + task_layer('encode')
+NEEDED += ['quantize.embedding.weight']
+LEFT_OVER = [f'decoder.{name}' for name in vision_transformer(depth=1)] + task_layer('decode')
+# statistics of the training, which encoding does not need
+LEFT_OVER += [f'quantize.{name}' for name in ('cluster_size', 'embedding.cluster_size', 'embedding.embed_avg')]
+LEFT_OVER += ['quantize.embedding.initted']
+LEFT_OVER += ['teacher_model.visual.proj', 'scaling_layer.shift', 'scaling_layer.scale']
+
+
+def our_name(name: str) -> str:
+    return name.replace('quantize.embedding.weight', 'codebook').replace('fc_norm', 'norm')
+
+
+def released_file(path, *more: str, without: str = '') -> tuple[str, dict[str, torch.Tensor]]:
+    """A file with the released names, and what is in it that is needed."""
+    shapes = VQKDTokenizer(random_weights=True, **SHAPE).state_dict()
+    weights = {name: torch.randn_like(shapes[our_name(name)]) * 0.3 for name in NEEDED if name != without}
+    torch.save(dict(model=weights | {name: torch.ones(3) for name in [*LEFT_OVER, *more]}), path)
     return str(path), weights
 
 
@@ -79,20 +53,16 @@ def test_every_key_of_a_released_file_is_used_or_named(tmp_path, caplog):
     assert f'{len(NEEDED)} tensors used, {len(LEFT_OVER)} not needed' in caplog.text
     parts = caplog.text.partition('not needed (')[2].partition(')')[0].split(', ')
     assert all(name.startswith(tuple(parts)) for name in LEFT_OVER)
-    own = tokenizer.state_dict()
-    renamed = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.weight': 'encoder.norm.weight'}
-    names = {renamed.get(name, name).replace('fc_norm.bias', 'norm.bias'): name for name in NEEDED}
-    assert set(own) == set(names)
-    assert all(torch.equal(own[ours], weights[theirs]) for ours, theirs in names.items())
+    assert_equal(tokenizer.state_dict(), {our_name(name): tensor for name, tensor in weights.items()})
     assert tokenizer.provenance['path'] == path and len(tokenizer.provenance['sha256']) == 64
     assert not any(p.requires_grad for p in tokenizer.parameters())
 
 
 def test_unknown_and_missing_keys_are_refused(tmp_path):
-    path, _ = released_file(tmp_path / 'more.pth', **{'encoder.blocks.0.attn.qkv.other': (96,)})
-    with pytest.raises(ValueError, match=r'does not hold the weights of this VQKDTokenizer.*attn\.qkv\.other'):
+    path, _ = released_file(tmp_path / 'more.pth', 'encoder.blocks.0.attn.qkv.other')
+    with pytest.raises(ValueError, match=r'more.pth does not hold the weights of this VQKDTokenizer.*attn\.qkv\.other'):
         VQKDTokenizer(path, **SHAPE)
-    path, _ = released_file(tmp_path / 'less.pth', **{'quantize.embedding.weight': None})
+    path, _ = released_file(tmp_path / 'less.pth', without='quantize.embedding.weight')
     with pytest.raises(ValueError, match=r'Missing key\(s\).*codebook'):
         VQKDTokenizer(path, **SHAPE)
     path, _ = released_file(tmp_path / 'other.pth')
@@ -104,28 +74,23 @@ def test_unknown_and_missing_keys_are_refused(tmp_path):
         VQKDTokenizer(precision='half', random_weights=True, **SHAPE)
 
 
-def test_a_token_is_the_nearest_vector_of_the_codebook():
+@pytest.mark.parametrize('length', ['one', 'any'])
+def test_a_token_is_the_nearest_vector_of_the_codebook(length):
+    """The released ones have length one, where it is that of the largest cosine."""
     tokenizer = VQKDTokenizer(random_weights=True, **SHAPE)
-    with torch.no_grad():
-        tokenizer.codebook.normal_(0, 0.5)  # of different lengths, unlike the released ones
+    torch.testing.assert_close(tokenizer.codebook.norm(dim=-1), torch.ones(64))
+    if length == 'any':
+        torch.nn.init.normal_(tokenizer.codebook, 0, 0.5)
     images = torch.rand(4, 3, 64, 64)
     vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1)[0][:, 1:])  # B, N, D
     vectors = vectors / vectors.norm(dim=-1, keepdim=True)
     expected = torch.cdist(vectors.double(), tokenizer.codebook.double()).argmin(dim=-1)
+    if length == 'one':
+        assert torch.equal(expected, (vectors @ tokenizer.codebook.T).argmax(dim=-1))
     tokens = tokenizer.encode(images)
     assert tokens.shape == (4, 4, 4) and tokens.dtype == torch.int64
     assert torch.equal(tokens.flatten(1), expected)
     assert len(tokens.unique()) > 5
-
-
-def test_the_released_codebook_is_searched_by_direction():
-    """Its vectors have length one, where the nearest is the one of the largest cosine."""
-    tokenizer = VQKDTokenizer(random_weights=True, **SHAPE)
-    torch.testing.assert_close(tokenizer.codebook.norm(dim=-1), torch.ones(64))
-    images = torch.rand(4, 3, 64, 64)
-    vectors = tokenizer.encode_task_layer(tokenizer.encoder(2 * images - 1)[0][:, 1:])
-    cosine = torch.nn.functional.cosine_similarity(vectors.unsqueeze(2), tokenizer.codebook, dim=-1)
-    assert torch.equal(tokenizer.encode(images).flatten(1), cosine.argmax(dim=-1))
 
 
 def test_tokens_at_positions_and_under_autocast():
