@@ -4,6 +4,7 @@ import ast
 import copy
 import functools
 import importlib
+import json
 import os
 import pickle
 import resource
@@ -26,6 +27,7 @@ from mmengine.runner import Runner
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.interruption import EpochLoop, IterLoop
 from beit_mm.registry import MODELS
+from tools._cli import check_key, parse_options
 
 ROOT = Path(__file__).parents[1]
 WEIGHT_AND_BIAS = ('weight', 'bias')
@@ -53,21 +55,41 @@ def load_config(name: str) -> Config:
     return Config.fromfile(ROOT / 'configs' / name)
 
 
+def with_options(name: str, options: list[str]) -> Config:
+    """A config with --cfg-options, whose keys tools/train.py would take."""
+    cfg = Config(load_config(name).to_dict())
+    parsed = parse_options(options)
+    for key in parsed:
+        check_key(cfg, key)
+    cfg.merge_from_dict(parsed)
+    return cfg
+
+
 def header_of(name: str) -> str:
     return ast.get_docstring(ast.parse((ROOT / 'configs' / name).read_text()))
 
 
-@functools.cache
 def build_on_meta(name: str) -> torch.nn.Module:
-    """The model of a config without memory and without weight files, built once in a session."""
-    cfg = load_config(name)
+    """The model of a config without memory and without weight files; models that are alike are one."""
+    return model_on_meta(load_config(name))
+
+
+def model_on_meta(cfg: Config) -> torch.nn.Module:
     model = cfg.model.to_dict()
     target = model.get('target_generator')
     if target:
         target.update(dict(checkpoint=None) if target['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True))
-    init_default_scope(cfg.default_scope)  # as a runner does
+    model.get('backbone', {}).pop('init_cfg', None)
+    for weights in ('checkpoint', 'decoder_checkpoint'):
+        model.pop(weights, None)
+    return _build_on_meta(json.dumps(model), cfg.default_scope)
+
+
+@functools.cache
+def _build_on_meta(model: str, scope: str) -> torch.nn.Module:
+    init_default_scope(scope)  # as a runner does
     with torch.device('meta'):
-        return MODELS.build(Config(model))
+        return MODELS.build(Config(json.loads(model)))
 
 
 def count_parameters(name: str) -> int:

@@ -1,27 +1,28 @@
 """tools/reproduce_table.py: a table is run once, goes on after a stop, and holds the figures of its runs."""
 
+import importlib.util
 import json
 import os
 import re
-import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
-from helpers import NO_WORKERS, ROOT, draw_caltech101, header_of, run_tool
+from helpers import NO_WORKERS, ROOT, draw_caltech101, header_of, load_config, model_on_meta, run_tool, with_options
+from mmengine.config import Config
 from PIL import Image
 
-from tools._cli import parse_options
-
-TOY_IMAGES = ['--num-train', '70', '--num-val', '10', '--size', '64']
 TWO_ROWS = ['ablation', '--scale', 'demo', '--rows', '1', '4', '--columns', 'finetune', '--seeds', '0', '1']
 SHORT = ['--shorten', '1000', '--output', 'page/results.md', '--cfg-options', *NO_WORKERS]
 RUNS = 'work_dirs/tables/demo_1000'
+TABLES = yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())
+DEMO = TABLES['demo']
 MARK = '<!-- ablation at demo scale by tools/reproduce_table.py -->'
 
 
@@ -156,30 +157,31 @@ def test_a_killed_table_goes_on(root):
     assert final and all(path.stat().st_mtime == before[path] for path in final)
 
 
+def planned(capsys: pytest.CaptureFixture, *arguments: str) -> list[str]:
+    """Commands that --dry-run prints."""
+    reproduce(*arguments, '--dry-run')
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith('    ')]
+
+
 def test_commands_of_the_full_scale_are_those_of_the_headers(folder, capsys):
-    reproduce('supervised_seg', '--scale', 'full', '--rows', '3', '--dry-run')
-    commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith('    ')]
+    commands = planned(capsys, 'supervised_seg', '--scale', 'full', '--rows', '3')
     header = header_of('beit_plus/upernet_640_ade20k_160k.py')
     wanted = [line.strip() for line in re.search(r'Command: (.*?)\n +The last', header, re.S)[1].splitlines()]
     assert [command.replace(' --resume', '') for command in commands[:3]] == wanted
-    tests = [shlex.split(command) for command in commands[3:]]
+    tests = [command.split() for command in commands[3:]]
     assert [(words[0], words[3], '--tta' in words) for words in tests] == [
         ('tools/dist_test.sh', '8', False),
         ('tools/dist_test.sh', '8', True),
     ]
+    # weights of others are tested and not trained
+    (command,) = planned(capsys, 'tokenizer', '--scale', 'full', '--rows', '1', '--columns', 'error')
+    header = ' '.join(header_of('dvae/dalle_8k_in1k.py').split())
+    assert f'tools/test.py configs/dvae/dalle_8k_in1k.py {command[command.index("--cfg") :]}' in header
     assert not (folder / 'work_dirs').exists()
 
 
-def test_weights_of_others_are_tested_and_not_trained(folder, capsys):
-    reproduce('tokenizer', '--scale', 'full', '--rows', '1', '--columns', 'error', '--dry-run')
-    (command,) = (line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith('    '))
-    header = ' '.join(header_of('dvae/dalle_8k_in1k.py').split())
-    assert f'tools/test.py configs/dvae/dalle_8k_in1k.py {command[command.index("--cfg") :]}' in header
-
-
 def test_other_gpus_keep_the_batch_and_a_seed_has_its_folder(folder, capsys):
-    reproduce('cls', '--scale', 'full', '--rows', '12', '--seeds', '0', '3', '--gpus', '4', '--dry-run')
-    commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith('    ')]
+    commands = planned(capsys, 'cls', '--scale', 'full', '--rows', '12', '--seeds', '0', '3', '--gpus', '4')
     assert commands[0].endswith('pretrain_800e.py 4 --resume --cfg-options train_dataloader.batch_size=512')
     assert commands[1].endswith('finetune_in1k_100e.py 4 --resume --cfg-options train_dataloader.batch_size=256')
     assert commands[3].endswith(
@@ -187,32 +189,16 @@ def test_other_gpus_keep_the_batch_and_a_seed_has_its_folder(folder, capsys):
         '--cfg-options randomness.seed=3 train_dataloader.batch_size=256'
     )
     assert 'work_dirs/finetune_in1k_100e_seed3/epoch_100.pth 4' in commands[4]
-    with pytest.raises(SystemExit, match='--gpus 3: the batch of configs/.*, 1024 images, cannot be'):
-        reproduce('cls', '--scale', 'full', '--rows', '12', '--gpus', '3', '--dry-run')
 
 
-@pytest.mark.parametrize('table', yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())['tables'])
-def test_every_table_has_a_plan(folder, capsys, table):
-    """At demo scale, where it has one, nothing is trained twice: a folder is one run's."""
-    data = yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())['tables'][table]
-    if 'demo' not in data:
-        with pytest.raises(SystemExit):
-            reproduce(table, '--scale', 'demo', '--dry-run')
-        return
-    reproduce(table, '--scale', 'demo', '--dry-run')
-    trained = [line for line in capsys.readouterr().out.splitlines() if 'tools/train.py' in line]
-    folders = [re.search(r'--work-dir (\S+)', line)[1] for line in trained]
+@pytest.mark.parametrize('table', [name for name, table in TABLES['tables'].items() if 'demo' in table])
+def test_every_table_has_a_plan_in_which_nothing_is_trained_twice(folder, capsys, table):
+    folders = [
+        line.split('--work-dir ')[1].split()[0]
+        for line in planned(capsys, table, '--scale', 'demo')
+        if 'tools/train.py' in line
+    ]
     assert len(folders) == len(set(folders)) > 0
-
-
-def test_a_pipeline_is_an_option():
-    (value,) = parse_options(
-        ['pipeline=[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]']
-    ).values()
-    assert value == [dict(type='LoadImage'), dict(type='Crop', size=[4, 5], pad=None)]
-    assert value[0].type == 'LoadImage'  # as in any config
-    with pytest.raises(ValueError, match='--cfg-options: pipeline begins as a list of dicts and is no JSON'):
-        parse_options(["pipeline=[{'type': 'LoadImage'}]"])
 
 
 @pytest.mark.parametrize(
@@ -220,6 +206,7 @@ def test_a_pipeline_is_an_option():
     [
         (['cifar100', '--scale', 'demo'], 'has no demo scale'),
         (['cls', '--scale', 'demo', '--rows', '16'], 'rows 1 to 15'),
+        (['cls', '--scale', 'full', '--rows', '12', '--gpus', '3'], ', 1024 images, cannot be'),
         (['cls', '--scale', 'full', '--shorten', '2'], '--shorten is for the demo scale'),
         (
             ['cls', '--scale', 'demo', '--columns', 'pretrain'],
@@ -232,3 +219,87 @@ def test_a_users_mistake_is_named(folder, capsys, arguments, message):
     with pytest.raises(SystemExit) as end:
         reproduce(*arguments)
     assert message in f'{end.value.code} {capsys.readouterr().err}'
+
+
+@pytest.fixture(scope='module')
+def tool() -> ModuleType:
+    """tools/reproduce_table.py, with its folder on the path as when it is run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / 'tools')
+        spec = importlib.util.spec_from_file_location('reproduce_table', ROOT / 'tools/reproduce_table.py')
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, 'reproduce_table', module)  # where dataclasses look
+        spec.loader.exec_module(module)
+        yield module
+
+
+def config_of(tool: ModuleType, recipe: str, stage: str) -> Config:
+    """The config of a stage with the options of its command, which it takes."""
+    plan = tool.DemoPlan(DEMO, tool.Path('runs'), 1, [])
+    plan.config = load_config
+    command = plan.train(recipe, stage, 0).command
+    return with_options(plan.settings(recipe, stage)['config'], command[command.index('--cfg-options') + 1 :])
+
+
+def test_recipes_are_used_and_known(tool):
+    assert tuple(TABLES['tables']) == tool.TABLES
+    stages, recipes = DEMO['stages'], DEMO['recipes']
+    used = {row['demo'] for table in TABLES['tables'].values() for row in table['rows'] if 'demo' in row}
+    assert used | {recipe.get('base', 'baseline') for recipe in recipes.values()} == set(recipes)
+    assert all(set(recipe) <= {*stages, 'base'} for recipe in recipes.values())
+    known = set('config work_dir length from options changes labels seeds validate metric title seconds'.split())
+    for settings in [*stages.values(), *(change for recipe in recipes.values() for change in recipe.values())]:
+        assert not isinstance(settings, dict) or set(settings) <= known
+    assert all('metric' in stages[stage] for table in TABLES['tables'].values() for stage in table.get('demo', ()))
+
+
+@pytest.mark.parametrize('recipe', DEMO['recipes'])
+def test_every_stage_of_a_recipe_builds_with_schedules_that_end_with_the_training(tool, recipe):
+    for stage in DEMO['stages'] if recipe == 'baseline' else set(DEMO['recipes'][recipe]) - {'base'}:
+        cfg = config_of(tool, recipe, stage)
+        length, last = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters, cfg.param_scheduler[-1]
+        assert last.end == length + (last.type == 'PolyLR')  # which arrives one step before its end
+        for scheduler in cfg.param_scheduler:
+            assert scheduler.type != 'LinearLR' or last.type == 'PolyLR' or scheduler.end == last.begin
+            assert 'T_max' not in scheduler or scheduler.begin + scheduler.T_max == scheduler.end == length
+        model_on_meta(cfg)
+
+
+def traits(cfg: Config) -> list:
+    """What tells the rows of the ablations apart."""
+    model, pipeline = cfg.model, cfg.train_dataloader.dataset.pipeline
+    views = next(transform for transform in pipeline if transform['type'] == 'beit_mm.TwoViewRandomResizedCrop')
+    backbone = [model.backbone.get(key) for key in ('layer_scale_init', 'abs_pos_embed', 'rel_pos_bias')]
+    head = [
+        model.head.type,
+        model.get('recover', 'masked'),
+        model.target_generator is None,
+        model.backbone.masked_input,
+    ]
+    return [[transform['type'] for transform in pipeline], views['second_size'] is None, *head, *backbone]
+
+
+@pytest.mark.parametrize(
+    'recipe, full',
+    [
+        ('baseline', 'beit/pretrain_300e.py'),
+        ('longer', 'beit/pretrain_800e.py'),
+        ('layer_scale_rel_pos', 'beit_plus/pretrain_300e.py'),
+        *(
+            (name, f'ablation/pretrain_{name}_300e.py')
+            for name in 'layer_scale random_mask pixels pixels_random_mask recover_all no_mask_recover_all'.split()
+        ),
+    ],
+)
+def test_a_recipe_differs_from_the_baseline_as_the_full_config_does(tool, recipe, full):
+    demo, baseline, cfg = (
+        config_of(tool, recipe, 'pretrain'),
+        config_of(tool, 'baseline', 'pretrain'),
+        load_config(full),
+    )
+    assert traits(demo) == traits(cfg)
+    masks = [[t for t in c.train_dataloader.dataset.pipeline if t['type'].endswith('Mask')] for c in (demo, baseline)]
+    sizes = [[(*mask['grid'], mask['num_masked']) for mask in of_one] for of_one in masks]
+    assert sizes[0] in ([], sizes[1])
+    steps = demo.train_cfg.max_iters / baseline.train_cfg.max_iters
+    assert steps == pytest.approx(cfg.train_cfg.max_epochs / 300, rel=0.01)

@@ -1,0 +1,363 @@
+"""Every config holds the numbers of tests/facts.py, and its rates follow the formulas of the papers."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from facts import FINETUNING, PRETRAINING, SEGMENTATION, predecessors, read
+from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
+from mmpretrain.registry import PARAM_SCHEDULERS
+
+from beit_mm.engine.optim import BEiTOptimWrapperConstructor
+
+IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
+GROUPS = 'beit_mm.BEiTOptimWrapperConstructor'
+SWEEP = pytest.approx(3.5e-3, abs=1.5e-3)
+DINO = {'beit_dino/pretrain_beit_dino_300e.py', 'beit_dino/pretrain_dino_400e.py'}
+PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier
+    'beit/linear_probe_in1k_50e.py': (9, 85_789_440 - 2 * 768 + 769 * 1000),
+    'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
+}
+KINDS = dict(pretraining=read(PRETRAINING), finetuning=read(FINETUNING), segmentation=read(SEGMENTATION))
+MULTI_SCALE = [name for name in list_configs() if name.endswith('_ms.py')]
+
+
+def differences(published: object, found: object, where: str = '') -> Iterator[str]:
+    """Where a config has another value; keys may be dotted, and None stands for what the config leaves out."""
+    if isinstance(published, dict):
+        for key, value in published.items():
+            inner = found
+            for part in key.split('.'):
+                inner = inner.get(part) if isinstance(inner, dict) else None
+            yield from differences(value, inner, f'{where}.{key}')
+    elif isinstance(published, list | tuple) and isinstance(found, list | tuple) and len(published) == len(found):
+        for index, pair in enumerate(zip(published, found, strict=True)):
+            yield from differences(*pair, f'{where}.{index}')
+    elif published != found:
+        yield f'{where} is {found!r}, published: {published!r}'
+
+
+def check(published: dict, name: str) -> None:
+    assert not [*differences(published, load_config(name).to_dict())]
+
+
+def adamw(rate: object, decay: float, beta: float = 0.999) -> dict:
+    return dict(type='AdamW', lr=rate, betas=(0.9, beta), eps=1e-8, weight_decay=decay)
+
+
+def ours(kind: str, **options: object) -> dict:
+    return dict(type=f'beit_mm.{kind}', **options)
+
+
+LOAD = ours('LoadImage')
+
+
+def pretraining(name: str, row) -> dict:
+    is_v2, is_22k = name.startswith('beit_v2/'), 'in22k' in name
+    mask_type = dict(blocks='BlockwiseMask', random='RandomMask').get(row.mask)
+    mask = [ours(mask_type, num_masked=75, grid=(14, 14), variant='exact' if is_v2 else None)] if mask_type else []
+    sizes = dict(size=224, second_size=row.second)
+    crop = ours('TwoViewRandomResizedCrop', scale=(0.2, 1.0) if is_v2 else None, **sizes)
+    jitter = ours('TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4)
+    return {
+        'model.early_layers': row.early,
+        'model.recover': 'all' if 'recover_all' in name else None,
+        'model.data_preprocessor': HALF if is_22k else IMAGENET,
+        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, rel_pos_bias=row.bias),
+        'model.backbone.abs_pos_embed': False if row.bias else None,
+        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=dict(max_norm=row.clip)),
+        'optim_wrapper.optimizer': adamw(1.5e-3, 0.05, row.beta),
+        'auto_scale_lr.base_batch_size': 2048,
+        'train_cfg.max_epochs': row.epochs,
+        'train_dataloader.dataset.data_root': f'data/imagenet{"22k" * is_22k}/train',
+        'train_dataloader.dataset.pipeline': [LOAD, crop, jitter, *mask, ours('PackViews')],
+        'val_dataloader.dataset.pipeline': [LOAD, ours('TwoViewCenterCrop', **sizes), *mask, ours('PackViews')],
+    }
+
+
+def finetuning(name: str, row) -> dict:
+    statistics = HALF if name.startswith('beit_plus/') else IMAGENET
+    is_cifar, is_22k, size = 'cifar100' in name, 'intermediate' in name, row.size
+    folder, classes = ('cifar100', 100) if is_cifar else ('imagenet22k', 21841) if is_22k else ('imagenet', 1000)
+    fill = dict(pad_val=[round(mean) for mean in statistics['mean']], interpolation='bicubic')
+    strength = dict(num_policies=2, magnitude_level=9, magnitude_std=0.5, total_level=10)
+    augment = ours('RandAugment', policies='timm_increasing', hparams=fill, **strength)
+    erasing = [] if is_cifar else [ours('RandomErasing', prob=0.25)]
+    crop = ours('RandomResizedCrop', size=size, scale=None, prob=None)  # 8 to 100 %, flipped or not
+    # the whole image from 384 pixels on, else a crop ratio of 0.875
+    edge = dict(type='ResizeEdge', scale=256 if size == 224 else size, backend='pillow', interpolation='bicubic')
+    val = [LOAD, edge, dict(type='CenterCrop', crop_size=size), dict(type='PackInputs')]
+    mix = dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)])
+    repeated = ours('RepeatedAugmentationSampler', num_repeats=3)
+    std = pytest.approx(0.02 if 'scratch' in name else 0.02 * 0.001)
+    return {
+        'model.data_preprocessor': dict(num_classes=classes, **statistics),
+        'model.train_cfg': mix if row.mix else None,
+        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, out_type='avg_featmap'),
+        'model.backbone.img_size': None if size == 224 else size,
+        'model.head': dict(num_classes=classes, init_cfg=dict(type='Normal', layer='Linear', std=std)),
+        'model.head.loss': dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
+        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=None),
+        'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=row.decay),
+        'optim_wrapper.optimizer': adamw(SWEEP if row.lr == 'sweep' else row.lr, row.wd),
+        'auto_scale_lr.base_batch_size': row.batch,
+        'train_cfg.max_epochs': row.ep,
+        'train_dataloader.drop_last': True,
+        'train_dataloader.sampler': repeated if row.rep == 3 else ours('SeededSampler', shuffle=True),
+        'train_dataloader.dataset.data_root': f'data/{folder}/train',
+        'train_dataloader.dataset.pipeline': [LOAD, crop, augment, *erasing, dict(type='PackInputs')],
+        'val_dataloader.dataset.data_root': None if is_22k else f'data/{folder}/val',  # which has none
+        'val_dataloader.dataset.pipeline': None if is_22k else val,
+    }
+
+
+def segmentation(name: str, row) -> dict:
+    size, width, is_setr, three = row.size, 1024 if 'large' in name else 768, 'setr_pup' in name, 'three_aux' in name
+    norm = dict(norm_cfg=dict(type='beit_mm.SyncBN'))
+    setr = dict(channels=256, dropout_ratio=0, kernel_size=3, norm_layer=dict(type='LN', eps=1e-6))
+    above = dict(type='beit_mm.EfficientUPerHead', pool_scales=(1, 2, 3, 6), in_channels=[width] * 4, channels=width)
+    beside = dict(type='FCNHead', in_index=2, in_channels=width, channels=256, num_convs=1, concat_input=False)
+    if is_setr:
+        above = dict(type='beit_mm.EfficientSETRUPHead', in_index=3, num_convs=4, up_scale=2, **setr)
+        beside = dict(type='SETRUPHead', num_convs=2 if three else 1, up_scale=4, **setr)
+    else:
+        above['dropout_ratio'] = beside['dropout_ratio'] = 0.1
+    neck = dict(type='Feature2Pyramid', embed_dim=width, rescales=[4, 2, 1, 0.5], **norm)
+    common = dict(num_classes=150, align_corners=False, **norm)
+    beside |= {'loss_decode.loss_weight': 0.4, **common}
+    resize, window = dict(scale=(4 * size, size), keep_ratio=True), (size, size)
+    flip, colours = dict(type='RandomFlip', prob=0.5), dict(type='PhotoMetricDistortion')
+    some = [dict(type='RandomResize', ratio_range=(0.5, 2.0), **resize)]
+    some += [dict(type='RandomCrop', crop_size=window, cat_max_ratio=0.75), flip, colours]
+    by_its_name = dict(type='LoadImageFromFile', _scope_='beit_mm')  # LoadImage, as mmseg looks for it
+    labels, pack = ours('LoadAnnotation'), dict(type='PackSegInputs')
+    folders = {
+        f'{loader}_dataloader.dataset.data_prefix.{kind}': f'{folder}/{split}'
+        for loader, split in (('train', 'training'), ('val', 'validation'))
+        for kind, folder in (('img_path', 'images'), ('seg_map_path', 'annotations'))
+    }
+    ade20k = dict(data_root='data/ade20k', classes='mmseg.ADE20KDataset', reduce_zero_label=True)
+    return {
+        'model.data_preprocessor': dict(size=window, pad_val=0, seg_pad_val=255, bgr_to_rgb=None, **IMAGENET),
+        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, out_type='featmap', img_size=size),
+        'model.backbone.out_indices': row.blocks,
+        'model.backbone.rel_pos_bias': 'per_layer' if row.bias else None,
+        'model.backbone.abs_pos_embed': False if row.bias else None,
+        'model.backbone.interpolate_mode': 'bilinear' if is_setr else None,
+        'model.neck': None if is_setr else neck,
+        'model.decode_head': {'loss_decode.loss_weight': 1.0, **above, **common},
+        'model.auxiliary_head': [dict(beside, in_index=i) for i in range(3 if three else 4)] if is_setr else beside,
+        'model.test_cfg': dict(mode='slide', crop_size=window, stride=(size * 2 // 3,) * 2),
+        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=None),
+        'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=row.decay),
+        'optim_wrapper.optimizer': adamw(row.lr, 0.05),
+        'optim_wrapper.accumulative_counts': None if row.acc == 1 else row.acc,
+        'auto_scale_lr.base_batch_size': 16,
+        'train_cfg': dict(max_iters=row.batches, val_interval=row.batches // 10),
+        'train_dataloader.drop_last': True,
+        'train_dataloader.dataset': ade20k,
+        'val_dataloader.dataset': ade20k,
+        **folders,
+        'train_dataloader.dataset.pipeline': [LOAD, labels, *some, pack],
+        'val_dataloader.dataset.pipeline': [by_its_name, dict(type='Resize', **resize), labels, pack],
+        'val_evaluator': dict(type='IoUMetric', iou_metrics=['mIoU']),
+        'tta_pipeline': [LOAD, labels, ours('MultiScaleViews', short_side=size, crop_size=window)],
+    }
+
+
+def test_every_config_has_one_row():
+    named = [*PROBES, *MULTI_SCALE, *DINO, *(name for rows in KINDS.values() for name in rows)]
+    assert sorted(named) == [name for name in list_configs() if not name.startswith('dvae/')]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_recipes_and_models_are_the_published_ones(kind):
+    rows = KINDS[kind]
+
+    def check_one(name: str) -> None:
+        check(globals()[kind](name, rows[name]), name)
+        cfg = load_config(name)
+        assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
+        gpus = 8 if kind == 'segmentation' else 16 if kind == 'pretraining' else (8, 16, 32)
+        images = cfg.train_dataloader.batch_size * cfg.optim_wrapper.get('accumulative_counts', 1)
+        assert cfg.auto_scale_lr.base_batch_size / images in ([gpus] if isinstance(gpus, int) else gpus)
+        assert count_parameters(name) == rows[name].parameters
+
+    check_all(rows, check_one)
+
+
+def check_rates(schedulers: list[dict], peak: float, expected: list[float], decays: object = None, shrink: int = 1):
+    """The rates of all steps, with a hundredth of the rate for low layers; three steps an epoch."""
+    groups = [dict(params=[torch.zeros(1, requires_grad=True)], lr=peak * scale) for scale in (1, 0.01)]
+    optimizer, running = torch.optim.AdamW(groups, lr=peak, weight_decay=0.04), []
+    for options in map(dict, schedulers):
+        kind = PARAM_SCHEDULERS.get(options.pop('type'))
+        if options.pop('convert_to_iter_based', False):
+            running.append(kind.build_iter_from_epoch(optimizer=optimizer, **options, epoch_length=3))
+        else:
+            options['end'] = math.ceil(options['end'] / shrink)
+            running.append(kind(optimizer, **options | dict(begin=options['begin'] // shrink)))
+    low_layers = (1, 0.01) if not any('eta_min' in scheduler for scheduler in schedulers) else (1,)
+    for step, rate in enumerate(expected):
+        for group, scale in zip(optimizer.param_groups, low_layers, strict=False):
+            assert group['lr'] == pytest.approx(rate * scale, rel=1e-4, abs=2e-9 * peak * scale), step
+            assert group['weight_decay'] == pytest.approx(decays[step] if decays else 0.04, rel=1e-5), step
+        optimizer.step()
+        for scheduler in running:
+            scheduler.step()
+
+
+def cosine(first: float, last: float, steps: int) -> list[float]:
+    return [last + (first - last) * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
+
+
+def warm(peak: float, steps: int, first: float = 0.0) -> list[float]:
+    return [first + (peak - first) * step / (steps - 1) for step in range(steps)]
+
+
+def test_rates_follow_the_released_formulas():
+    """Warm-up t/(W-1) and half a cosine; segmentation's falls linearly from the first batch on, times its warm-up."""
+    seen = set()
+
+    def check_one(name: str) -> None:
+        kind = next(kind for kind in KINDS if name in KINDS[kind])
+        row, cfg = KINDS[kind][name], load_config(name)
+        schedulers, peak = cfg.param_scheduler, cfg.optim_wrapper.optimizer.lr
+        lengths = [vars(row).get(key) for key in ('min', 'warm', 'warmup', 'ep', 'epochs', 'batches', 'acc')]
+        if (what := str([kind, schedulers, peak, lengths])) in seen:
+            return
+        seen.add(what)
+        if kind == 'segmentation':
+            total, warmup = int(row.batches) // 1000, 1500 * row.acc // 1000
+            expected = [peak * (1 - step / total) for step in range(total)]
+            for step in range(warmup):
+                expected[step] *= 1 - (1 - step / warmup) * (1 - 1e-6)
+            check_rates(schedulers, peak, expected, shrink=1000)
+        elif kind == 'finetuning':
+            warmup, total = 3 * row.warm, 3 * row.ep
+            first = 1e-6 if row.min == peak else 0  # DeiT's
+            check_rates(schedulers, peak, warm(peak, warmup, first) + cosine(peak, row.min, total - warmup))
+        else:  # IN-22K's steps by a hundred
+            by_step = row.warmup >= 1000
+            warmup, total = (100, 1_039_800 // 100) if by_step else (3 * row.warmup, 3 * row.epochs)
+            check_rates(schedulers, peak, warm(peak, warmup) + cosine(peak, 1e-5, total - warmup), shrink=100)
+
+    check_all((name for rows in KINDS.values() for name in rows), check_one)
+
+
+def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
+    names = [*KINDS['finetuning'], *KINDS['segmentation'], *PROBES]
+    starts = predecessors(names)
+
+    def check_one(name: str) -> None:
+        start, cfg = starts.get(name), load_config(name)
+        init = cfg.model.backbone.get('init_cfg') or {}
+        if start and not start.startswith('https:'):
+            last = load_config(start)
+            start = f'{last.get("work_dir", f"work_dirs/{Path(start).stem}")}/epoch_{last.train_cfg.max_epochs}.pth'
+        whole = '_384_in1k_10e' in name  # goes on with the same head
+        assert (cfg.load_from, init.get('checkpoint')) == ((start, None) if whole else (None, start))
+        if name.startswith('beit_dino/'):
+            assert init.prefix == ('backbone.' if '_beit_' in name else 'teacher.backbone.')
+
+    check_all(names, check_one)
+    assert set(names) - set(starts) == {'ablation/scratch_in1k_300e.py'}
+
+
+def test_all_scales_are_what_tta_makes_of_a_config():
+    def check_one(name: str) -> None:
+        single, cfg = load_config(name.replace('_ms.py', '.py')), load_config(name)
+        assert cfg.model == dict(single.tta_model, module=single.model)
+        assert cfg.test_evaluator == single.test_evaluator
+        pipeline = cfg.test_dataloader.dataset.pipeline
+        whole = dict(single.test_dataloader, dataset=dict(single.test_dataloader.dataset, pipeline=pipeline))
+        assert pipeline == single.tta_pipeline and cfg.test_dataloader == whole
+
+    check_all(MULTI_SCALE, check_one)
+
+
+@pytest.mark.parametrize('name', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_large_640_ade20k_160k.py'])
+def test_every_layer_of_a_segmentor_learns_at_its_rate(name):
+    """Necks and heads at the full one. Vectors, class token and positions do not decay, as they do by the mistake of
+    the released segmentation."""
+    row, model, wrapper = KINDS['segmentation'][name], build_on_meta(name), load_config(name).optim_wrapper.to_dict()
+    wrapper['optimizer']['fused'], depth, seen = False, model.backbone.num_layers, set()
+    paramwise, _ = wrapper.pop('paramwise_cfg'), wrapper.pop('constructor')
+    for group in BEiTOptimWrapperConstructor(wrapper, paramwise)(model).optimizer.param_groups:
+        for part, parameter in zip(group['names'], group['params'], strict=True):
+            seen.add(part)
+            in_block = part.startswith('backbone.blocks.')
+            layer = int(part.split('.')[2]) + 1 if in_block else 0 if part.startswith('backbone.') else depth + 1
+            assert group['lr'] == pytest.approx(row.lr * row.decay ** (depth + 1 - layer)), part
+            exempt = parameter.dim() <= 1 or part in ('backbone.cls_token', 'backbone.pos_embed')
+            assert group['weight_decay'] == (0 if exempt else 0.05), part
+    assert seen == {part for part, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize('name', PROBES)
+def test_a_linear_probe_is_the_published_one(name):
+    block, parameters = PROBES[name]
+    crop = dict(type='RandomResizedCrop', scale=224)
+    published = {
+        'model': dict(layers=block - 1, feature='mean', data_preprocessor=IMAGENET),
+        'optim_wrapper.optimizer': adamw(4e-3, 1e-4),
+        'param_scheduler': [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50)],
+        'train_cfg.max_epochs': 50,
+        'auto_scale_lr.base_batch_size': 1024,
+        'train_dataloader.dataset.pipeline': [LOAD, crop, dict(type='RandomFlip'), dict(type='PackInputs')],
+        'val_dataloader.dataset.pipeline': [LOAD, dict(type='ResizeEdge', scale=256), dict(crop_size=224), {}],
+    }
+    check(published, name)
+    assert sum(p.numel() for p in build_on_meta(name).parameters()) == parameters
+
+
+def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
+    """Alone: lr 7.5e-4 for 256 images, 10 epochs of warm-up, half a cosine to 2e-6; weight decay from 0.04 to 0.4."""
+    both, alone = sorted(DINO)
+    crops = ours('MultiCrop', size=224, scale=(0.25, 1.0), local_size=96, local_scale=(0.05, 0.25), num_local=10)
+    hook = dict(momentum=0.996, temperature=(0.04, 0.07), warmup_epochs=50, freeze_last_layer=3)
+    beit = load_config('beit/pretrain_300e.py').to_dict()
+    load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
+    views = [load, dict(box, scale=(0.25, 1.0)), jitter, mask, crops, pack]
+    for name, model, pipeline in (
+        (both, dict(dino_weight=1.0, dino_on_masked=False), views),
+        (alone, dict(head=None, target_generator=None), [load, crops, pack]),
+    ):
+        head = ours('DINOHead', embed_dims=768, num_prototypes=65536)
+        check({'model': model, 'model.dino_head': head, 'model.backbone.drop_path_rate': 0.1}, name)
+        check({'train_dataloader.dataset.pipeline': pipeline, 'train_dataloader.batch_size': 64}, name)
+        assert not [*differences(hook, load_config(name).custom_hooks[-1])]
+    kept = ('optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'val_dataloader')
+    check({key: beit[key] for key in kept}, both)
+    projection = 769 * 2048 + 2049 * 2048 + 2049 * 256 + 256 * 65536
+    keys_bias = 12 * 768  # which timm's ViT-B/16 of 85,798,656 parameters has, and which changes no attention
+    assert count_parameters(alone) == 85_798_656 - keys_bias + projection
+    assert count_parameters(both) == count_parameters('beit/pretrain_300e.py') + projection
+
+    cfg, peak, warmup, total = load_config(alone), 7.5e-4 * 1024 / 256, 3 * 10, 3 * 400
+    check({'optim_wrapper.optimizer': adamw(peak, 0.04), 'auto_scale_lr.base_batch_size': 1024}, alone)
+    rates = warm(peak, warmup) + cosine(peak, 2e-6, total - warmup)
+    check_rates(cfg.param_scheduler, peak, rates, cosine(0.04, 0.4, total))
+
+
+def test_tokenizers_are_the_published_ones():
+    """DALL-E paper, appendix A; the released code's class, which is then used as it was trained."""
+    name, own = 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
+    published = {
+        'model': dict(vocab_size=8192, kl_weight=6.6, kl_steps=5000, loss='laplace'),
+        'model.temperature': (1, 1 / 16),
+        'model.temperature_steps': 150_000,
+        'optim_wrapper.optimizer': adamw(1e-4, 1e-4),
+        'param_scheduler': [dict(type='CosineAnnealingLR', begin=None, end=1_200_000, eta_min=1.25e-6)],
+        'train_cfg.max_iters': 3_000_000,
+        'auto_scale_lr.base_batch_size': 512,
+        'default_hooks.ema': dict(type='EMAHook', momentum=0.001),
+    }
+    check(published, name)
+    assert (count_parameters(name), count_parameters(own)) == (53_786_240 + 43_829_766, 20_081_411)
+    shape = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
+    used = load_config('ablation/pretrain_own_dvae_300e.py').model.target_generator
+    assert [used[key] for key in shape] == [load_config(own).model[key] for key in shape]
