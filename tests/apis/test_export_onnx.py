@@ -2,13 +2,12 @@
 
 import copy
 import json
-import runpy
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import run_tool
 from mmengine.registry import init_default_scope
 from narrow_segmentors import narrow_segmentor
 from torch import nn
@@ -23,37 +22,31 @@ onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
 pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning')
 
-BUILT = (32, 32)
+BUILT, SIZE = (32, 32), (40, 20)
+GRID, TOKENS = (5, 3), 16  # of SIZE in patches of 8 pixels, the last ones padded; with the class token
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
-VARIANTS = {
-    'vit': dict(),
-    'per_layer': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
-    'shared': dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
-}
 
 
-def classifier_config(**backbone: object) -> dict:
-    return dict(
-        type='ImageClassifier',
-        data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
-        backbone=dict(
-            dict(
-                type='beit_mm.BEiTBackbone',
-                arch=dict(embed_dims=32, num_layers=2, num_heads=4),
-                img_size=BUILT,
-                patch_size=8,
-                out_type='avg_featmap',
-            ),
-            **backbone,
-        ),
-        head=dict(type='LinearClsHead', num_classes=7, in_channels=32),
+def classifier_config(out_type: str = 'avg_featmap') -> dict:
+    """Of a narrow classifier with both kinds of positions."""
+    backbone = dict(
+        type='beit_mm.BEiTBackbone',
+        arch=dict(embed_dims=32, num_layers=2, num_heads=4),
+        img_size=BUILT,
+        patch_size=8,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        out_type=out_type,
     )
+    head = dict(type='LinearClsHead', num_classes=7, in_channels=32)
+    preprocessor = dict(type='ClsDataPreprocessor', mean=MEAN, std=STD)
+    return dict(type='ImageClassifier', data_preprocessor=preprocessor, backbone=backbone, head=head)
 
 
-def classifier(**backbone: object) -> nn.Module:
-    """A narrow classifier whose every parameter matters."""
+def classifier(out_type: str = 'avg_featmap') -> nn.Module:
+    """Whose every parameter matters."""
     init_default_scope('mmpretrain')
-    model = MODELS.build(classifier_config(**backbone))
+    model = MODELS.build(classifier_config(out_type))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -64,89 +57,83 @@ def run(path, images: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
 
 
-def constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-
-
-@pytest.mark.parametrize(
-    ('variant', 'out_type', 'size'),
-    [
-        ('vit', 'cls_token', (24, 44)),
-        ('per_layer', 'avg_featmap', (40, 24)),
-        pytest.param('shared', 'avg_featmap', (40, 24), marks=pytest.mark.slow),
-    ],
-)
-def test_graph_gives_the_models_logits_from_constants(variant, out_type, size, tmp_path):
-    """For the size that the model is built for, others and padded rectangles; the model stays as it is."""
-    model = classifier(**VARIANTS[variant], out_type=out_type)
-    given = copy.deepcopy(model)
-    if variant == 'per_layer':
-        given.train()
-        for part in (given.backbone, given.head):
-            part.half()
-    model.load_state_dict(given.state_dict())
-    modules, training = [type(module) for module in given.modules()], given.training
-    path = tmp_path / 'model.onnx'
-    assert export_onnx(given, path, size) < 1e-4
-    assert [file.name for file in tmp_path.iterdir()] == ['model.onnx']
-    assert given.training == training and [type(module) for module in given.modules()] == modules
-    assert all(torch.equal(tensor.float(), model.state_dict()[name]) for name, tensor in given.state_dict().items())
-
-    images = torch.rand(5, 3, *size) * 4 - 2
-    with torch.no_grad():
-        logits = model(images)
+def assert_gives_the_models_logits(path, model: nn.Module) -> None:
     for batch in (1, 5):
-        torch.testing.assert_close(
-            run(path, images[:batch]), logits[:batch], rtol=0, atol=1e-4 * logits.abs().max().item()
-        )
+        images = torch.rand(batch, 3, *SIZE) * 4 - 2
+        with torch.no_grad():
+            logits = model(images)
+        torch.testing.assert_close(run(path, images), logits, rtol=0, atol=1e-4 * logits.abs().max().item())
 
-    check_metadata(onnx.load(path), size)
-    graph = onnx.load(path).graph
-    onnx.checker.check_model(path)
-    derived = {'GatherND', 'GatherElements', 'Einsum', 'Resize', *(['Gather'] if out_type != 'cls_token' else [])}
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory) -> SimpleNamespace:
+    """A model in training and half precision at a size that it is not built for, the same as it was, its graph."""
+    torch.manual_seed(0)
+    given, path = classifier().train(), tmp_path_factory.mktemp('onnx') / 'model.onnx'
+    for part in (given.backbone, given.head):
+        part.half()
+    model, programs, trace = copy.deepcopy(given), [], torch.onnx.export
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, 'export', lambda *x, **y: programs.append(trace(*x, **y)) or programs[0])
+        difference = export_onnx(given, path, SIZE)
+    return SimpleNamespace(given=given, model=model, path=path, program=programs[0], difference=difference)
+
+
+def test_a_graph_gives_the_models_logits_and_the_model_stays_as_it_is(exported):
+    given, model = exported.given, exported.model
+    assert given.training and [type(module) for module in given.modules()] == [type(x) for x in model.modules()]
+    state = given.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert exported.difference < 1e-4 and [file.name for file in exported.path.parent.iterdir()] == ['model.onnx']
+    assert_gives_the_models_logits(exported.path, copy.deepcopy(model).float().eval())
+
+
+def test_positions_are_constants_of_the_graph(exported):
+    onnx.checker.check_model(exported.path)
+    graph = onnx.load(exported.path).graph
     shapes = {node.output[0] for node in graph.node if node.op_type == 'Shape'}  # torch 2.6 gathers the batch's size
-    assert not derived & {node.op_type for node in graph.node if not shapes & set(node.input)}
-    held, read = constants(graph), {name for node in graph.node for name in node.input}
-    grid, (heads, tokens) = (-(-size[0] // 8), -(-size[1] // 8)), (4, 1 + -(-size[0] // 8) * -(-size[1] // 8))
-    tables = [p for name, p in model.named_parameters() if name.endswith('relative_position_bias_table')]
-    assert len(tables) == dict(vit=0, per_layer=2, shared=1)[variant]
-    assert not [name for name, value in held.items() if value.shape == (52, heads)]  # 7 x 7 offsets and 3
-    for table in tables:
-        bias = bias_from_table(table.detach(), (4, 4), grid)[..., :tokens].numpy()
-        assert [
-            name
-            for name, value in held.items()
-            if name in read
-            and value.shape[:3] == (1, heads, tokens)
-            and np.allclose(value[..., :tokens], bias, atol=1e-6)
-        ]
-    if variant == 'vit':
-        embeddings = [value for name, value in held.items() if name in read and value.shape == (1, tokens, 32)]
-        assert len(embeddings) == 1
-        assert np.allclose(embeddings[0][0, 0], model.backbone.pos_embed[0, 0].detach())
+    used = {node.op_type for node in graph.node if not shapes & set(node.input)}
+    assert not used & {'GatherND', 'GatherElements', 'Gather', 'Einsum', 'Resize'}
+    read = {name for node in graph.node for name in node.input}
+    held = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in read]
+    tables = {name: p for name, p in exported.model.named_parameters() if name.endswith('position_bias_table')}
+    assert len(tables) == 2 and not [value for value in held if value.shape in {(52, 4), (9 * 5 + 3, 4)}]
+    for table in tables.values():
+        bias = bias_from_table(table.detach().float(), (4, 4), GRID)[..., :TOKENS].numpy()
+        biases = [value[..., :TOKENS] for value in held if value.shape[:3] == (1, 4, TOKENS)]
+        assert any(np.allclose(value, bias, atol=1e-6) for value in biases)
+    (embedding,) = (value for value in held if value.shape == (1, TOKENS, 32))
+    assert np.allclose(embedding[0, 0], exported.model.backbone.pos_embed[0, 0].detach().float())
 
 
-def check_metadata(model: onnx.ModelProto, size: tuple[int, int]) -> None:
-    """They say how images are prepared."""
+def test_metadata_say_how_images_are_prepared(exported):
+    model = onnx.load(exported.path)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    assert (json.loads(metadata['mean']), json.loads(metadata['std'])) == (MEAN, STD)
-    assert json.loads(metadata['size']) == [*size]
+    assert [json.loads(metadata[name]) for name in ('mean', 'std', 'size')] == [MEAN, STD, [*SIZE]]
     assert 'before the softmax' in metadata['output']
-    shapes = [
-        [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in (model.graph.input[0], model.graph.output[0])
-    ]
+    values = model.graph.input[0], model.graph.output[0]
+    shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values]
     batch = shapes[0][0]
-    assert batch in ('batch', 's0')  # torch 2.6 gives a name of its own
-    assert shapes == [[batch, 3, *size], [batch, 7]]
+    assert batch in ('batch', 's0') and shapes == [[batch, 3, *SIZE], [batch, 7]]  # torch 2.6 gives its own name
 
 
-@pytest.mark.parametrize(
-    'head', ['beit_mm.EfficientSETRUPHead', pytest.param('beit_mm.EfficientUPerHead', marks=pytest.mark.slow)]
-)
-def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(head, tmp_path):
-    pytest.importorskip('mmseg')
-    model = narrow_segmentor('bias', head, crop_size=(64, 96), stride=(64, 96))
+def test_a_large_graph_has_its_weights_in_a_second_file_and_one_that_differs_is_not_written(
+    exported, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: exported.program)
+    model = copy.deepcopy(exported.model)
+    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
+    export_onnx(model, tmp_path / 'new/model.onnx', SIZE)
+    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
+    assert_gives_the_models_logits(tmp_path / 'new/model.onnx', copy.deepcopy(model).float().eval())
+    model.head.fc.bias.data += 0.1
+    with pytest.raises(ValueError, match='differs from the model by'):
+        export_onnx(model, tmp_path / 'other/model.onnx', SIZE)
+    assert not list((tmp_path / 'other').iterdir())
+
+
+def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(tmp_path):
+    model = narrow_segmentor('bias', 'beit_mm.EfficientSETRUPHead', crop_size=(64, 96), stride=(64, 96))
     if torch.__version__.startswith('2.6.'):
         with pytest.raises(ValueError, match='needs torch 2.7 or newer'):
             export_onnx(model, tmp_path / 'model.onnx', (64, 96))
@@ -160,68 +147,34 @@ def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(head, tmp_path):
         export_onnx(model, tmp_path / 'other.onnx', (72, 96))
 
 
-class Noise(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-
-def test_a_graph_that_differs_is_not_written(tmp_path):
-    model = classifier()
-    model.head.fc = nn.Sequential(model.head.fc, Noise())
-    with pytest.raises(ValueError, match='differs from the model by'):
-        export_onnx(model, tmp_path / 'model.onnx', BUILT)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_classifier_is_refused(tmp_path):
+def test_what_is_no_classifier_and_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
         export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx', BUILT)
     with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
-        export_onnx(classifier(out_type='raw'), tmp_path / 'model.onnx', BUILT)
-
-
-def test_missing_packages_are_named(tmp_path, monkeypatch):
+        export_onnx(classifier('raw'), tmp_path / 'model.onnx', BUILT)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
         export_onnx(classifier(), tmp_path / 'model.onnx', BUILT)
 
 
-def test_command(tmp_path, monkeypatch, capsys):
-    """Of a large model, which has its weights in a second file."""
-    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
-    model = classifier(**VARIANTS['per_layer'])
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'weights.pth')
-    config = dict(classifier_config(**VARIANTS['per_layer']))
-    preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
-    (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
+@pytest.mark.parametrize('with_config', [True, False])
+def test_the_tool_takes_a_config_or_what_the_checkpoint_says(with_config, tmp_path, monkeypatch, capsys):
+    model, called = classifier(), []
+    monkeypatch.setattr(export, 'export_onnx', lambda *args: called.append(args) or 1e-6)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, 'argv', ['export_onnx.py', 'config.py', 'weights.pth', 'new/model.onnx', '--size', '24', '40']
-    )
-    runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
-    assert '24 x 40 pixels' in capsys.readouterr().out
-    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
-    images = torch.randn(1, 3, 24, 40)
-    with torch.no_grad():
-        logits = model(images)
-    torch.testing.assert_close(run(tmp_path / 'new/model.onnx', images), logits, rtol=1e-4, atol=1e-4)
-    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / 'new/model.onnx').metadata_props}
-    assert json.loads(metadata['mean']) == MEAN
-
-
-def test_command_without_a_config(tmp_path, monkeypatch, capsys):
-    """The checkpoint says what the model is, and the backbone its size."""
-    model = classifier(**VARIANTS['per_layer'])
     meta = dict(architecture=dict(num_heads=4), preprocessing=dict(mean=MEAN, std=STD, size=BUILT))
-    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'weights.pth')
-    exported = []
-    monkeypatch.setattr(export, 'export_onnx', lambda *args: exported.append(args) or 1e-6)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['export_onnx.py', 'weights.pth', 'model.onnx'])
-    runpy.run_path(str(ROOT / 'tools/export_onnx.py'), run_name='__main__')
-    assert '32 x 32 pixels' in capsys.readouterr().out
-    ((built, path, size),) = exported
-    images = torch.randn(1, 3, *BUILT)
+    torch.save(dict(state_dict=model.state_dict(), meta={} if with_config else meta), 'weights.pth')
+    words = ['weights.pth', 'new.onnx']
+    if with_config:
+        config = classifier_config()
+        preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
+        (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
+        words = ['config.py', *words, '--size', 40, 20]
+    run_tool('export_onnx.py', *words)
+    ((built, path, size),) = called
+    assert path == 'new.onnx' and size == (SIZE if with_config else BUILT)
+    assert f'{size[0]} x {size[1]} pixels' in capsys.readouterr().out
+    images = torch.randn(2, 3, *BUILT)
     with torch.no_grad():
         torch.testing.assert_close(built(images), model(images))
-    assert (path, size) == ('model.onnx', BUILT)
+    assert export.preprocessing_of_model(built)['mean'] == MEAN
