@@ -40,35 +40,23 @@ MODEL = dict(  # with what only training needs
 
 
 def config(folder: Path) -> Config:
-    dataset = dict(
-        type='beit_mm.SegmentationFolder',
-        data_root=str(folder),
-        classes='classes.txt',
-        reduce_zero_label=True,
-        data_prefix=dict(img_path='images', seg_map_path='annotations'),
-        test_mode=True,
-        pipeline=[
-            LOAD[0],
-            dict(type='Resize', scale=(2048, CROP), keep_ratio=True),
-            LOAD[1],
-            dict(type='PackSegInputs'),
-        ],
-    )
+    load, load_labels = LOAD
+    resize = dict(type='Resize', scale=(2048, CROP), keep_ratio=True)
+    prefix = dict(img_path='images', seg_map_path='annotations')
+    dataset = dict(options(folder, ''), data_prefix=prefix, type='beit_mm.SegmentationFolder', test_mode=True)
+    dataset['pipeline'] = [load, resize, load_labels, dict(type='PackSegInputs')]
+    sampler = dict(type='beit_mm.SeededSampler', shuffle=False)
+    views = dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(1.0, 1.25))
     return Config(
         dict(
             default_scope='mmseg',
             model=MODEL,
-            test_dataloader=dict(
-                batch_size=1, num_workers=0, sampler=dict(type='beit_mm.SeededSampler', shuffle=False), dataset=dataset
-            ),
+            test_dataloader=dict(batch_size=1, num_workers=0, sampler=sampler, dataset=dataset),
             test_evaluator=dict(type='IoUMetric'),
             test_cfg=dict(type='TestLoop'),
             default_hooks=dict(),
             tta_model=dict(type='beit_mm.MultiScaleTTA'),
-            tta_pipeline=[
-                *LOAD,
-                dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(1.0, 1.25)),
-            ],
+            tta_pipeline=[load, load_labels, views],
         )
     )
 
@@ -99,41 +87,26 @@ def work(tmp_path_factory) -> Path:
     with torch.no_grad():  # every class wins somewhere
         logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
         model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
-    torch.save(
-        dict(
-            state_dict=model.state_dict(),
-            meta=dict(config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette)),
-        ),
-        folder / 'model.pth',
-    )
+    meta = dict(config_dict=plain_values(cfg.to_dict()), dataset_meta=dict(classes=CLASSES, palette=palette))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / 'model.pth')
     return folder
 
 
-@pytest.mark.parametrize('options', [[], ['--tta']], ids=['one scale', 'all scales'])
-def test_labels_are_those_of_the_test_tool(work, options, monkeypatch):
-    name = 'all' if options else 'one'
+@pytest.mark.parametrize('scales', ['one', 'all'])
+def test_labels_are_those_of_the_test_tool(work, scales, monkeypatch):
     monkeypatch.chdir(work)
-    run_tool(
-        'test.py',
-        'config.py',
-        'model.pth',
-        '--work-dir',
-        name,
-        '--out',
-        f'{name}.json',
-        *options,
-        '--cfg-options',
-        f'test_evaluator.output_dir={name}/labels',
-    )
-    assert 0 < json.loads((work / f'{name}.json').read_text())['mIoU'] < 100
-    segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=bool(options))
+    words = ['--work-dir', scales, '--out', f'{scales}.json', *['--tta'] * (scales == 'all')]
+    evaluator = f'test_evaluator.output_dir={scales}/labels'
+    run_tool('test.py', 'config.py', 'model.pth', *words, '--cfg-options', evaluator)
+    assert 0 < json.loads((work / f'{scales}.json').read_text())['mIoU'] < 100
+    segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', multi_scale=scales == 'all')
     assert segmenter.classes == CLASSES
     results = list(segmenter(work / 'images'))
     assert sorted(str(Path(r['path']).relative_to(work / 'images')) for r in results) == sorted(SIZES)
     several = set()
     for result in results:
         file = Path(result['path']).relative_to(work / 'images')
-        saved = np.asarray(Image.open(work / name / f'labels/{file.stem}.png'))
+        saved = np.asarray(Image.open(work / scales / f'labels/{file.stem}.png'))
         annotation = np.asarray(Image.open((work / 'annotations' / file).with_suffix('.png')))
         assert result['labels'].dtype == np.uint8 and result['labels'].shape == annotation.shape
         assert (saved == result['labels'] + 1).all()  # ADE20K's numbers
@@ -225,22 +198,26 @@ def test_a_dead_link_and_a_file_that_goes_cost_no_other_maps(work, tmp_path, mon
     assert [Path(result['path']).stem for result in results if 'No such file' in result.get('error', '')] == ['b', 'c']
 
 
-def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
-    """Colours are told apart by random weights too; the same label maps as by `evaluate_patches`."""
+@pytest.fixture
+def pretrained(tmp_path) -> Path:
+    """Random weights, which tell colours apart too."""
     torch.manual_seed(0)
-    torch.save(
-        dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4))),
-        tmp_path / 'ours.pth',
-    )
+    content = dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4)))
+    torch.save(content, tmp_path / 'ours.pth')
+    return tmp_path / 'ours.pth'
+
+
+def test_a_model_without_classes_segments_by_labelled_patches(pretrained, tmp_path):
+    """The same label maps as by `evaluate_patches`."""
     data = make_label_maps(tmp_path / 'data')
-    found = segment(tmp_path / 'ours.pth', data / 'images/validation', tmp_path / 'maps', labelled=data, short_side=40)
+    found = segment(pretrained, data / 'images/validation', tmp_path / 'maps', labelled=data, short_side=40)
     counts = np.zeros((3, 3))
     for result in found:
         labels = np.array(Image.open(result['labels'])).astype(int)
         truth = np.array(Image.open(data / 'annotations/validation' / Path(result['labels']).name)).astype(int) - 1
         np.add.at(counts, (truth[truth >= 0], labels[truth >= 0]), 1)
     miou = 100 * (counts.diagonal() / (counts.sum(0) + counts.sum(1) - counts.diagonal())).mean()
-    extractor = FeatureExtractor(tmp_path / 'ours.pth', size=40, whole=True)
+    extractor = FeatureExtractor(pretrained, size=40, whole=True)
     expected = evaluate_patches(extractor, *(options(data, split) for split in ('training', 'validation')))
     assert len(found) == 4 and miou > 60 and miou == pytest.approx(expected['miou'], abs=1e-4)
     assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
@@ -251,13 +228,8 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     (tmp_path / 'flat/gone.png').symlink_to('nowhere')
     odd = tmp_path / os.fsdecode(b'\xe9.png')
     shutil.copy(tmp_path / 'flat/images/0.png', odd)
-    gone, again = segment(
-        tmp_path / 'ours.pth',
-        [tmp_path / 'flat/gone.png', odd],
-        tmp_path / 'again',
-        labelled=tmp_path / 'flat',
-        reduce_zero_label=False,
-    )
+    settings = dict(labelled=tmp_path / 'flat', reduce_zero_label=False)
+    gone, again = segment(pretrained, [tmp_path / 'flat/gone.png', odd], tmp_path / 'again', **settings)
     assert 'No such file' in gone['error']
     assert named_classes(str(tmp_path / 'again/classes.txt'))[0][0] == os.fsdecode(b'nothing \xe9')
     assert set(np.unique(np.array(Image.open(again['labels'])))) <= {0, 1, 2, 3}
@@ -271,13 +243,9 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
         (dict(), 'is pretrained, no segmentor; give --labelled'),
     ],
 )
-def test_what_labelled_patches_need(options, message, tmp_path):
-    torch.save(
-        dict(state_dict=MODELS.build(BACKBONE).state_dict(), meta=dict(architecture=dict(num_heads=4))),
-        tmp_path / 'ours.pth',
-    )
+def test_what_labelled_patches_need(options, message, pretrained, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        segment(tmp_path / 'ours.pth', tmp_path, tmp_path / 'maps', **options)
+        segment(pretrained, tmp_path, tmp_path / 'maps', **options)
     assert '\n' not in str(error.value) and not (tmp_path / 'maps').exists()
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, file_size_limit
 from mmengine.config import Config
 from PIL import Image
 
@@ -116,14 +115,10 @@ def test_a_finished_run_says_so(run, images, capsys):
     assert 'is finished' in capsys.readouterr().out and (run / 'report.md').stat().st_mtime_ns == before
 
 
-def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the second stage; the same call trains what is left, and nothing twice. Broken images stop neither."""
-    out, trained = tmp_path / 'run', []
-    for name in ('train', 'val'):
-        shutil.copytree(images, tmp_path / f'images/{name}')
-        (tmp_path / f'images/{name}/red/0.png').write_bytes(b'nothing')
-    images = tmp_path / 'images'
-    after = training.ProgressHook.after_train_iter
+@pytest.fixture
+def stopped(monkeypatch):
+    """Trains four steps of which the second stage is stopped by Ctrl-C after two; the steps as (stage, step)."""
+    after, trained = training.ProgressHook.after_train_iter, []
 
     def interrupt(hook, runner, *args, **kwargs):
         after(hook, runner, *args, **kwargs)
@@ -131,11 +126,24 @@ def test_an_interrupted_run_goes_on(images, tmp_path, monkeypatch, capsys):
         if trained[-1] == ('pretrain', 1):
             signal.raise_signal(signal.SIGINT)
 
+    def stop(images: Path, out: Path) -> list[tuple[str, int]]:
+        with pytest.raises(SystemExit, match='130'):
+            beit_mm.pretrain(images, out, steps=4)
+        return trained
+
     monkeypatch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
-    with pytest.raises(SystemExit) as end:
-        beit_mm.pretrain(images, out, steps=4)
-    assert end.value.code == 130 and 'Resume with: the same call' in capsys.readouterr().out
-    assert not (out / 'report.md').exists()
+    return stop
+
+
+def test_an_interrupted_run_goes_on(images, tmp_path, stopped, capsys):
+    """The same call trains what is left, and nothing twice. Broken images stop neither."""
+    out = tmp_path / 'run'
+    for name in ('train', 'val'):
+        shutil.copytree(images, tmp_path / f'images/{name}')
+        (tmp_path / f'images/{name}/red/0.png').write_bytes(b'nothing')
+    images = tmp_path / 'images'
+    trained = stopped(images, out)
+    assert 'Resume with: the same call' in capsys.readouterr().out and not (out / 'report.md').exists()
     beit_mm.pretrain(images, out, steps=4)
     assert trained == [(stage, step) for stage in ('tokenizer', 'pretrain') for step in range(4)]
     assert (out / 'report.md').is_file() and 'Resuming' in capsys.readouterr().out
@@ -194,23 +202,8 @@ def test_weights_to_begin_with_are_read_once_for_each_of_plan_training_and_repor
     assert (read['init.pth'], read['pretrained.pth']) == (3, 1) and 'as in' in capsys.readouterr().out
 
 
-def stopped(images: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pretraining of four steps whose second stage was stopped after two."""
-    after = training.ProgressHook.after_train_iter
-
-    def interrupt(hook, runner, *args, **kwargs):
-        after(hook, runner, *args, **kwargs)
-        if (hook.title, runner.iter) == ('pretrain', 1):
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.ProgressHook, 'after_train_iter', interrupt)
-        with pytest.raises(SystemExit):
-            beit_mm.pretrain(images, out, steps=4)
-
-
-def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, monkeypatch):
-    stopped(images, tmp_path / 'first', monkeypatch)
+def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, stopped):
+    stopped(images, tmp_path / 'first')
     shutil.copytree(tmp_path / 'first', tmp_path / 'second')
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'first').rglob('*')}
     with pytest.raises(ValueError, match='a run with length 4 steps, not 9 steps'):
@@ -225,40 +218,44 @@ def test_a_moved_run_goes_on_where_it_is_with_other_workers(images, tmp_path, mo
     assert (tmp_path / 'second/report.md').is_file() and (tmp_path / 'second/pretrain/iter_4.pth').is_file()
 
 
-def test_other_images_of_the_same_number_are_not_learned_from(images, tmp_path, monkeypatch):
+def test_other_images_of_the_same_number_are_not_learned_from(images, tmp_path, stopped):
     shutil.copytree(images, tmp_path / 'images')
-    stopped(tmp_path / 'images', tmp_path / 'run', monkeypatch)
+    stopped(tmp_path / 'images', tmp_path / 'run')
     (tmp_path / 'images/red/3.png').rename(tmp_path / 'images/red/another.png')
     mistake('has other images, or names of them, than when', 'pretrain', tmp_path / 'images', '--out', tmp_path / 'run')
     (tmp_path / 'images/red/another.png').rename(tmp_path / 'images/red/3.png')
     beit_mm.pretrain(tmp_path / 'images', tmp_path / 'run')
 
 
-def test_a_record_of_another_version_is_said(images, tmp_path, monkeypatch):
-    (tmp_path / 'run').mkdir()
-    stages = dict(tokenizer={}, pretrain={})
-    record = dict(verb='pretrain', images=str(images), init=None, seconds=0, stages=stages, length='9 steps', batch=4)
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
-    mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
-    record.update(workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length='9 steps', batch=4)
+RECORD |= dict(workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
+DAMAGES = [
+    *(dict(stages=wrong) for wrong in ({'../outside': {}}, dict(pretrain={}), dict(tokenizer={}, finetune={}), {})),
+    *(dict(stages=dict(tokenizer={}, pretrain=dict(steps=wrong))) for wrong in ('9', True, -9, 9.5)),
+    dict(stages=dict(tokenizer={}, pretrain=dict(steps=9, mim_loss='<b>'))),
+    *(dict(length=wrong) for wrong in ('9 steps x', '9', 'nan minutes', 'inf minutes', '-1 steps', '9 feet', None)),
+    *(dict(seconds=wrong) for wrong in ('x', math.nan, math.inf, -1)),
+    *(dict(workers=wrong) for wrong in (-1, 10**9, '0')),
+    dict(batch=0),
+    dict(device='meta'),
+]
+
+
+def write_record(images: Path, folder: Path, **changes: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / 'plan.json').write_text(json.dumps(RECORD | dict(images=str(images)) | changes))
+
+
+@pytest.mark.parametrize('damage', DAMAGES, ids=str)
+def test_a_damaged_record_is_said(images, tmp_path, damage):
+    write_record(images, tmp_path / 'run')
     training.Run('pretrain', images, tmp_path / 'run', None)
-    damages: list[dict] = [
-        *(dict(stages=wrong) for wrong in ({'../outside': {}}, dict(pretrain={}), dict(tokenizer={}, finetune={}), {})),
-        *(dict(stages=dict(tokenizer={}, pretrain=dict(steps=wrong))) for wrong in ('9', True, -9, 9.5)),
-        *(dict(length=wrong) for wrong in ('9 steps x', '9', 'nan minutes', 'inf minutes', '-1 steps', '9 feet', None)),
-        *(dict(seconds=wrong) for wrong in ('x', math.nan, math.inf, -1)),
-        *(dict(workers=wrong) for wrong in (-1, 10**9, '0')),
-        dict(stages=dict(tokenizer={}, pretrain=dict(steps=9, mim_loss='<b>'))),
-        dict(batch=0),
-        dict(device='meta'),
-    ]
-    for damage in damages:
-        (tmp_path / 'run/plan.json').write_text(json.dumps(record | damage))
-        with pytest.raises(UserError, match='is damaged, or of another version'):
-            training.Run('pretrain', images, tmp_path / 'run', None)
-            pytest.fail(str(damage))
-    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    write_record(images, tmp_path / 'run', **damage)
+    mistake('is damaged, or of another version', 'pretrain', images, '--out', tmp_path / 'run')
+
+
+def test_a_run_with_links_or_closed_folders_is_not_continued(images, tmp_path, monkeypatch):
+    write_record(images, tmp_path / 'run')
     (tmp_path / 'run/pretrain.log').symlink_to(tmp_path / 'elsewhere.log')
     mistake('has links beside it', 'pretrain', images, '--out', tmp_path / 'run')
     (tmp_path / 'run/pretrain.log').unlink()
@@ -335,14 +332,8 @@ def test_a_report_on_a_full_disk_is_none(run, images, tmp_path, monkeypatch):
     reporting = training.Run('pretrain', images, folder, None)
     monkeypatch.setattr(training, 'describe_pretraining', lambda *args: ('', []))
     monkeypatch.setattr(reporting, 'write_record', lambda: None)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1][1]))
-    try:
-        with pytest.raises(OSError, match='File too large'):
-            reporting.report(split.find_images(images))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
-        signal.signal(signal.SIGXFSZ, before[0])
+    with file_size_limit(16), pytest.raises(OSError, match='File too large'):
+        reporting.report(split.find_images(images))
     assert not (folder / 'report.md').exists()
 
 
@@ -416,15 +407,6 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert '... and 20 more' in capsys.readouterr().out
 
 
-def test_classifying_by_neighbours(run, images, tmp_path):
-    """Colours are told apart by any features; what cannot be read is named."""
-    (tmp_path / 'broken.png').write_bytes(b'nothing')
-    paths = [images / 'red/0.png', tmp_path / 'broken.png', images / 'blue/7.png']
-    results = beit_mm.classify(run, paths, labelled=images, out=tmp_path / 'classes.json')
-    assert [result.get('name') for result in results] == ['red', None, 'blue'] and 'error' in results[1]
-    assert json.loads((tmp_path / 'classes.json').read_text()) == results
-
-
 def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monkeypatch, capsys):
     folder, odd = tmp_path / 'labelled', os.fsdecode(b'ee\xe9')
     for source, name in (('red', f'{odd}\n'), ('blue', '=1+1')):
@@ -461,20 +443,17 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     assert two.width == one.width and two.height == 2 * one.height - MARGIN
 
 
-def dead_links(folder: Path, images: Path) -> list[Path]:
-    """Two images, between them a link to nothing, and one that looks like the home folder of somebody."""
+def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monkeypatch):
+    """A link to nothing between images that are told apart by any features; one is named like a home folder."""
+    folder, names = tmp_path / 'links', ['a.png', 'gone.png', '~nobody.png']
     folder.mkdir()
-    shutil.copy(images / 'red/0.png', folder / 'a.png')
-    (folder / 'gone.png').symlink_to('nowhere')
-    shutil.copy(images / 'blue/0.png', folder / '~nobody.png')
-    return [folder / 'a.png', folder / 'gone.png', folder / '~nobody.png']
-
-
-def test_a_dead_link_costs_no_other_results(run, images, tmp_path, monkeypatch):
-    paths = dead_links(tmp_path / 'links', images)
-    monkeypatch.chdir(tmp_path / 'links')
-    for sources in ('.', paths, [path.name for path in paths]):
-        found = beit_mm.classify(run, sources, labelled=images)
+    monkeypatch.chdir(folder)
+    shutil.copy(images / 'red/0.png', 'a.png')
+    Path('gone.png').symlink_to('nowhere')
+    shutil.copy(images / 'blue/0.png', '~nobody.png')
+    for sources in ('.', [folder / name for name in names], names):
+        found = beit_mm.classify(run, sources, labelled=images, out=tmp_path / 'classes.json')
+        assert json.loads((tmp_path / 'classes.json').read_text()) == found
         assert [result.get('name') for result in found] == ['red', None, 'blue']
         assert 'gone.png: cannot be read as an image (No such file' in found[1]['error']
         features = beit_mm.embed(run, sources, on_error='skip')
@@ -506,36 +485,27 @@ def test_a_run_can_be_moved(run, images, tmp_path):
         beit_mm.reconstruct(moved, images / 'red/1.png', tmp_path / 'a.png')
 
 
-def test_a_stored_tokenizer_is_data(run, images, tmp_path):
+@pytest.mark.parametrize(
+    ('stored', 'message'),
+    [
+        (dict(type='subprocess.Popen'), "asks for 'subprocess.Popen'"),
+        (dict(checkpoint=None), 'does not name the file of its tokenizer'),
+        (dict(sha256="and0'\n{{$Z9:x}}"), 'gives no SHA-256 of its tokenizer'),
+        # reading the first waits, the second has a size
+        (dict(sha256='00', checkpoint='/proc/kmsg'), 'is gone: looked for /proc/kmsg'),
+        (dict(sha256='00', checkpoint='/sys/kernel/notes'), 'is gone: looked for /sys/kernel/notes'),
+    ],
+)
+def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, message):
     content = torch.load(run / 'pretrained.pth', weights_only=True)
-    content['meta']['config_dict']['model']['target_generator']['type'] = 'subprocess.Popen'
-    torch.save(content, tmp_path / 'evil.pth')
-    mistake("asks for 'subprocess.Popen'", 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png')
-    content = torch.load(run / 'pretrained.pth', weights_only=True)
-    content['meta']['tokenizer']['sha256'] = "and0'\n{{$Z9:x}}"
-    torch.save(content, run / 'evil.pth')
-    mistake('gives no SHA-256 of its tokenizer', 'reconstruct', run / 'evil.pth', images, '--out', tmp_path / 'a.png')
-    for path in ('/proc/kmsg', '/sys/kernel/notes'):  # reading the first waits, the second has a size
-        content['meta']['config_dict']['model']['target_generator']['checkpoint'] = path
-        torch.save(content, tmp_path / 'evil.pth')
-        mistake(
-            f'is gone: looked for {path}', 'reconstruct', tmp_path / 'evil.pth', images, '--out', tmp_path / 'a.png'
-        )
-
-
-def test_a_stored_tokenizer_needs_its_file(run, images, tmp_path):
-    content = torch.load(run / 'pretrained.pth', weights_only=True)
-    stored = content['meta']['config_dict']['model']['target_generator']
-    del stored['checkpoint']
-    torch.save(content, tmp_path / 'none.pth')
-    mistake(
-        'does not name the file of its tokenizer',
-        'reconstruct',
-        tmp_path / 'none.pth',
-        images,
-        '--out',
-        tmp_path / 'a.png',
-    )
+    stored, target = dict(stored), content['meta']['config_dict']['model']['target_generator']
+    if 'sha256' in stored:
+        content['meta']['tokenizer']['sha256'] = stored.pop('sha256')
+    target.update(stored)
+    if target['checkpoint'] is None:
+        del target['checkpoint']
+    torch.save(content, path := run / 'changed.pth')
+    mistake(message, 'reconstruct', path, images, '--out', tmp_path / 'a.png')
 
 
 def test_only_what_can_be_dalles_tokens_is_taken_for_them(run, tmp_path, monkeypatch):
@@ -559,51 +529,53 @@ def test_files_of_one_name_get_label_maps_of_their_own(tmp_path):
     assert len({row['labels'] for row in written}) == 4 and len(list((tmp_path / 'maps/labels').iterdir())) == 4
 
 
-def test_mistakes_are_one_line(run, images, tmp_path):
-    out, picture = tmp_path / 'out', tmp_path / 'picture.png'
-    image = images / 'red/1.png'
+def test_mistakes_of_a_training_are_one_line(run, images, tmp_path):
+    out, image, text = tmp_path / 'out', images / 'red/1.png', tmp_path / 'text.pth'
     (tmp_path / 'empty').mkdir()
-    (tmp_path / 'text.pth').write_text('no weights')
-    (tmp_path / 'full').mkdir()
-    (tmp_path / 'full/file').touch()
-    mistake("nowhere' does not exist; expected a folder of images", 'pretrain', 'nowhere', '--out', out)
-    mistake('is a file; expected a folder', 'pretrain', image, '--out', out)
-    mistake('no images in', 'pretrain', tmp_path / 'empty', '--out', out)
-    mistake('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1)
-    mistake('steps is 0; expected more than 0', 'pretrain', images, '--out', out, '--steps', 0)
-    mistake('workers is -2; expected 0 or more', 'pretrain', images, '--out', out, '--workers', -2)
-    mistake('lies in the folder of the images', 'pretrain', images, '--out', images / 'run')
-    mistake('holds other files', 'pretrain', images, '--out', tmp_path / 'full')
-    mistake('is a file; expected a folder for the run', 'pretrain', images, '--out', tmp_path / 'text.pth')
-    mistake('is a run with images ', 'pretrain', images / 'red', '--out', run)
-    mistake('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run)
-    mistake(
-        "'nowhere.pth' does not exist; expected a checkpoint", 'pretrain', images, '--out', out, '--init', 'nowhere.pth'
-    )
-    mistake('text.pth', 'pretrain', images, '--out', out, '--init', tmp_path / 'text.pth')
-    mistake('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out)
-    mistake('is a folder without model.safetensors, ', 'classify', tmp_path / 'empty', image)
-    mistake('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image)
-    mistake('does not exist; expected a folder of images', 'classify', run, image, '--labelled', tmp_path / 'none')
-    mistake('has 0 class folders with images; expected 2 or more', 'classify', run, image, '--labelled', images / 'red')
-    mistake('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt')
-    (tmp_path / 'broken.png').write_bytes(b'nothing')
-    mistake('broken.png', 'reconstruct', run, tmp_path / 'broken.png', '--out', picture)
-    mistake("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture)
-    mistake('is pretrained, no segmentor', 'segment', run, image, '--out', out)
-    mistake('expected a picture, a file ending in', 'reconstruct', run, image, '--out', tmp_path / 'picture')
-    mistake('expected a picture, a file ending in', 'attention', run, image, '--out', tmp_path / 'empty')
-    (tmp_path / 'cat').mkdir()
-    (tmp_path / 'dog').mkdir()
-    for name in ('cat', 'dog'):
-        (tmp_path / name / 'x.png').write_bytes(b'nothing')
-    mistake('none of the ', 'classify', run, image, '--labelled', tmp_path)
-    mistake('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99)
-    mistake("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture)
-    mistake('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture)
-    mistake("no config 'xyz'", 'config', 'xyz')
-    mistake("no config 'demo/pretrian'; did you mean 'demo/pretrain'?", 'config', 'demo/pretrian')
+    text.write_text('no weights')
+    for message, *words in (
+        ("nowhere' does not exist; expected a folder of images", 'pretrain', 'nowhere', '--out', out),
+        ('is a file; expected a folder', 'pretrain', image, '--out', out),
+        ('no images in', 'pretrain', tmp_path / 'empty', '--out', out),
+        ('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1),
+        ('steps is 0; expected more than 0', 'pretrain', images, '--out', out, '--steps', 0),
+        ('workers is -2; expected 0 or more', 'pretrain', images, '--out', out, '--workers', -2),
+        ('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99),
+        ('lies in the folder of the images', 'pretrain', images, '--out', images / 'run'),
+        ('holds other files', 'pretrain', images, '--out', tmp_path),
+        ('is a file; expected a folder for the run', 'pretrain', images, '--out', text),
+        ('is a run with images ', 'pretrain', images / 'red', '--out', run),
+        ('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run),
+        ("'no.pth' does not exist; expected a checkpoint", 'pretrain', images, '--out', out, '--init', 'no.pth'),
+        ('text.pth', 'pretrain', images, '--out', out, '--init', text),
+        ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
+        ("no config 'demo/pretrian'; did you mean 'demo/pretrain'?", 'config', 'demo/pretrian'),
+    ):
+        mistake(message, *words)
     assert not out.exists() or not any(out.iterdir())
+
+
+def test_mistakes_in_using_a_model_are_one_line(run, images, tmp_path):
+    picture, image, broken = tmp_path / 'picture.png', images / 'red/1.png', tmp_path / 'broken.png'
+    (tmp_path / 'empty').mkdir()
+    for name in ('broken.png', 'two/cat/x.png', 'two/dog/x.png'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b'nothing')
+    for message, *words in (
+        ('is a folder without model.safetensors, ', 'classify', tmp_path / 'empty', image),
+        ('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image),
+        ('does not exist; expected a folder of images', 'classify', run, image, '--labelled', tmp_path / 'none'),
+        ('has 0 class folders with images; expected 2 or', 'classify', run, image, '--labelled', images / 'red'),
+        ('none of the ', 'classify', run, image, '--labelled', tmp_path / 'two'),
+        ('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt'),
+        ('broken.png', 'reconstruct', run, broken, '--out', picture),
+        ("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture),
+        ('is pretrained, no segmentor', 'segment', run, image, '--out', tmp_path / 'out'),
+        ('expected a picture, a file ending in', 'attention', run, image, '--out', tmp_path / 'empty'),
+        ("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture),
+        ('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture),
+    ):
+        mistake(message, *words)
 
 
 def test_embed_writes_features_and_names_what_it_cannot_read(run, images, tmp_path, capsys):
@@ -612,10 +584,10 @@ def test_embed_writes_features_and_names_what_it_cannot_read(run, images, tmp_pa
     call('embed', run, tmp_path / 'some', '--out', tmp_path / 'features.npz')
     said = capsys.readouterr().out.splitlines()
     assert 'some/0.png' in said[0] and said[0].startswith('unreadable: ') and said[1].endswith('features.npz: 19 x 32')
-    with np.load(tmp_path / 'features.npz') as found:
-        assert found['features'].shape == (19, 32) and len(set(found['paths'])) == 19
+    found = load_features(tmp_path / 'features.npz')
+    assert found['features'].shape == (19, 32) and len(set(found['paths'])) == 19
     expected = beit_mm.embed(run / 'pretrained.pth', images / 'red/1.png')  # the folder of a run is its weights
-    np.testing.assert_allclose(np.load(tmp_path / 'features.npz')['features'][0], expected['features'][0], atol=1e-5)
+    np.testing.assert_allclose(found['features'][0], expected['features'][0], atol=1e-5)
 
 
 def test_progress_lines_fit_a_terminal(monkeypatch):
