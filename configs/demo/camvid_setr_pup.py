@@ -10,7 +10,6 @@ Command: python tools/train.py configs/demo/camvid_setr_pup.py
 Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
          in the annotations 0 is unlabelled and 1 the first class
 Batch:   1 process x 8 images, lr 6e-3
-Expect:  docs/camvid.md
 Differs: from segment_setr_pup.py in the data, as a pattern for folders and classes of your own, and in length: 600
          steps, 13 times through the 367 frames
 """
