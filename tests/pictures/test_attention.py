@@ -1,6 +1,7 @@
-"""Attention maps equal softmax(q k / sqrt(d) + bias) computed by hand; the mask's rule; pictures; the tool."""
+"""Attention maps are transformers' and those of the forward pass; the mask's rule; pictures; the tool."""
 
 import numpy as np
+import peers
 import pytest
 import torch
 from helpers import run_tool
@@ -11,6 +12,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.pictures import attention_of_patches, draw_attention, largest_mass_mask, patches_at, pixels_of
 
+TOOL = 'visualization/attention_maps.py'
 DIMS, HEADS, LAYERS, PATCH = 24, 3, 3, 8
 VARIANTS = {
     'vit': dict(abs_pos_embed=True),
@@ -29,78 +31,24 @@ def random_backbone(variant: str, img_size: tuple[int, int] = (32, 40)) -> BEiTB
     return model.eval()
 
 
-def attention_by_hand(model: BEiTBackbone, image: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Scores and attention (heads, N, N) of every layer, from the weights alone, in numpy and loops."""
-    weights = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ weights[f'{name}.weight'].T + weights[f'{name}.bias']
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * weights[f'{name}.weight'] + weights[f'{name}.bias']
-
-    def gelu(x: np.ndarray) -> np.ndarray:
-        return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
-
-    height, width = image.shape[1] // PATCH, image.shape[2] // PATCH
-    kernel = weights['patch_embed.proj.weight'].reshape(DIMS, -1)
-    tokens = [weights['cls_token'][0, 0]]
-    for row in range(height):
-        for column in range(width):
-            pixels = image[:, row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH]
-            tokens.append(kernel @ pixels.reshape(-1) + weights['patch_embed.proj.bias'])
-    x = np.stack(tokens)
-    if 'pos_embed' in weights:
-        x = x + weights['pos_embed'][0]
-
-    def row_of_table(query: int, key: int) -> int:
-        last = (2 * height - 1) * (2 * width - 1) + 2
-        if query == 0 or key == 0:
-            return last if query == key else last - 2 if query == 0 else last - 1
-        (y, x), (y2, x2) = divmod(query - 1, width), divmod(key - 1, width)
-        return (y - y2 + height - 1) * (2 * width - 1) + x - x2 + width - 1
-
-    result = []
-    for block in (f'blocks.{i}.' for i in range(LAYERS)):
-        q, k, v = np.split(norm(x, f'{block}norm1') @ weights[f'{block}attn.qkv.weight'].T, 3, axis=-1)
-        q, v = q + weights[f'{block}attn.q_bias'], v + weights[f'{block}attn.v_bias']
-        table = weights.get(
-            f'{block}attn.relative_position_bias_table', weights.get('rel_pos_bias.relative_position_bias_table')
-        )
-        scores, outputs = np.empty((HEADS, len(x), len(x))), []
-        for head in range(HEADS):
-            part = slice(head * DIMS // HEADS, (head + 1) * DIMS // HEADS)
-            for query in range(len(x)):
-                for key in range(len(x)):
-                    bias = 0 if table is None else table[row_of_table(query, key), head]
-                    scores[head, query, key] = q[query, part] @ k[key, part] / np.sqrt(DIMS / HEADS) + bias
-        exponents = np.exp(scores)
-        attention = exponents / exponents.sum(-1, keepdims=True)
-        outputs = [attention[head] @ v[:, head * DIMS // HEADS : (head + 1) * DIMS // HEADS] for head in range(HEADS)]
-        x = x + linear(np.concatenate(outputs, -1), f'{block}attn.proj') * weights.get(f'{block}gamma_1', 1)
-        hidden = gelu(linear(norm(x, f'{block}norm2'), f'{block}mlp.fc1'))
-        x = x + linear(hidden, f'{block}mlp.fc2') * weights.get(f'{block}gamma_2', 1)
-        result.append((scores, attention))
-    return result
-
-
 @pytest.mark.parametrize('variant', VARIANTS)
-def test_every_layer_equals_a_plain_computation(variant):
-    """A rectangle of 4 x 5 patches; all heads, before and after the softmax, all queries and chosen patches."""
-    model = random_backbone(variant)
-    image = torch.randn(3, 32, 40, generator=torch.Generator().manual_seed(1))
-    patches = [(0, 0), (1, 4), (3, 2)]
-    queries = [1 + row * 5 + column for row, column in patches]
-    for layer, (scores, attention) in enumerate(attention_by_hand(model, image.double().numpy())):
-        maps, grid = model.attention_maps(image[None], layer)
-        assert grid == (4, 5)
-        assert_allclose(maps[0].detach(), attention, atol=1e-5)
-        assert_allclose(model.attention_maps(image[None], layer, softmax=False)[0][0].detach(), scores, atol=1e-4)
-        for softmax, expected in ((True, attention), (False, scores)):
-            found = attention_of_patches(model, image, patches, layer - LAYERS, softmax)
-            expected = expected[:, queries, 1:].transpose(1, 0, 2).reshape(3, HEADS, 4, 5)
-            assert_allclose(found, expected, atol=1e-4)
+def test_every_layer_is_that_of_transformers(variant, tmp_path):
+    """All heads, before and after the softmax, all queries and chosen patches."""
+    peer = peers.hf_peer('features', variant, attn_implementation='eager')
+    peer.save_pretrained(tmp_path)
+    model = BEiTBackbone.from_checkpoint(str(tmp_path / 'model.safetensors'))
+    image = torch.randn(1, 3, peers.SIZE, peers.SIZE)
+    with torch.no_grad():
+        expected = peer(image, output_attentions=True).attentions
+    for layer, attention in enumerate(expected):
+        maps, grid = model.attention_maps(image, layer)
+        assert grid == (6, 6)
+        assert_allclose(maps.detach(), attention, atol=1e-5)
+        scores, _ = model.attention_maps(image, layer, softmax=False)
+        assert_allclose(scores.softmax(dim=-1).detach(), attention, atol=1e-5)
+        assert (scores.exp().sum(dim=-1) - 1).abs().min() > 1e-3  # the scores, not logarithms of the attention
+        patches = attention_of_patches(model, image[0], [(0, 0), (1, 4)], layer - len(expected))
+        assert_allclose(patches, attention[0][:, [1, 11], 1:].unflatten(2, (6, 6)).transpose(0, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize('variant', VARIANTS)
@@ -132,22 +80,16 @@ def test_points_lie_in_their_patches():
         patches_at([(100, 5)], (60, 100), (3, 4))
 
 
-def test_the_mask_is_the_smallest_set_of_the_share():
-    attention = torch.tensor([[[8.0, 4.0], [3.0, 1.0]], [[0.0, 0.0], [9.0, 0.0]]])  # two heads
-    assert largest_mass_mask(attention, 0.6).sum(dim=(1, 2)).tolist() == [2, 1]
-    assert largest_mass_mask(attention, 0.5)[0].tolist() == [[True, False], [False, False]]
-    assert largest_mass_mask(attention, 0.76)[0].tolist() == [[True, True], [True, False]]
-    assert largest_mass_mask(attention, 1.0)[1].tolist() == [[False, False], [True, False]]
-
-
-def test_the_mask_by_trying_all_sets():
+def test_the_mask_is_the_smallest_set_of_the_share_by_trying_all_sets():
     generator = torch.Generator().manual_seed(0)
-    for attention in torch.rand(5, 2, 4, generator=generator) ** 3:
+    for attention in (*torch.rand(5, 2, 4, generator=generator) ** 3, torch.tensor([[0, 0, 0, 0], [0, 0, 9.0, 0]])):
         flat = attention.flatten().double().numpy()
         sets = [[bit for bit in range(8) if number >> bit & 1] for number in range(256)]
         enough = [chosen for chosen in sets if flat[chosen].sum() >= 0.6 * flat.sum()]
         smallest = min(enough, key=lambda chosen: (len(chosen), -flat[chosen].sum()))
         assert largest_mass_mask(attention, 0.6).flatten().nonzero().flatten().tolist() == smallest
+    heads = torch.tensor([[[8.0, 4.0]], [[0.0, 9.0]]])  # each has a mask of its own
+    assert largest_mass_mask(heads, 0.5).tolist() == [[[True, False]], [[False, True]]]
 
 
 # --- pictures -------------------------------------------------------------------------------------
@@ -193,7 +135,7 @@ def image(tmp_path):
     return path
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', ['vit', 'shared'])
 def test_a_checkpoint_alone_is_enough(variant, image, tmp_path, capsys):
     """Weights without any config: the backbone is built as their shapes say."""
     model = random_backbone(variant, (32, 32))
@@ -202,7 +144,7 @@ def test_a_checkpoint_alone_is_enough(variant, image, tmp_path, capsys):
     torch.save(dict(state_dict=state, meta=meta), tmp_path / 'model.pth')
     out = tmp_path / 'out'
     options = ['--points', '80,10', '0.1,0.9', '--layer', '0', '--short-side', '48', '--npz', '--out', out]
-    run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image, *options)
+    run_tool(TOOL, tmp_path / 'model.pth', image, *options)
     names = {path.name for path in out.iterdir()}
     assert names == {'image_layer0_80_10.png', 'image_layer0_9_54.png', 'image_layer0.npz'}
     numbers = np.load(out / 'image_layer0.npz')
@@ -216,15 +158,13 @@ def test_a_checkpoint_alone_is_enough(variant, image, tmp_path, capsys):
 
 
 def test_scores_and_long_side(image, tmp_path):
-    torch.save(random_backbone('vit', (32, 32)).state_dict(), tmp_path / 'model.pth')
+    content = dict(state_dict=random_backbone('vit', (32, 32)).state_dict())
+    torch.save(content, tmp_path / 'model.pth')
     # 24 channels are no heads of 64: the file has to say how many
     with pytest.raises(SystemExit, match='does not say how many attention heads'):
-        run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image)
-    meta = dict(architecture=dict(num_heads=HEADS))
-    content = dict(state_dict=random_backbone('vit', (32, 32)).state_dict(), meta=meta)
-    torch.save(content, tmp_path / 'model.pth')
-    options = ['--scores', '--long-side', '40', '--npz', '--out', tmp_path / 'out']
-    run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image, *options)
+        run_tool(TOOL, tmp_path / 'model.pth', image)
+    torch.save(dict(content, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
+    run_tool(TOOL, tmp_path / 'model.pth', image, '--scores', '--long-side', '40', '--npz', '--out', tmp_path / 'out')
     numbers = np.load(tmp_path / 'out/image_layer2_scores.npz')
     assert numbers['maps'].shape == (1, HEADS, 3, 5) and numbers['maps'].min() < 0 and 'masks' not in numbers
 
@@ -233,14 +173,13 @@ def test_scores_and_long_side(image, tmp_path):
 def test_a_point_that_is_none_is_one_line(point, image, tmp_path):
     torch.save(random_backbone('shared', (32, 32)).state_dict(), tmp_path / 'model.pth')
     with pytest.raises(SystemExit, match=r'^error: (--points: .* is no point|point .* lies outside)'):
-        run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image, '--points', point)
+        run_tool(TOOL, tmp_path / 'model.pth', image, '--points', point)
 
 
-@pytest.mark.parametrize('option', ['--short-side', '--long-side'])
-@pytest.mark.parametrize('side', ['0', '-5'])
+@pytest.mark.parametrize('option, side', [('--short-side', '0'), ('--long-side', '-5')])
 def test_a_side_that_is_none_is_one_line(option, side, image, capsys):
     with pytest.raises(SystemExit):
-        run_tool('visualization/attention_maps.py', 'model.pth', image, option, side)
+        run_tool(TOOL, 'model.pth', image, option, side)
     assert 'error: --short-side and --long-side are numbers of pixels' in capsys.readouterr().err
 
 
@@ -249,7 +188,7 @@ def test_a_model_of_other_than_rgb_images_is_one_line(image, tmp_path):
     state['patch_embed.proj.weight'] = state['patch_embed.proj.weight'].repeat(1, 2, 1, 1)
     torch.save(dict(state_dict=state, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
     with pytest.raises(SystemExit, match=r'^error: .*model.pth takes images of 6 channels; mean has 3, std 3'):
-        run_tool('visualization/attention_maps.py', tmp_path / 'model.pth', image)
+        run_tool(TOOL, tmp_path / 'model.pth', image)
 
 
 def test_a_rectangle_that_nobody_names_is_one_line(tmp_path):

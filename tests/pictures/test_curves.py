@@ -78,24 +78,15 @@ def test_runs_are_compared_in_a_table(runs, tmp_path, capsys):
     assert Image.open(tmp_path / 'deep/curves.png').size == (1440, 420)
 
 
-def test_a_config_in_a_run_is_not_executed(runs, capsys):
+def test_a_config_in_a_run_is_not_executed_and_cannot_steer_a_terminal(runs, capsys):
     for number, folder in enumerate(runs):
-        (folder / '20260103_000000/vis_data').mkdir(parents=True)
-        config = f'model = dict(a=print("{{{{$RAN:RAN}}}}"), b={number})\nraise SystemExit("RAN")\n'
-        (folder / '20260103_000000/vis_data/config.py').write_text(config)
+        config = (
+            f'model = dict(a=print("{{{{$RAN:RAN}}}}"), **{{"a": 1}}, b="\x1b[2J{number}")\nraise SystemExit("RAN")\n'
+        )
+        write_start(folder, '20260103_000000', [], config)
     run_tool(COMPARE, *runs)
     out = capsys.readouterr().out
-    assert 'model.b' in out and 'RAN' not in out
-
-
-def test_names_in_a_run_cannot_steer_a_terminal(runs, capsys):
-    for number, folder in enumerate(runs):
-        (folder / '20260103_000000/vis_data').mkdir(parents=True)
-        config = f'model = dict(**{{"a": 1}}, b="\x1b[2J{number}", **{{"c": 2}})\n'
-        (folder / '20260103_000000/vis_data/config.py').write_text(config)
-    run_tool(COMPARE, *runs)
-    out = capsys.readouterr().out
-    assert '\x1b' not in out and r'\x1b[2J1' in out
+    assert 'model.b' in out and 'RAN' not in out and '\x1b' not in out and r'\x1b[2J1' in out
 
 
 def test_mistakes_are_one_line(runs, tmp_path):
