@@ -131,24 +131,17 @@ def test_two_classes_by_one_logit(tmp_path):
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64)
 
 
-def test_tta_twice_is_refused_before_anything_is_built():
-    """What mmseg's test.py makes of a config with _ms and --tta."""
+def test_what_cannot_be_tested_at_many_scales_is_refused():
     config = dict(type='beit_mm.MultiScaleTTA', module=dict(type='beit_mm.MultiScaleTTA', module=dict(type='Nothing')))
-    with pytest.raises(ValueError, match='leave --tta out'):
+    with pytest.raises(ValueError, match='leave --tta out'):  # what mmseg's test.py makes of a config with _ms
         MODELS.build(config)
-
-
-def test_training_is_refused():
     tta = MultiScaleTTA(narrow_segmentor())
     with pytest.raises(ValueError, match='for testing only; train the one without _ms'):
         tta.train()
     assert not tta.eval().module.training
-
-
-def test_another_segmentor_is_refused():
+    linear = torch.nn.Linear(1, 1)
+    linear.test_step = None
     with pytest.raises(ValueError, match='needs a beit_mm.SlidingSegmentor, got Linear'):
-        linear = torch.nn.Linear(1, 1)
-        linear.test_step = None
         MultiScaleTTA(linear)
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from beit_mm.registry import TRANSFORMS
 
 ALPHA = 0.8  # SegLocalVisualizer's weight of the colours
+LOAD = dict(type='beit_mm.LoadImage')
 NAMES = [f'class {label}' for label in range(CLASSES)]
 
 
@@ -24,24 +25,23 @@ def root(tmp_path):
     image.save(tmp_path / 'images/plain.png')
     image.convert('CMYK').save(tmp_path / 'images/cmyk.jpg', quality=100)
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / 'images/turned.jpg', exif=rotated, quality=100)
+    stripes = Image.fromarray(np.arange(90, dtype=np.uint8)[None].repeat(64, 0) // 18 + 1)
     for name in ('plain', 'cmyk', 'turned'):
-        Image.fromarray(np.arange(90, dtype=np.uint8)[None].repeat(64, 0) // 18 + 1).save(
-            tmp_path / f'annotations/{name}.png'
-        )
+        stripes.save(tmp_path / f'annotations/{name}.png')
     return tmp_path
 
 
 def test_label_maps_have_the_annotations_numbers_and_overlays_the_palettes_colours(root, monkeypatch):
-    load = TRANSFORMS.build(dict(type='beit_mm.LoadImage'))
-    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation'), dict(type='PackSegInputs')]
-    dataset = dict(
+    load, loader = TRANSFORMS.build(LOAD), dict(batch_size=1, num_workers=0)
+    loader['sampler'] = dict(type='beit_mm.SeededSampler', shuffle=False)
+    loader['dataset'] = dict(
         type='beit_mm.SegmentationFolder',
         data_root=str(root),
         classes=NAMES,
         reduce_zero_label=True,
         data_prefix=dict(img_path='images', seg_map_path='annotations'),
         test_mode=True,
-        pipeline=pipeline,
+        pipeline=[LOAD, dict(type='beit_mm.LoadAnnotation'), dict(type='PackSegInputs')],
     )
     model, predicted = narrow_segmentor(), {}
     with torch.no_grad():  # every class wins somewhere
@@ -60,9 +60,7 @@ def test_label_maps_have_the_annotations_numbers_and_overlays_the_palettes_colou
         work_dir=str(root / 'work'),
         default_scope='mmseg',
         experiment_name=root.name,
-        test_dataloader=dict(
-            batch_size=1, num_workers=0, dataset=dataset, sampler=dict(type='beit_mm.SeededSampler', shuffle=False)
-        ),
+        test_dataloader=loader,
         test_evaluator=dict(type='IoUMetric', output_dir=str(root / 'labels')),
         test_cfg=dict(type='TestLoop'),
         default_hooks=dict(visualization=dict(type='SegVisualizationHook', draw=True, interval=1)),

@@ -131,27 +131,14 @@ def test_windows_cover_every_pixel_as_mmseg_lays_them(length):
     assert {pixel for start, stop in found for pixel in range(start, stop)} == set(range(length))
 
 
-@torch.no_grad()
-def test_the_image_decides_not_its_place_in_a_batch():
-    model = narrow_segmentor(windows_per_batch=8)
-    images = torch.randn(3, 3, 70, 90)
-    alone = torch.cat([model.inference(image.unsqueeze(0)) for image in images])
-    torch.testing.assert_close(model.inference(images), alone, atol=1e-5, rtol=1e-5)
-    assert alone.shape == (3, CLASSES, 70, 90)
-
-
 @pytest.mark.parametrize('bgr_to_rgb', [False, True])
 def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
     """mmseg replaces the loader by its own, which takes BGR."""
     pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'image.png')
     model = narrow_segmentor(bgr_to_rgb=bgr_to_rgb)
-    model.cfg = ConfigDict(
-        test_pipeline=[
-            dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage'),
-            dict(type='mmseg.PackSegInputs'),
-        ]
-    )
+    loader = dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage')
+    model.cfg = ConfigDict(test_pipeline=[loader, dict(type='mmseg.PackSegInputs')])
     with DefaultScope.overwrite_default_scope('mmseg'):
         file = inference_model(model, str(tmp_path / 'image.png')).seg_logits.data
         array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
@@ -199,13 +186,12 @@ def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
         (dict(precision='fp16'), "precision is 'fp16'"),
         (dict(windows_per_batch=0), 'at least 1'),
         (dict(stride=(65, 64)), 'leaves gaps'),
+        (dict(stride=None), 'test_cfg needs stride'),
     ],
 )
 def test_settings_that_cannot_be_met(change, message):
+    settings = dict(crop_size=(64, 64), stride=(43, 43)) | change
     with pytest.raises(ValueError, match=message):
-        narrow_segmentor(**change)
-
-
-def test_windows_must_be_given():
-    with pytest.raises(ValueError, match='test_cfg needs stride'):
-        check_test_cfg(dict(crop_size=(64, 64)))
+        check_test_cfg({name: value for name, value in settings.items() if value is not None})
+    with pytest.raises(ValueError, match='leaves gaps'):  # which every segmentor asks
+        narrow_segmentor(stride=(65, 64))
