@@ -20,6 +20,7 @@ from mmengine.registry import PARAM_SCHEDULERS, RUNNERS
 from torch.optim import SGD
 
 from beit_mm.engine.steps import ProgressHook
+from tools._cli import parse_options
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
 # The demo's model on twelve images of 48 x 64 pixels: three steps.
@@ -39,23 +40,10 @@ TOOLS = sorted(
 
 
 def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    programs = Path(sys.executable).parent
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=dict(
-            os.environ,
-            OMP_NUM_THREADS='1',
-            PYTHON=sys.executable,
-            PYTHONPATH=str(ROOT),
-            CUDA_VISIBLE_DEVICES='',
-            PATH=f'{programs}:{os.environ["PATH"]}',
-            **environment,
-        ),
-    )
+    environment |= dict(OMP_NUM_THREADS='1', PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='')
+    environment['PATH'] = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
+    command = [str(word) for word in command]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ | environment)
 
 
 @pytest.fixture
@@ -130,25 +118,33 @@ def test_without_a_terminal_there_are_a_few_lines_too(options, capfd, monkeypatc
     assert 'mim_loss' in next(Path('work_dirs/pretrain').glob('*/vis_data/scalars.json')).read_text()  # validated
 
 
-def schedule(cfg: Config) -> list[tuple]:
-    keys = ('type', 'begin', 'end', 'by_epoch', 'T_max')
-    return [tuple(scheduler.get(key) for key in keys) for scheduler in cfg.param_scheduler]
+def test_who_stops_a_run_in_a_terminal_is_told_how_to_resume(options, monkeypatch):
+    monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
+    after = ProgressHook.after_train_iter
 
+    def interrupt(hook, runner, *args, **kwargs):
+        after(hook, runner, *args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
 
-def tool() -> dict:
-    """The functions of tools/train.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / 'tools')
-        return runpy.run_path(str(ROOT / 'tools/train.py'), run_name='train')
+    monkeypatch.setattr(ProgressHook, 'after_train_iter', interrupt)
+    with pytest.raises(SystemExit) as end:
+        run_tool('train.py', CONFIG, *options)
+    assert end.value.code == 130 and Path('work_dirs/pretrain/interrupted.pth').is_file()
+    assert re.search(r'^Stopped after step 1\. Resume with: .* --resume$', terminal.getvalue(), flags=re.M)
 
 
 def shortened(name: str, steps: int) -> Config:
+    """What `--steps` makes of a config."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / 'tools')
+        shorten = runpy.run_path(str(ROOT / 'tools/train.py'), run_name='train')['shorten']
     cfg = copy.deepcopy(load_config(f'{name}.py'))
-    tool()['shorten'](cfg, steps)
+    shorten(cfg, steps)
     return cfg
 
 
 LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
+DECAY = ('CosineAnnealingWeightDecay', 0, 8, False, None)
 
 
 @pytest.mark.parametrize(
@@ -165,29 +161,22 @@ LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
         ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, False, None), ('PolyLR', 0, 1601, False, None)]),
         ('demo/pretrain', 300, [(LINEAR, 0, 12, False, None), (COSINE, 12, 300, False, 288)]),
         ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, False, None)]),
+        ('beit_dino/pretrain_dino_400e', 8, [(LINEAR, 0, 2, False, None), DECAY, (COSINE, 2, 8, False, None)]),
     ],
 )
 def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     cfg = shortened(name, steps)
-    assert schedule(cfg) == expected
+    keys = ('type', 'begin', 'end', 'by_epoch', 'T_max')
+    assert [tuple(scheduler.get(key) for key in keys) for scheduler in cfg.param_scheduler] == expected
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
     checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
     assert not checkpoint.by_epoch and checkpoint.interval <= steps and logger.interval <= max(1, steps // 10)
     assert not cfg.log_processor.by_epoch
     if 'dvae' in name:
         assert (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
-
-
-def test_hooks_that_count_epochs_are_shortened():
-    hook = shortened('beit_dino/pretrain_dino_400e', 8).custom_hooks[-1]
-    assert hook.type == 'beit_mm.DINOHook' and hook.warmup_epochs == hook.freeze_last_layer == 0
-
-
-@pytest.mark.parametrize('steps', ['0', '-1', '1e3', ''])
-def test_steps_are_a_number(steps, capsys):
-    with pytest.raises(SystemExit):
-        run_tool('train.py', CONFIG, '--steps', steps)
-    assert 'expected a whole number from 1' in capsys.readouterr().err
+    if 'dino' in name:
+        hook = cfg.custom_hooks[-1]
+        assert hook.type == 'beit_mm.DINOHook' and hook.warmup_epochs == hook.freeze_last_layer == 0
 
 
 def rates(cfg: Config, steps: int, epoch_length: int) -> list[float]:
@@ -217,11 +206,14 @@ def test_a_run_of_a_few_steps_has_rates(name):
         assert all(0 <= rate <= 1.000001 * peak for rate in rates(shortened(name, steps), steps, 1)), steps
 
 
-def test_a_schedule_that_does_not_count_as_the_run_does_is_refused():
-    cfg = copy.deepcopy(load_config('beit/pretrain_800e.py'))
-    cfg.param_scheduler[0].by_epoch = False
-    with pytest.raises(ValueError, match='LinearLR does not count as the run does'):
-        tool()['shorten'](cfg, 10)
+def test_lengths_that_no_run_has_are_refused(capsys):
+    for steps in ('0', '-1', '1e3', ''):
+        with pytest.raises(SystemExit):
+            run_tool('train.py', CONFIG, '--steps', steps)
+        assert 'expected a whole number from 1' in capsys.readouterr().err
+    by_step = ['param_scheduler.0.by_epoch=False', 'train_dataloader.dataset.data_root=.']
+    with pytest.raises(SystemExit, match='LinearLR does not count as the run does'):
+        run_tool('train.py', ROOT / 'configs/beit/pretrain_800e.py', '--steps', 10, '--cfg-options', *by_step)
 
 
 def test_what_a_run_writes_of_its_config_is_no_template(tmp_path, monkeypatch):
@@ -237,39 +229,13 @@ def test_what_a_run_writes_of_its_config_is_no_template(tmp_path, monkeypatch):
     assert Config.fromfile(str(tmp_path / 'dumped.py')).note == cfg.note == '{' + '{$HOME:none}' + '}'
 
 
-def test_who_stops_a_run_in_a_terminal_is_told_how_to_resume(options, monkeypatch):
-    monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
-    after = ProgressHook.after_train_iter
-
-    def interrupt(hook, runner, *args, **kwargs):
-        after(hook, runner, *args, **kwargs)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(ProgressHook, 'after_train_iter', interrupt)
-    with pytest.raises(SystemExit) as end:
-        run_tool('train.py', CONFIG, *options)
-    assert end.value.code == 130 and Path('work_dirs/pretrain/interrupted.pth').is_file()
-    assert re.search(r'^Stopped after step 1\. Resume with: .* --resume$', terminal.getvalue(), flags=re.M)
-
-
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
-    options += NO_WORKERS
-    done = run(
-        'bash',
-        ROOT / 'tools/dist_train.sh',
-        CONFIG,
-        '2',
-        *options,
-        'train_dataloader.batch_size=2',
-        cwd=tmp_path,
-        PORT='29617',
-    )
+    options += [*NO_WORKERS, 'train_dataloader.batch_size=2']
+    done = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, '2', *options, cwd=tmp_path, PORT='29617')
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
-    assert (
-        done.stderr.count('warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 64')
-        == 1
-    )
+    said = 'warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 64'
+    assert done.stderr.count(said) == 1
     (log,) = (path.read_text() for path in tmp_path.glob('work_dirs/pretrain/*/*.log'))
     together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
     # the weights that the two agreed on give the same number in one process
@@ -280,20 +246,8 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
 
 def test_mim_trains_from_the_config_alone(options, tmp_path):
     """Our tools are not in that process: everything must come from the registries."""
-    done = run(
-        'mim',
-        'train',
-        'mmpretrain',
-        CONFIG,
-        '--gpus',
-        '0',
-        '--launcher',
-        'none',
-        '--work-dir',
-        'run',
-        *options,
-        cwd=tmp_path,
-    )
+    words = 'mim train mmpretrain CONFIG --gpus 0 --launcher none --work-dir run'.split()
+    done = run(*[CONFIG if word == 'CONFIG' else word for word in words], *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (tmp_path / 'run/iter_3.pth').exists()
 
@@ -303,7 +257,6 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     [
         (['model.target_generator.checkpoint=nowhere.pth'], 'looked for nowhere.pth'),
         (['train_dataloader.dataset.data_root=no, such folder'], "no folder 'no, such folder"),
-        (['train_dataloader.dataset.data_root=no_such_folder'], "no folder 'no_such_folder"),
         (['train_dataloader.dataset.data_root=no such folder'], "no folder 'no such folder"),
         (['train_dataloader.dataset.data_root=https://example.org/images'], 'expected a local folder of images'),
         (['optim_wrapper.dtype=float8'], "dtype is 'float8'; choose one of"),
@@ -319,6 +272,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         (['work_dir={{$A:b}}'], 'which mmengine executes in the configs that it writes'),
         (['train_pipeline.1.size=32'], 'nothing reads train_pipeline'),
         (['param_scheduler.2.end=9'], 'param_scheduler has entries 0 to 1'),
+        (["pipeline=[{'type': 'LoadImage'}]"], '--cfg-options: pipeline begins as a list of dicts and is no JSON'),
     ],
 )
 def test_a_mistake_is_one_line(options, words, message):
@@ -327,14 +281,11 @@ def test_a_mistake_is_one_line(options, words, message):
     assert end.value.code.startswith('error: ') and message in end.value.code
 
 
-def test_missing_files_are_one_line(options):
+def test_missing_files_are_one_line_and_a_fault_keeps_its_traceback(options, tmp_path):
     with pytest.raises(SystemExit, match='^error: .*gone.py'):
         run_tool('train.py', 'gone.py')
     with pytest.raises(SystemExit, match='^error: .*gone.pth'):
         run_tool('test.py', CONFIG, 'gone.pth', *options)
-
-
-def test_a_fault_keeps_its_traceback(tmp_path):
     (tmp_path / 'config.py').write_text('x = int("y")\n')
     with pytest.raises(ValueError, match='invalid literal'):
         run_tool('train.py', tmp_path / 'config.py')
@@ -342,16 +293,10 @@ def test_a_fault_keeps_its_traceback(tmp_path):
 
 def test_missing_dalle_weights_say_where_to_get_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    narrow = ['model.backbone.arch=tiny', 'model.head.embed_dims=192', 'train_dataloader.dataset.data_root=.']
+    weights = 'model.target_generator.checkpoint=dalle_encoder.pth'
     with pytest.raises(SystemExit) as end:
-        run_tool(
-            'train.py',
-            ROOT / 'configs/beit/pretrain_300e.py',
-            '--cfg-options',
-            'model.target_generator.checkpoint=dalle_encoder.pth',
-            'model.backbone.arch=tiny',
-            'model.head.embed_dims=192',
-            'train_dataloader.dataset.data_root=.',
-        )
+        run_tool('train.py', ROOT / 'configs/beit/pretrain_300e.py', '--cfg-options', weights, *narrow)
     assert all(word in end.value.code for word in ('dalle_encoder.pth', 'random_weights=True', 'https://'))
 
 
@@ -380,33 +325,25 @@ def config_of(monkeypatch, tmp_path):
 def test_the_arguments_of_train(config_of, tmp_path):
     cfg = config_of('train.py', 'demo/bands_dvae')
     assert cfg.work_dir == 'work_dirs/bands_dvae' and cfg.optim_wrapper.dtype == 'float32' and not cfg.resume
-    folder = tmp_path / 'a folder, of mine'
-    folder.mkdir()
-    cfg = config_of(
-        'train.py',
-        'demo/bands_dvae',
-        '--amp',
-        '--auto-scale-lr',
-        '--no-validate',
-        '--resume',
-        'x.pth',
-        '--cfg-options',
-        f'data_root={folder}',
-        'randomness.seed=3',
-        '--cfg-options',
-        'model.loss=l1',
-    )
+    (folder := tmp_path / 'a folder, of mine').mkdir()
+    words = ['--amp', '--auto-scale-lr', '--no-validate', '--resume', 'x.pth', '--cfg-options', f'data_root={folder}']
+    cfg = config_of('train.py', 'demo/bands_dvae', *words, 'randomness.seed=3', '--cfg-options', 'model.loss=l1')
     assert cfg.optim_wrapper.dtype == 'bfloat16' and cfg.auto_scale_lr.enable and cfg.val_cfg is None
     assert (cfg.resume, cfg.load_from, cfg.train_dataloader.dataset.data_root) == (True, 'x.pth', str(folder))
     assert (cfg.randomness.seed, cfg.model.loss) == (3, 'l1')
-    cfg = config_of(
-        'train.py', 'demo/pretrain', '--cfg-options', 'data_root=images', 'val_dataloader.dataset.data_root=other'
-    )
-    roots = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
-    assert roots == ['images', 'other', 'images']
-    assert config_of('train.py', 'demo/pretrain', '--amp').optim_wrapper.dtype == 'bfloat16'
-    plain, compiled = config_of('train.py', 'demo/pretrain'), config_of('train.py', 'demo/pretrain', '--compile')
-    assert compiled.custom_hooks == [*plain.custom_hooks, dict(type='beit_mm.CompileHook')]
+    roots = ['data_root=images', 'val_dataloader.dataset.data_root=other']
+    cfg = config_of('train.py', 'demo/pretrain', '--amp', '--cfg-options', *roots)
+    found = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
+    assert found == ['images', 'other', 'images'] and cfg.optim_wrapper.dtype == 'bfloat16'
+    compiled = config_of('train.py', 'demo/pretrain', '--compile')
+    assert compiled.custom_hooks == [*cfg.custom_hooks, dict(type='beit_mm.CompileHook')]
+
+
+def test_a_pipeline_is_an_option():
+    text = 'pipeline=[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
+    (value,) = parse_options([text]).values()
+    assert value == [dict(type='LoadImage'), dict(type='Crop', size=[4, 5], pad=None)]
+    assert value[0].type == 'LoadImage'  # as in any config
 
 
 def test_the_arguments_of_test(config_of):
@@ -427,14 +364,7 @@ def test_the_arguments_of_test(config_of):
 
 def test_a_config_with_mmengines_own_runner_is_found(tmp_path):
     """In a process of its own: nothing else has imported what registers the runner."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / 'tools/train.py'), str(ROOT / 'configs/beit/pretrain_300e.py')],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT)),
-    )
+    done = run(sys.executable, ROOT / 'tools/train.py', ROOT / 'configs/beit/pretrain_300e.py', cwd=tmp_path)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
-    assert re.search(r"error: .*no folder 'data/imagenet/train'|error: .*dalle_encoder", done.stderr), done.stderr[
-        -1500:
-    ]
+    said = r"error: .*no folder 'data/imagenet/train'|error: .*dalle_encoder"
+    assert re.search(said, done.stderr), done.stderr[-1500:]
