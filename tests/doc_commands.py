@@ -1,7 +1,6 @@
 """What the pages of the docs tell a reader to type: their fenced blocks and the commands in them."""
 
 import argparse
-import functools
 import re
 import runpy
 import shlex
@@ -9,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, header_of, load_config
 from mmengine.config import Config
 
 PAGES = ['README.md', 'CONTRIBUTING.md']
@@ -27,15 +26,7 @@ CONFIG_OF = {  # what CONFIG may stand for, by the heading that it stands below
 
 @dataclass
 class Block:
-    """A fenced block of a page.
-
-    Attributes:
-        page: path of the page, relative to the repository.
-        heading: the nearest one above.
-        before: the paragraph above.
-        language: behind the fence.
-        text: without the fences.
-    """
+    """A fenced block of a page, with the nearest heading and the paragraph above it."""
 
     page: str
     heading: str
@@ -46,19 +37,11 @@ class Block:
 
 @dataclass
 class Command:
-    """A line of a shell block, continuations joined.
-
-    Attributes:
-        block: where it stands.
-        line: with its comment.
-        comment: behind `#`, of this line or of lines of their own right above.
-        words: as a shell splits them; `VAR=value` before a command are among them, redirections too.
-    """
+    """A line of a shell block, continuations joined; its comment may stand in lines of its own above."""
 
     block: Block
-    line: str
     comment: str
-    words: list[str]
+    words: list[str]  # as a shell splits them; `VAR=value` before a command are among them, redirections too
 
     @property
     def text(self) -> str:
@@ -83,7 +66,7 @@ def commands(block: Block) -> list[Command]:
     for line in block.text.replace('\\\n', ' ').splitlines() if block.language == 'shell' else ():
         words, comment = split(line)
         if words:
-            found.append(Command(block, line, f'{above} {comment}', words))
+            found.append(Command(block, f'{above} {comment}', words))
         above = '' if words else f'{above} {comment}'
     return found
 
@@ -94,7 +77,15 @@ def inline_commands(page: str) -> list[Command]:
     found = re.findall(r'`((?:python |tools/\w+\.sh |mim )[^`]+ [^`]+)`', text)
     only_named = re.compile(r'VERB|\.\.\.|^mim \w+ \w+$|^python -m \w+( \w+)?$')
     lines = [' '.join(line.split()) for line in found if not only_named.search(line)]
-    return [Command(Block(page, '', '', 'shell', line), line, '', split(line)[0]) for line in lines]
+    return [Command(Block(page, '', '', 'shell', line), '', split(line)[0]) for line in lines]
+
+
+def header_commands(config: str) -> list[Command]:
+    """The lines of `Command:` and `Test:` in the header of a config."""
+    parts = re.findall(r'^(?:Command|Test): +(.*(?:\n .*)*)', header_of(config), re.M)
+    lines = [line.strip().replace('[--tta]', '--tta') for part in parts for line in part.splitlines()]
+    lines = [line for line in lines if line.startswith(('python ', 'tools/')) and not line.endswith('--cfg-options')]
+    return [Command(Block(config, '', '', 'shell', line), '', split(line)[0]) for line in lines]
 
 
 def split(line: str) -> tuple[list[str], str]:
@@ -115,11 +106,7 @@ class Parsed(BaseException):
 
 
 def parse_tool(script: str, *words: str) -> argparse.Namespace:
-    """What the tool's own parser makes of its arguments; nothing is run.
-
-    Raises:
-        ValueError: what argparse says.
-    """
+    """What the tool's own parser makes of its arguments; nothing is run. ValueError is what argparse says."""
     parse_args = argparse.ArgumentParser.parse_args
 
     def parse(parser: argparse.ArgumentParser, *args: object) -> None:
@@ -147,10 +134,8 @@ def parse_tool(script: str, *words: str) -> argparse.Namespace:
     raise AssertionError(f'{script} does not parse its arguments')
 
 
-@functools.cache
 def config(path: str) -> Config:
-    """A config of the repository, read once."""
-    return Config.fromfile(ROOT / path)
+    return load_config(path.removeprefix('configs/'))
 
 
 def config_of(block: Block | None, name: str) -> str:

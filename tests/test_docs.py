@@ -10,8 +10,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from doc_commands import OPERATORS, PAGES, Command, blocks, commands, config, config_of, inline_commands, parse_tool
-from helpers import ROOT, library_tools, run_tool
+from doc_commands import (
+    OPERATORS,
+    PAGES,
+    Command,
+    blocks,
+    commands,
+    config,
+    config_of,
+    header_commands,
+    inline_commands,
+    parse_tool,
+)
+from helpers import ROOT, library_tools, list_configs, run_tool
 from mkdocs.commands import build
 from mkdocs.config import load_config
 from mmengine.config import Config
@@ -55,15 +66,20 @@ def test_files_that_the_page_on_the_architecture_names_exist():
     assert not missing
 
 
-@pytest.mark.parametrize('page', PAGES)
-def test_commands_of_a_page_have_the_options_that_the_tools_have(page):
+@pytest.mark.parametrize('page', [*PAGES, 'the headers of configs'])
+def test_documented_commands_have_the_options_that_the_tools_have(page):
     """Scripts, options, configs and the keys of --cfg-options, without running anything."""
+    if page in PAGES:
+        found = [*(each for block in blocks(page) for each in commands(block)), *inline_commands(page)]
+    else:
+        found = [each for name in list_configs(demo=True) for each in header_commands(name)]
+        assert len(found) > 100
     problems = []
-    for command in [*(each for block in blocks(page) for each in commands(block)), *inline_commands(page)]:
+    for command in found:
         try:
             check_command(command)
         except (AssertionError, ValueError, OSError, SystemExit) as error:
-            problems.append(f'{command.text}: {error}')
+            problems.append(f'{command.block.page}: {command.text}: {error}')
     assert not problems, '\n'.join(problems)
 
 
@@ -80,7 +96,7 @@ def check_command(command: Command) -> None:
         verb = parser().parse_args(rest[2:3] if rest[2] == 'train' else rest[2:]).verb
         if verb in ('train', 'config'):
             name = rest[3] if rest[3].endswith('.py') else f'configs/{rest[3]}.py'
-            check_training(command, [name, *rest[4:]])
+            check_config(command, parse_tool('tools/train.py', name, *rest[4:]))
     elif script == 'python' and rest[0] == '-m':
         assert importlib.util.find_spec(rest[1]), f'no module {rest[1]}'
     elif script == 'python' and rest[1:] == ['--help']:
@@ -95,7 +111,7 @@ def check_command(command: Command) -> None:
         assert re.fullmatch(r'\d+|N', rest[places])
         check_config(command, parse_tool(f'tools/{tool}', *rest[:places], *rest[places + 1 :]))
     elif script == 'tools/slurm_train.sh':
-        check_training(command, rest[2:])
+        check_config(command, parse_tool('tools/train.py', *rest[2:]))
     elif script == 'tools/run_demo.sh':
         parse_tool('tools/demo/run_demo.py', *rest)
     elif script == 'mim' and rest[0] in ('train', 'test'):
@@ -108,10 +124,6 @@ def check_command(command: Command) -> None:
         assert all(f"'{extra}': [" in (ROOT / 'setup.py').read_text() for extra in extras)
     else:
         assert script in OTHER_PROGRAMS, f'{script} is not known'
-
-
-def check_training(command: Command, words: list[str]) -> None:
-    check_config(command, parse_tool('tools/train.py', *words))
 
 
 def check_config(command: Command, args: argparse.Namespace) -> None:
