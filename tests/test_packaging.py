@@ -18,39 +18,26 @@ NOT_COPIED = shutil.ignore_patterns(
     '.git', '.venv*', '.mim', 'build', 'dist', 'work_dirs', 'data', '*.egg-info', '__pycache__', '.*_cache'
 )
 BUILD = 'from setuptools import build_meta; build_meta.build_{}("dist")'
+SOME_CONFIG = 'configs/some_folder/some_config.py'
 FAMILIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation', 'mim')
 
 
-def python(*arguments: str, cwd: Path) -> None:
-    subprocess.run([sys.executable, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
+def python(*arguments: object, cwd: Path) -> None:
+    command = [sys.executable, *map(str, arguments)]
+    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
 
 
 def build_wheel(source: Path, target: Path) -> Path:
-    python(
-        '-m',
-        'pip',
-        'wheel',
-        '-q',
-        '--no-deps',
-        '--no-build-isolation',
-        '-w',
-        str(target),
-        str(source),
-        cwd=target.parent,
-    )
+    target.mkdir()
+    python(*'-m pip wheel -q --no-deps --no-build-isolation -w'.split(), target, source, cwd=target.parent)
     return next(target.glob('*.whl'))
 
 
 def mim_files(folder: Path) -> set[str]:
     """The files that have to be in .mim, by their path in the source tree."""
-    found = {'model-index.yml'}
-    for name in ('configs', 'tools'):
-        found |= {
-            p.relative_to(folder).as_posix()
-            for p in (folder / name).rglob('*')
-            if p.is_file() and '__pycache__' not in p.parts
-        }
-    return found
+    found = [*(folder / 'configs').rglob('*'), *(folder / 'tools').rglob('*'), folder / 'model-index.yml']
+    files = (path for path in found if path.is_file() and '__pycache__' not in path.parts)
+    return {path.relative_to(folder).as_posix() for path in files}
 
 
 def files_in_wheel(wheel: Path) -> set[str]:
@@ -63,7 +50,7 @@ def source(tmp_path: Path) -> Path:
     """A committed copy of this repository, with one config and one tool whose names are known."""
     copy = tmp_path / 'source'
     shutil.copytree(ROOT, copy, ignore=NOT_COPIED)
-    for name in ('configs/some_folder/some_config.py', 'tools/some_tool.py'):
+    for name in (SOME_CONFIG, 'tools/some_tool.py'):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text('answer = 42\n')
     git = ['git', '-c', 'user.name=test', '-c', 'user.email=test@localhost']
@@ -76,15 +63,14 @@ def source(tmp_path: Path) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('wheel')
     shutil.copytree(ROOT, folder / 'source', ignore=NOT_COPIED)
-    (folder / 'dist').mkdir()
     return build_wheel(folder / 'source', folder / 'dist')
 
 
-def test_wheel_holds_what_mim_looks_for(source, tmp_path):
-    (tmp_path / 'dist').mkdir()
-    files = files_in_wheel(build_wheel(source, tmp_path / 'dist'))
-    assert {'configs/some_folder/some_config.py', 'tools/some_tool.py', 'model-index.yml'} <= files
-    assert files == mim_files(source)
+def test_wheel_holds_what_mim_looks_for_and_forgets_what_is_deleted(source, tmp_path):
+    files = files_in_wheel(build_wheel(source, tmp_path / 'first'))
+    assert {SOME_CONFIG, 'tools/some_tool.py', 'model-index.yml'} <= files == mim_files(source)
+    (source / SOME_CONFIG).unlink()
+    assert SOME_CONFIG not in files_in_wheel(build_wheel(source, tmp_path / 'second'))
 
 
 def test_wheel_serves_demo_outside_of_a_checkout(wheel, tmp_path):
@@ -109,18 +95,9 @@ beit_mm.reconstruct('demo', {str(package / 'weights/scenes')!r})"""
     assert script.stdout.startswith('usage: beit-mm ')
 
 
-def test_wheel_forgets_a_deleted_config(source, tmp_path):
-    for name in ('first', 'second'):
-        (tmp_path / name).mkdir()
-    build_wheel(source, tmp_path / 'first')
-    (source / 'configs/some_folder/some_config.py').unlink()
-    assert 'configs/some_folder/some_config.py' not in files_in_wheel(build_wheel(source, tmp_path / 'second'))
-
-
 def test_install_from_sdist(source, tmp_path):
     python('-c', BUILD.format('editable'), cwd=source)  # its links must not be packed
     python('-c', BUILD.format('sdist'), cwd=source)
-    (tmp_path / 'dist').mkdir()
     archive = next((source / 'dist').glob('*.tar.gz'))
     with tarfile.open(archive) as tar:
         names = {n.split('/', 1)[-1] for n in tar.getnames()}
@@ -132,15 +109,8 @@ def test_install_from_sdist(source, tmp_path):
 
 @pytest.mark.parametrize('links', [True, False], ids=['links', 'no links here'])
 def test_editable_install(source, links):
-    forbid = (
-        ''
-        if links
-        else (
-            'import pathlib\n'
-            'def refuse(*_, **__): raise OSError("no symbolic links")\n'
-            'pathlib.Path.symlink_to = refuse\n'
-        )
-    )
+    refuse = 'import pathlib\ndef refuse(*_, **__): raise OSError("none")\npathlib.Path.symlink_to = refuse\n'
+    forbid = '' if links else refuse
     for _ in range(2):  # the second one finds what the first one left
         python('-c', forbid + BUILD.format('editable'), cwd=source)
     mim = source / 'beit_mm/.mim'
@@ -152,15 +122,8 @@ def test_editable_install(source, links):
 
 
 def test_legacy_develop(source):
-    python(
-        '-c',
-        'import runpy, sys\n'
-        'from setuptools.command.develop import develop\n'
-        'develop.run = lambda self: None\n'
-        'sys.argv = ["setup.py", "develop"]\n'
-        'runpy.run_path("setup.py")',
-        cwd=source,
-    )
+    start = 'develop.run = lambda self: None\nsys.argv = ["setup.py", "develop"]\nrunpy.run_path("setup.py")'
+    python('-c', f'import runpy, sys\nfrom setuptools.command.develop import develop\n{start}', cwd=source)
     assert mim_files(source / 'beit_mm/.mim') == mim_files(source)
 
 

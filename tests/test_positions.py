@@ -43,28 +43,18 @@ def test_ratio_of_the_geometric_sequence(target, ratio):
     assert steps[1] == pytest.approx(ratio, abs=2e-6)
 
 
-@pytest.mark.parametrize(
-    ('source', 'target'),
-    [
-        ((14, 14), (24, 24)),
-        ((14, 14), (32, 32)),
-        ((14, 14), (40, 40)),
-        ((14, 14), (15, 15)),
-        ((14, 14), (8, 8)),
-        ((40, 40), (32, 48)),
-        ((14, 14), (14, 30)),
-        ((12, 16), (40, 25)),
-    ],
-)
+SHAPES = [((14, 14), (side, side)) for side in (24, 32, 40, 15, 8)]
+SHAPES += [((40, 40), (32, 48)), ((14, 14), (14, 30)), ((12, 16), (40, 25))]
+
+
+@pytest.mark.parametrize(('source', 'target'), SHAPES)
 def test_resizing_equals_fitpack(source, target):
     table = torch.randn(num_relative_positions(source), 3, dtype=torch.float64)
-    axes = []
-    for side, wanted in zip(source, target, strict=True):
-        same = np.arange(1.0 - side, side)
-        axes.append(
-            (same, same) if side == wanted else (geometric_offsets(side, wanted), np.arange(1.0 - wanted, wanted))
-        )
-    (x, x_new), (y, y_new) = axes
+    x, y = (
+        np.arange(1.0 - side, side) if side == wanted else geometric_offsets(side, wanted)
+        for side, wanted in zip(source, target, strict=True)
+    )
+    x_new, y_new = (np.arange(1.0 - wanted, wanted) for wanted in target)
     resized = resize_bias_table(table, source, target)
     for head in range(3):
         values = table[:-3, head].view(2 * source[0] - 1, 2 * source[1] - 1).numpy()
