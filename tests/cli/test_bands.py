@@ -23,34 +23,21 @@ def work(tmp_path_factory) -> Path:
     """Runs of two steps, or one epoch, of the three configs: tokenizer, pretrained model and classifier."""
     folder = tmp_path_factory.mktemp('bands')
     draw_bands(folder / 'data', 40, 16, 56)
+    two_steps = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2']
+    one_epoch = ['train_cfg.max_epochs=1', 'default_hooks.checkpoint.interval=1']
+    tokenizer = 'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_2.pth'
+    start = 'model.backbone.init_cfg.checkpoint=work_dirs/bands_pretrain/iter_2.pth'
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run('dvae', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2')
-        run(
-            'pretrain',
-            *NARROW,
-            'model.head.embed_dims=32',
-            'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_2.pth',
-            'train_cfg.max_iters=2',
-            'train_cfg.val_interval=2',
-            'default_hooks.checkpoint.interval=2',
-        )
-        run(
-            'finetune',
-            *NARROW,
-            'model.head.in_channels=32',
-            'model.backbone.init_cfg.checkpoint=work_dirs/bands_pretrain/iter_2.pth',
-            'train_cfg.max_epochs=1',
-            'default_hooks.checkpoint.interval=1',
-        )
+        run('dvae', *two_steps)
+        run('pretrain', *NARROW, 'model.head.embed_dims=32', tokenizer, *two_steps)
+        run('finetune', *NARROW, 'model.head.in_channels=32', start, *one_epoch)
     return folder
 
 
 def run(name: str, *options: str) -> None:
-    config = ROOT / f'configs/demo/bands_{name}.py'
-    run_tool(
-        'train.py', config, '--cfg-options', 'data_root=data', 'train_dataloader.batch_size=8', *NO_WORKERS, *options
-    )
+    options = ('data_root=data', 'train_dataloader.batch_size=8', *NO_WORKERS, *options)
+    run_tool('train.py', ROOT / f'configs/demo/bands_{name}.py', '--cfg-options', *options)
 
 
 def test_the_three_configs_run_one_after_another(work):
@@ -92,14 +79,9 @@ def test_what_a_stored_config_may_say_of_bands_is_limited(work, tmp_path, wrong)
 
 def test_another_number_of_bands_ends_a_run_in_one_line(work, monkeypatch):
     monkeypatch.chdir(work)
+    options = ['model.head.in_channels=32', 'model.backbone.in_channels=5', 'model.backbone.init_cfg=None']
     with pytest.raises(SystemExit, match='error: numbers of channels differ: .*backbone.in_channels 5') as error:
-        run(
-            'finetune',
-            *NARROW,
-            'model.head.in_channels=32',
-            'model.backbone.in_channels=5',
-            'model.backbone.init_cfg=None',
-        )
+        run('finetune', *NARROW, *options)
     assert '\n' not in str(error.value)
 
 
@@ -131,20 +113,11 @@ def test_short_trainings_beat_chance(tmp_path, monkeypatch):
     """A quarter of the demo's steps on half of its images; docs/many_bands.md has the figures of all."""
     monkeypatch.chdir(tmp_path)
     draw_bands(tmp_path / 'data', 800, 160, 64)
-    train = ('train_dataloader.batch_size=16', *NO_WORKERS, 'data_root=data')
-    steps = ('train_cfg.max_iters=300', 'train_cfg.val_interval=300', 'param_scheduler.1.end=300')
-    for name, options in (
-        ('dvae', ('model.temperature_steps=300', 'param_scheduler.1.T_max=250', *steps)),
-        (
-            'pretrain',
-            (
-                'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_300.pth',
-                'param_scheduler.1.T_max=200',
-                *steps,
-            ),
-        ),
-    ):
-        run_tool('train.py', ROOT / f'configs/demo/bands_{name}.py', '--cfg-options', *train, *options)
+    steps = ['train_cfg.max_iters=300', 'train_cfg.val_interval=300', 'param_scheduler.1.end=300']
+    steps.append('train_dataloader.batch_size=16')
+    tokenizer = 'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_300.pth'
+    run('dvae', 'model.temperature_steps=300', 'param_scheduler.1.T_max=250', *steps)
+    run('pretrain', tokenizer, 'param_scheduler.1.T_max=200', *steps)
     tokenizer, pretrained = (last_scalars(tmp_path / f'work_dirs/bands_{name}') for name in ('dvae', 'pretrain'))
     paths = sorted((tmp_path / 'data/val').rglob('*.tif'))
     config = Config.fromfile(ROOT / 'configs/demo/bands_dvae.py')

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, library_tools, make_runner, run_tool, set_num_classes
+from helpers import ROOT, library_tools, list_configs, load_config, make_runner, run_tool, set_num_classes
 from labelled import BACKBONE, CLASSES, classifier_config, make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope, init_default_scope
@@ -54,19 +54,8 @@ def evaluate(name: str, *options: str) -> dict:
 @pytest.mark.parametrize('options', [[], LARGER], ids=['as trained', 'larger'])
 def test_mmpretrains_tool_gives_the_same_accuracy_to_the_last_digit(options):
     ours = evaluate('ours', *options)
-    run_tool(
-        'test.py',
-        'config.py',
-        'epoch_2.pth',
-        '--work-dir',
-        'theirs',
-        '--out',
-        'theirs.json',
-        '--out-item',
-        'metrics',
-        *options,
-        folder=library_tools('mmpretrain'),
-    )
+    words = 'test.py config.py epoch_2.pth --work-dir theirs --out theirs.json --out-item metrics'.split()
+    run_tool(*words, *options, folder=library_tools('mmpretrain'))
     assert ours['accuracy/top1'] == json.loads(Path('theirs.json').read_text())['accuracy/top1']
     right = [p['path'].split('/')[-2] == p['name'] for p in ours['predictions']]
     assert len(right) == 21 and ours['accuracy/top1'] == pytest.approx(100 * sum(right) / 21)
@@ -93,23 +82,14 @@ def test_predictions_drawn_and_mirrored():
 @pytest.mark.slow
 def test_two_processes_predict_each_image_once(work):
     alone = evaluate('alone')
-    command = ['bash', ROOT / 'tools/dist_test.sh', 'config.py', 'epoch_2.pth', '2', '--work-dir', 'both', '--out']
-    subprocess.run(
-        [*command, 'both.json'],
-        check=True,
-        env=dict(
-            os.environ,
-            OMP_NUM_THREADS='1',
-            PYTHONPATH=str(ROOT),
-            PYTHON=sys.executable,
-            CUDA_VISIBLE_DEVICES='',
-            PORT='29618',
-        ),
-    )
+    words = 'config.py epoch_2.pth 2 --work-dir both --out both.json'.split()
+    settings = dict(OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PYTHON=sys.executable, CUDA_VISIBLE_DEVICES='')
+    environment = os.environ | settings | dict(PORT='29618')
+    subprocess.run(['bash', ROOT / 'tools/dist_test.sh', *words], check=True, env=environment)
     both = json.loads(Path('both.json').read_text())
     assert both['accuracy/top1'] == alone['accuracy/top1']
-    paths, labels = ([[p[key] for p in report['predictions']] for report in (both, alone)] for key in ('path', 'label'))
-    assert paths[0] == paths[1] and labels[0] == labels[1]
+    found = [[(p['path'], p['label']) for p in report['predictions']] for report in (both, alone)]
+    assert found[0] == found[1]
 
 
 def test_the_inferencer_needs_the_checkpoint_alone_and_agrees(work, tmp_path):
@@ -186,20 +166,15 @@ def test_what_is_no_image_is_one_line(work, images, options, error, message):
 @pytest.mark.parametrize('mode', ['RGB', 'L', 'RGBA', 'P', 'I;16'])
 def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
     image = Image.open(work / 'images/val/green/1.png')
-    image = (
-        Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45)
-        if mode == 'I;16'
-        else (image.convert(mode))
-    )
+    deep = Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45)
+    image = deep if mode == 'I;16' else image.convert(mode)
     assert image.mode == mode
     if mode == 'RGBA':
         image.putalpha(90)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
+    (exif := Image.Exif())[0x0112] = 6  # lies on its side
     image.save(tmp_path / 'image.png', exif=exif)
-    file, opened = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')(
-        [tmp_path / 'image.png', Image.open(tmp_path / 'image.png')]
-    )
+    classifier = ClassificationInferencer(work / 'epoch_2.pth', device='cpu')
+    file, opened = classifier([tmp_path / 'image.png', Image.open(tmp_path / 'image.png')])
     scores = [[label, pytest.approx(score)] for label, score in file['scores']]  # by how the arrays lie in memory
     assert opened == dict(file, path=None, scores=scores)
 
@@ -233,21 +208,17 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('name', 'edge', 'size'),
-    [
-        ('beit/finetune_in1k_100e', 256, 224),
-        ('beit/finetune_384_in1k_10e', 384, 384),
-        ('beit_plus/finetune_large_512_in1k', 512, 512),
-    ],
+    'name, size',
+    [('beit/finetune_in1k_100e', 224), ('beit/finetune_384_in1k_10e', 384), ('beit_plus/finetune_large_512_in1k', 512)],
 )
-def test_the_usual_pipeline_is_the_one_of_the_configs(name, edge, size):
-    pipeline = Config.fromfile(ROOT / f'configs/{name}.py').test_dataloader.dataset.pipeline
-    made = usual_preparation((size, size), 'pillow')
-    assert (made[0]['scale'], made[1]['crop_size']) == (edge, (size, size))
-    assert [dict(made[0]), dict(made[1], crop_size=size), made[2]] == [dict(step) for step in pipeline[1:]]
+def test_the_usual_pipeline_is_the_one_of_the_configs(name, size):
+    resize, crop, pack = map(dict, usual_preparation((size, size), 'pillow'))
+    pipeline = load_config(f'{name}.py').test_dataloader.dataset.pipeline
+    assert crop['crop_size'] == (size, size)
+    assert [resize, dict(crop, crop_size=size), pack] == [dict(step) for step in pipeline[1:]]
 
 
-def test_a_given_config_with_other_classes_is_refused(tmp_path):
+def test_a_given_config_that_does_not_fit_is_refused(tmp_path):
     path = ROOT / 'configs/demo/finetune_folder.py'
     cfg = Config.fromfile(path)
     set_num_classes(cfg.model, 3)
@@ -260,23 +231,16 @@ def test_a_given_config_with_other_classes_is_refused(tmp_path):
         ClassificationInferencer(tmp_path / 'x.pth', device='cpu', config=Config())
 
 
-def test_a_pretrainings_checkpoint_builds_nothing(work, tmp_path):
-    path = changed(work, tmp_path / 'changed.pth', Config.fromfile(ROOT / 'configs/demo/pretrain.py'))
+def test_a_checkpoints_word_builds_every_classifier_and_no_pretraining(work, tmp_path):
+    path = changed(work, tmp_path / 'changed.pth', load_config('demo/pretrain.py'))
     with pytest.raises(CheckpointError, match="asks for 'beit_mm.BEiTPretrainer', which is no part of a classifier"):
         ClassificationInferencer(path, device='cpu')
-
-
-def test_every_classification_config_is_built_on_a_checkpoints_word():
-    seen = 0
-    for path in sorted(ROOT.glob('configs/*/*.py')):
-        cfg = Config.fromfile(path)
-        if path.parent.name != '_base_' and cfg.model.type in ('ImageClassifier', 'beit_mm.LinearProbe'):
-            inferencer = ClassificationInferencer.__new__(ClassificationInferencer)
-            inferencer.meta = dict(config_dict=plain_values(cfg.to_dict()))
-            inferencer.dataset_meta = {}
-            inferencer._stored_config(path)
-            seen += 1
-    assert seen > 20
+    classifiers = [name for name in list_configs('finetune', 'linear_probe', 'bands_finetune', demo=True)]
+    assert len(classifiers) > 20
+    for name in classifiers:
+        inferencer = ClassificationInferencer.__new__(ClassificationInferencer)
+        inferencer.meta, inferencer.dataset_meta = dict(config_dict=plain_values(load_config(name).to_dict())), {}
+        inferencer._stored_config(Path(name))
 
 
 @pytest.mark.parametrize(

@@ -58,17 +58,8 @@ test_cfg = dict(type='TestLoop')
 def folder(tmp_path) -> Path:
     """A checkpoint of timm's, twelve images of three classes and two scenes."""
     torch.manual_seed(0)
-    model = Beit(
-        img_size=32,
-        patch_size=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=4,
-        num_classes=3,
-        use_abs_pos_emb=False,
-        use_rel_pos_bias=True,
-        init_values=0.1,
-    ).eval()
+    bias = dict(use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1)
+    model = Beit(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=3, **bias).eval()
     torch.save(model.state_dict(), tmp_path / 'timm.pth')
     rng = np.random.default_rng(0)
     for name in ('images/0', 'images/1', 'images/2', 'scenes/images', 'scenes/annotations'):
@@ -88,18 +79,6 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess:
-    tools = Path(sys.executable).parent
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=dict(os.environ, OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=f'{tools}:{os.environ["PATH"]}'),
-    )
-
-
 def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
     monkeypatch.chdir(folder)
     run_tool('test.py', 'classification.py', 'timm.pth', '--work-dir', 'run', folder=library_tools('mmpretrain'))
@@ -116,21 +95,10 @@ def test_mmpretrain_classifies_as_timm_does(folder, monkeypatch):
 def test_mim_tests_with_weights_of_timms(folder, library):
     """A process where nothing of ours runs but what the config names."""
     config = dict(mmsegmentation='segmentation.py', mmpretrain='classification.py')[library]
-    done = run(
-        'mim',
-        'test',
-        library,
-        config,
-        '--checkpoint',
-        'timm.pth',
-        '--gpus',
-        '0',
-        '--launcher',
-        'none',
-        '--work-dir',
-        'run',
-        cwd=folder,
-    )
+    words = f'mim test {library} {config} --checkpoint timm.pth --gpus 0 --launcher none --work-dir run'.split()
+    path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
+    environment = os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=str(ROOT), PATH=path)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     if library == 'mmpretrain':
         assert re.search(r'accuracy/top1: ([\d.]+)', done.stdout)[1] == (folder / 'accuracy').read_text()
