@@ -87,11 +87,10 @@ def test_every_trained_parameter_gets_a_gradient(monkeypatch):
     shown = set()
 
     def check(name: str) -> None:
-        cfg = load_config(name)
-        model = build_on_meta(name).train()
+        cfg, model = load_config(name), build_on_meta(name)
         if 'large' in name or cfg.model.type in ('beit_mm.MultiScaleTTA', 'beit_mm.DiscreteVAE') or id(model) in shown:
             return
-        shown.add(id(model))
+        shown.add(id(model.train()))
         with torch.device('meta'):
             sum(losses_of(model)).backward()
         assert not [part for part, value in model.named_parameters() if value.requires_grad and value.grad is None]
