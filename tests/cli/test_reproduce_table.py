@@ -99,6 +99,8 @@ def test_a_table_goes_on_after_a_stop_and_holds_the_figures(root, commands, monk
         ]
         + [(f'tools/{tool}.py', name) for tool in ('train', 'test') for name in tuned]
     )
+    seeded = [words for words in commands if 'finetune_seed1' in str(words) and 'train.py' in words[0]]
+    assert len(seeded) == 2 and all('randomness.seed=1' in words for words in seeded)
     lists = [(root / RUNS / f'labels_20_seed{seed}.txt').read_text().split() for seed in (0, 1)]
     assert len(lists[0]) == len(set(lists[0])) == 70 + 87 and lists[0] != lists[1]  # fewer than 20 a class are all
 

@@ -133,6 +133,7 @@ def segmentation(name: str, row) -> dict:
     some = [dict(type='RandomResize', ratio_range=(0.5, 2.0), **resize)]
     some += [dict(type='RandomCrop', crop_size=window, cat_max_ratio=0.75), flip, colours]
     by_its_name = dict(type='LoadImageFromFile', _scope_='beit_mm')  # LoadImage, as mmseg looks for it
+    warmup = dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500 * row.acc + 1)
     labels, pack = ours('LoadAnnotation'), dict(type='PackSegInputs')
     folders = {
         f'{loader}_dataloader.dataset.data_prefix.{kind}': f'{folder}/{split}'
@@ -156,6 +157,7 @@ def segmentation(name: str, row) -> dict:
         'optim_wrapper.optimizer': adamw(row.lr, 0.05),
         'optim_wrapper.accumulative_counts': None if row.acc == 1 else row.acc,
         'auto_scale_lr.base_batch_size': 16,
+        'param_scheduler': [warmup, dict(type='PolyLR', power=1.0, eta_min=0, begin=0, end=row.batches + 1)],
         'train_cfg': dict(max_iters=row.batches, val_interval=row.batches // 10),
         'train_dataloader.drop_last': True,
         'train_dataloader.dataset': ade20k,
@@ -189,8 +191,8 @@ def test_recipes_and_models_are_the_published_ones(kind):
     check_all(rows, check_one)
 
 
-def check_rates(schedulers: list[dict], peak: float, expected: list[float], decays: object = None, shrink: int = 1):
-    """The rates of all steps, with a hundredth of the rate for low layers; three steps an epoch."""
+def check_rates(schedulers: list[dict], peak: float, expected: list[float], decays: object = None) -> None:
+    """The rates of all steps, low layers with a hundredth; three steps an epoch, or a hundredth of the steps."""
     groups = [dict(params=[torch.zeros(1, requires_grad=True)], lr=peak * scale) for scale in (1, 0.01)]
     optimizer, running = torch.optim.AdamW(groups, lr=peak, weight_decay=0.04), []
     for options in map(dict, schedulers):
@@ -198,8 +200,8 @@ def check_rates(schedulers: list[dict], peak: float, expected: list[float], deca
         if options.pop('convert_to_iter_based', False):
             running.append(kind.build_iter_from_epoch(optimizer=optimizer, **options, epoch_length=3))
         else:
-            options['end'] = math.ceil(options['end'] / shrink)
-            running.append(kind(optimizer, **options | dict(begin=options['begin'] // shrink)))
+            options['end'] = math.ceil(options['end'] / 100)
+            running.append(kind(optimizer, **options | dict(begin=options['begin'] // 100)))
     low_layers = (1, 0.01) if not any('eta_min' in scheduler for scheduler in schedulers) else (1,)
     for step, rate in enumerate(expected):
         for group, scale in zip(optimizer.param_groups, low_layers, strict=False):
@@ -231,11 +233,11 @@ def test_rates_follow_the_released_formulas():
             return
         seen.add(what)
         if kind == 'segmentation':
-            total, warmup = int(row.batches) // 1000, 1500 * row.acc // 1000
+            total, warmup = int(row.batches) // 100, 15 * row.acc
             expected = [peak * (1 - step / total) for step in range(total)]
             for step in range(warmup):
                 expected[step] *= 1 - (1 - step / warmup) * (1 - 1e-6)
-            check_rates(schedulers, peak, expected, shrink=1000)
+            check_rates(schedulers, peak, expected)
         elif kind == 'finetuning':
             warmup, total = 3 * row.warm, 3 * row.ep
             first = 1e-6 if row.min == peak else 0  # DeiT's
@@ -243,7 +245,7 @@ def test_rates_follow_the_released_formulas():
         else:  # IN-22K's steps by a hundred
             by_step = row.warmup >= 1000
             warmup, total = (100, 1_039_800 // 100) if by_step else (3 * row.warmup, 3 * row.epochs)
-            check_rates(schedulers, peak, warm(peak, warmup) + cosine(peak, 1e-5, total - warmup), shrink=100)
+            check_rates(schedulers, peak, warm(peak, warmup) + cosine(peak, 1e-5, total - warmup))
 
     check_all((name for rows in KINDS.values() for name in rows), check_one)
 
