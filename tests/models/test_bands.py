@@ -4,26 +4,22 @@ import numpy as np
 import pytest
 import torch
 from helpers import narrow_model
-from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
 from beit_mm.datasets import LoadBands, PackViews, TwoViewCenterCrop
 from beit_mm.engine.checks import channels_of, check_channels
-from beit_mm.models import BEiTBackbone, DiscreteVAE, TwoViewDataPreprocessor
+from beit_mm.models import DiscreteVAE, TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
+BACKBONE = narrow_model()['backbone']
 TOKENIZER = dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=32, embed_dims=8, bottleneck_blocks=1)
 
 
 def pretrainer(bands: int, **changes) -> torch.nn.Module:
-    model = narrow_model(**changes)
+    model = narrow_model(**dict(target_generator=dict(TOKENIZER, in_channels=bands)) | changes)
     model['backbone']['in_channels'] = bands
-    model['data_preprocessor'].update(
-        mean=[10.0 * band for band in range(bands)], std=[50.0 + band for band in range(bands)]
-    )
-    model.setdefault('target_generator', dict(TOKENIZER, in_channels=bands))
-    if model['target_generator'] and model['target_generator']['type'] == 'beit_mm.DALLETokenizer':
-        model['target_generator'] = dict(TOKENIZER, in_channels=bands)
+    levels = dict(mean=[10.0 * band for band in range(bands)], std=[50.0 + band for band in range(bands)])
+    model['data_preprocessor'].update(levels)
     return MODELS.build(model)
 
 
@@ -32,9 +28,8 @@ def batch(bands: int, dtype: str = 'float32') -> dict[str, torch.Tensor]:
     rng, samples = np.random.default_rng(0), []
     load = LoadBands(low=-100, high=900) if dtype == 'float32' else LoadBands()
     for _ in range(4):
-        values = (
-            rng.random((40, 36, bands)) * 800 if dtype == 'float32' else rng.integers(0, 256, (40, 36, bands), 'uint8')
-        )
+        values = rng.integers(0, 256, (40, 36, bands), 'uint8')
+        values = values if dtype == 'uint8' else 3 * rng.random(1, dtype) * values
         sample = TwoViewCenterCrop(32, 32)(load(dict(img=values)))
         samples.append(PackViews()(dict(sample, mask=rng.random((4, 4)) < 0.4))['inputs'])
     return {key: torch.stack([sample[key] for sample in samples]) for key in ('images', 'tokenizer_images', 'mask')}
@@ -66,15 +61,10 @@ def test_a_step_of_pretraining(bands, pixels):
     losses = model(inputs, mode='loss')
     losses['loss'].backward()
     assert losses['loss'].isfinite() and model.backbone.patch_embed.proj.weight.grad.abs().sum(dim=(0, 2, 3)).min() > 0
-    if pixels:  # of one patch, by hand
-        index = int(inputs['positions'][0, 0])
-        row, column = 8 * (index // 4), 8 * (index % 4)
-        patch = inputs['images'][0, :, row : row + 8, column : column + 8].flatten()
-        torch.testing.assert_close(model._targets(inputs, inputs['positions'])[0, 0], patch)
 
 
 @pytest.mark.parametrize('bands', [1, 6, 16])
-def test_a_tokenizer_learns_and_a_classifier_runs(bands):
+def test_a_tokenizer_learns(bands):
     preprocessor = dict(type='beit_mm.TwoViewDataPreprocessor', mean=[0] * bands, std=[255] * bands)
     tokenizer = MODELS.build(dict(TOKENIZER, in_channels=bands, data_preprocessor=preprocessor))
     inputs = batch(bands)
@@ -82,20 +72,20 @@ def test_a_tokenizer_learns_and_a_classifier_runs(bands):
     losses['loss_recon'].backward()
     assert next(tokenizer.encoder.parameters()).grad.abs().sum(dim=(0, 2, 3)).min() > 0
     check_channels(tokenizer, bands)
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        classifier = MODELS.build(
-            dict(
-                type='ImageClassifier',
-                data_preprocessor=dict(
-                    type='beit_mm.ClassificationDataPreprocessor', mean=[127] * bands, std=[60] * bands, num_classes=3
-                ),
-                backbone=dict(
-                    narrow_model()['backbone'], in_channels=bands, masked_input=False, out_type='avg_featmap'
-                ),
-                head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
-            )
-        ).train()
-    images = inputs['images'].permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize('bands', [1, 6, 16])
+def test_a_classifier_runs(bands):
+    config = dict(
+        type='mmpretrain.ImageClassifier',
+        data_preprocessor=dict(
+            type='beit_mm.ClassificationDataPreprocessor', mean=[127] * bands, std=[60] * bands, num_classes=3
+        ),
+        backbone=dict(BACKBONE, in_channels=bands, masked_input=False, out_type='avg_featmap'),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32),
+    )
+    classifier = MODELS.build(config).train()
+    images = batch(bands)['images'].permute(0, 3, 1, 2)
     samples = [DataSample(erase_box=(0, 0, 8, 8)).set_gt_label(1) for _ in images]
     data = classifier.data_preprocessor(dict(inputs=images, data_samples=samples), training=True)
     torch.testing.assert_close(data['inputs'][:, :, 8:], (images[:, :, 8:] - 127) / 60)
@@ -106,7 +96,7 @@ def test_a_tokenizer_learns_and_a_classifier_runs(bands):
 
 @pytest.mark.parametrize('bands', [1, 6, 9])
 def test_weights_of_rgb_images_are_adapted_to_bands(bands):
-    rgb = BEiTBackbone(**{key: value for key, value in narrow_model()['backbone'].items() if key != 'type'})
+    rgb = MODELS.build(BACKBONE)
     backbone = pretrainer(bands).backbone
     backbone.load_state_dict(rgb.state_dict())
     assert backbone.load_report.adapted == ['patch_embed.proj.weight']

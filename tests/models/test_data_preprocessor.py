@@ -32,6 +32,8 @@ def test_each_view_is_scaled_for_its_network():
     positions = torch.tensor([[0, 2, -1], [2, -1, -1]])  # as BlockwiseMask gives them
     given = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(batch, positions=positions)))['inputs']
     assert torch.equal(given['positions'], positions)
+    alone = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=batch['images'])))['inputs']
+    assert alone['tokenizer_images'] is alone['mask'] is alone['positions'] is None
 
 
 def test_positions_list_each_masked_patch_in_order():
@@ -64,11 +66,6 @@ def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
 def test_no_view_is_larger_than_the_first(scale):
     with pytest.raises(ValueError, match='expected a fraction, above 0'):
         TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=scale)
-
-
-def test_what_the_pipeline_leaves_out_is_none():
-    inputs = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=make_batch()['images'])))['inputs']
-    assert inputs['tokenizer_images'] is inputs['mask'] is inputs['positions'] is None
 
 
 def test_denormalize_is_the_way_back():
