@@ -129,13 +129,6 @@ def test_a_file_onto_itself(run_file):
     assert_equal(read(path), state)
 
 
-def test_a_rectangle_whose_sides_are_known(tmp_path):
-    state = ours('classification', 'per_layer', size=(48, 80)).state_dict()
-    torch.save(dict(state_dict=state, meta=dict(preprocessing=dict(size=[48, 80]))), tmp_path / 'ours.pth')
-    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', 'hf')
-    assert json.loads((tmp_path / 'hub/config.json').read_text())['image_size'] == [48, 80]
-
-
 # --- publish_checkpoint ---------------------------------------------------------------------------
 
 

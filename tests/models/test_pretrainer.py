@@ -11,7 +11,6 @@ from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
 from beit_mm.engine.optim import parameter_groups
-from beit_mm.models.beit import patchify
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.registry import MODELS
 
@@ -99,14 +98,6 @@ def test_pixel_regression():
     losses = model(inputs, mode='loss')
     assert set(losses) == {'loss'}
     torch.testing.assert_close(losses['loss'], torch.stack(errors).mean())
-
-
-def test_patches_have_the_order_of_a_convolution_weight():
-    images, weight = torch.randn(2, 3, 8, 12), torch.randn(5, 3, 4, 4)
-    patches = patchify(images, 4)
-    assert torch.equal(patches[1, 4].view(3, 4, 4), images[1, :, 4:8, 4:8])
-    expected = F.conv2d(images, weight, stride=4).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(patches @ weight.flatten(1).T, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_tokenizer_without_encode_at_gives_the_same_loss():

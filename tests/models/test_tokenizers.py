@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
-from safetensors.torch import save_file
 from scipy import stats
 
 from beit_mm.checkpoint.read import CheckpointError
@@ -71,12 +70,10 @@ def test_random_weights_do_not_depend_on_the_seed_nor_change_it():
     assert not any(p.requires_grad for p in first.parameters())
 
 
-@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
-def test_weights_from_files(tmp_path, suffix):
-    source = DALLETokenizer(random_weights=True, **SMALL_DALLE)
-    path = tmp_path / f'encoder{suffix}'
-    state = {name: p.contiguous() + 0.01 for name, p in source.encoder.state_dict().items()}
-    save_file(state, path) if suffix == '.safetensors' else torch.save({'state_dict': state}, path)
+def test_weights_from_files(tmp_path):
+    source, path = DALLETokenizer(random_weights=True, **SMALL_DALLE), tmp_path / 'encoder.pth'
+    state = {name: p + 0.01 for name, p in source.encoder.state_dict().items()}
+    torch.save({'state_dict': state}, path)
     tokenizer = DALLETokenizer(str(path), **SMALL_DALLE)
     assert all(torch.equal(tokenizer.encoder.state_dict()[name], p) for name, p in state.items())
     assert tokenizer.provenance['path'] == str(path)
@@ -132,7 +129,7 @@ def test_half_precision_is_that_of_the_original():
     bf16 = DALLETokenizer(random_weights=True, precision='bf16', **SMALL_DALLE)
     bf16.encode(images)
     assert bf16.encoder.blocks.input.w.dtype == torch.bfloat16
-    assert bf16.encoder.blocks.output.conv.w.dtype == torch.float32
+    assert bf16.encoder.blocks.output.conv.w.dtype == bf16.encoder(images).dtype == torch.float32
     assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
     with pytest.raises(ValueError, match="got 'int8'"):
         DALLETokenizer(random_weights=True, precision='int8')

@@ -170,19 +170,6 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
 # --- from one task to the next --------------------------------------------------------------------
 
 
-def test_from_pretraining_to_mmseg_the_shared_table_is_expanded():
-    """mmseg itself cannot read these weights: it has a table in every block, and no final norm."""
-    pretrained = ours('pretraining', 'shared')
-    weights = convert_state_dict(pretrained.state_dict(), target='mmseg').state_dict
-    peer = peers.mmseg_peer('segmentation', 'per_layer', num_layers=2, out_indices=[0, 1]).backbone
-    peer.load_state_dict({name.removeprefix('backbone.'): tensor for name, tensor in weights.items()})
-    maps = ours('features', 'shared', out_type='featmap', out_indices=[0, 1]).backbone
-    maps.load_state_dict(pretrained.backbone.state_dict(), strict=True)
-    images, _ = images_and_mask()
-    with torch.no_grad():
-        assert_same_outputs(list(peer(images)), list(maps(images)))
-
-
 def test_mmseg_gets_layer_scale_of_ones_and_no_model_without_a_bias(tmp_path):
     """Its backbone always multiplies by LayerScale and always adds a bias."""
     model = ours('segmentation', 'per_layer', layer_scale_init=None)
@@ -205,9 +192,11 @@ def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
     assert_same_outputs(outputs(model, task, images), peers.peer_outputs(peer, task, images))
 
 
-def test_a_rectangle_whose_sides_the_file_says_fits_mmpretrains_class(tmp_path):
+def test_a_rectangle_whose_sides_the_file_says(tmp_path):
     model = ours('classification', 'per_layer', size=(48, 80))
     torch.save(dict(state_dict=model.state_dict(), meta=dict(preprocessing=dict(size=[48, 80]))), tmp_path / 'ours.pth')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', 'hf')
+    assert json.loads((tmp_path / 'hub/config.json').read_text())['image_size'] == [48, 80]
     convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'theirs.pth', 'mmpretrain')
     peer = peers.mmpretrain_peer('classification', 'per_layer', size=(48, 80))
     peer.load_state_dict(peers.read(tmp_path / 'theirs.pth'), strict=True)  # index buffers included
