@@ -26,6 +26,7 @@ from PIL import Image
 from torch import nn
 
 from beit_mm import ClassificationInferencer, SegmentationInferencer
+from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets import UnlabeledImages
 from beit_mm.engine.checks import check_colours, check_groups
 from beit_mm.models.tokenizers.base import map_pixels
@@ -46,30 +47,13 @@ THEIRS = dict(
     head=dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss')),
     target_generator=dict(type='DALL-E', n_hid=8, vocab_size=VOCAB),
 )
-VQKD = dict(
-    type='VQKD',
-    encoder_config=dict(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', final_norm=False),
-    num_embed=VOCAB,
-    embed_dims=4,
-    quantize_kmeans_init=False,
-)
-TWO_VIEWS = dict(
-    type='RandomResizedCropAndInterpolationWithTwoPic',
-    size=32,
-    second_size=32,
-    interpolation='bicubic',
-    second_interpolation='lanczos',
-)
+VQKD_ENCODER = dict(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', final_norm=False)
+VQKD = dict(type='VQKD', encoder_config=VQKD_ENCODER, num_embed=VOCAB, embed_dims=4, quantize_kmeans_init=False)
+TWO_VIEWS = dict(type='RandomResizedCropAndInterpolationWithTwoPic', size=32, second_size=32)
 THEIR_MASK = dict(type='BEiTMaskGenerator', input_size=(4, 4), num_masking_patches=6, min_num_patches=2)
 OUR_MASK = dict(type='beit_mm.BlockwiseMask', grid=(4, 4), num_masked=6, min_block=2)
-THEIR_PREPROCESSOR = dict(  # of mmpretrain's recipe
-    type='TwoNormDataPreprocessor',
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    second_mean=[-31.875] * 3,
-    second_std=[318.75] * 3,
-    to_rgb=True,
-)
+SECOND = dict(second_mean=[-31.875] * 3, second_std=[318.75] * 3)
+THEIR_PREPROCESSOR = dict(type='TwoNormDataPreprocessor', to_rgb=True, **IMAGENET, **SECOND)  # of mmpretrain's recipe
 
 
 @pytest.fixture(autouse=True)
@@ -280,15 +264,8 @@ def classifier(backbone: dict, **changes) -> nn.Module:
 
 
 OUR_CLASSIFIER = dict(OURS['backbone'], out_type='avg_featmap', masked_input=False, rel_pos_bias='per_layer')
-THEIR_CLASSIFIER = dict(
-    type='BEiTViT',
-    out_type='avg_featmap',
-    **SIZES,
-    use_abs_pos_emb=False,
-    use_rel_pos_bias=True,
-    use_shared_rel_pos_bias=False,
-    layer_scale_init_value=0.1,
-)
+THEIR_BIAS = dict(use_abs_pos_emb=False, use_rel_pos_bias=True, use_shared_rel_pos_bias=False)
+THEIR_CLASSIFIER = dict(type='BEiTViT', out_type='avg_featmap', layer_scale_init_value=0.1, **SIZES, **THEIR_BIAS)
 
 
 def one_step(model: nn.Module, **config) -> dict[str, tuple[float, float]]:
@@ -345,16 +322,8 @@ def segmentor(backbone: dict, **changes) -> nn.Module:
 
 
 OUR_PYRAMID = dict(OUR_CLASSIFIER, out_type='featmap', out_indices=(0, 1, 2, 3))
-THEIR_PYRAMID = dict(
-    type='mmseg.BEiT',
-    img_size=(32, 32),
-    patch_size=8,
-    embed_dims=DIMS,
-    num_layers=4,
-    num_heads=4,
-    out_indices=(0, 1, 2, 3),
-    init_values=0.1,
-)
+THEIR_PYRAMID = dict(embed_dims=DIMS, num_layers=4, num_heads=4, img_size=(32, 32), patch_size=8, init_values=0.1)
+THEIR_PYRAMID = dict(THEIR_PYRAMID, type='mmseg.BEiT', out_indices=(0, 1, 2, 3))
 
 
 @pytest.mark.parametrize('name, rate', [('LayerDecay', 'layer_decay_rate'), ('LearningRateDecay', 'decay_rate')])
@@ -370,14 +339,13 @@ def test_mmsegs_constructors_find_no_layers_of_ours(name, rate):
 
 def test_our_constructor_in_mmseg():
     rate = dict(OUR_DECAY, paramwise_cfg=dict(layer_decay_rate=0.9))
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        groups = one_step(segmentor(OUR_PYRAMID), **rate)
-        assert groups['backbone.blocks.0.norm1.weight'] == (pytest.approx(1e-3 * 0.9**4), 0)
-        assert groups['decode_head.conv_seg.weight'] == (1e-3, 0.05)
-        with pytest.raises(ValueError, match='needs one BEiTBackbone.*EncoderDecoder has 0'):
-            one_step(segmentor(THEIR_PYRAMID), **rate)
-        with pytest.raises(ValueError, match="has .'num_layers'.; it takes layer_decay_rate only"):
-            one_step(segmentor(OUR_PYRAMID), **dict(rate, paramwise_cfg=dict(num_layers=4, layer_decay_rate=0.9)))
+    groups = one_step(segmentor(OUR_PYRAMID), **rate)
+    assert groups['backbone.blocks.0.norm1.weight'] == (pytest.approx(1e-3 * 0.9**4), 0)
+    assert groups['decode_head.conv_seg.weight'] == (1e-3, 0.05)
+    with pytest.raises(ValueError, match='needs one BEiTBackbone.*EncoderDecoder has 0'):
+        one_step(segmentor(THEIR_PYRAMID), **rate)
+    with pytest.raises(ValueError, match="has .'num_layers'.; it takes layer_decay_rate only"):
+        one_step(segmentor(OUR_PYRAMID), **dict(rate, paramwise_cfg=dict(num_layers=4, layer_decay_rate=0.9)))
 
 
 # --- mmseg's parts and ours
@@ -385,14 +353,16 @@ def test_our_constructor_in_mmseg():
 
 def test_mmsegs_backbone_in_our_segmentor_has_its_logits():
     images, weights, logits = torch.rand(2, 3, 32, 32), None, []
-    sample = SegDataSample(metainfo=dict(img_shape=(32, 32), ori_shape=(32, 32)))
-    for algorithm, head in (('mmseg.EncoderDecoder', 'mmseg.UPerHead'), ('SlidingSegmentor', 'EfficientUPerHead')):
-        algorithm, head = (name if '.' in name else f'beit_mm.{name}' for name in (algorithm, head))
-        model = segmentor(THEIR_PYRAMID, type=algorithm, decode_head=dict(UPERNET, type=head))
+    samples = [SegDataSample(metainfo=dict(img_shape=(32, 32), ori_shape=(32, 32))) for _ in images]
+    for algorithm, head in (
+        ('mmseg.EncoderDecoder', 'mmseg.UPerHead'),
+        ('beit_mm.SlidingSegmentor', 'beit_mm.EfficientUPerHead'),
+    ):
+        model = segmentor(THEIR_PYRAMID, type=algorithm, decode_head=dict(UPERNET, type=head)).eval()
         weights = weights or randomise(model).state_dict()
         model.load_state_dict(weights)
-        model.eval().test_cfg.precision = 'float32'
-        logits.append(model.predict(images, [copy.deepcopy(sample) for _ in images])[1].seg_logits.data.detach())
+        model.test_cfg.precision = 'float32'
+        logits.append(model.predict(images, copy.deepcopy(samples))[1].seg_logits.data.detach())
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -466,17 +436,10 @@ def test_mmsegs_inferencers(tmp_path):
 
 NARROWER = {  # text of the page -> what is run in its place
     "arch='base'": 'arch=dict(embed_dims=32, num_layers=12, num_heads=2)',
-    '768': '32',
-    'size=224': 'size=32',
-    'scale=224': 'scale=32',
-    'scale=256': 'scale=36',
-    '512': '64',
-    '2048': '256',
-    '341': '43',
-    'num_workers=2': 'num_workers=0',
-    'persistent_workers=True': 'persistent_workers=False',
-    'batch_size=32': 'batch_size=3',
-    'num_classes = 10': 'num_classes = 3',
+    **{'768': '32', 'size=224': 'size=32', 'scale=224': 'scale=32', 'scale=256': 'scale=36'},
+    **{'512': '64', '2048': '256', '341': '43'},
+    **{'num_workers=2': 'num_workers=0', 'persistent_workers=True': 'persistent_workers=False'},
+    **{'batch_size=32': 'batch_size=3', 'num_classes = 10': 'num_classes = 3'},
 }
 
 
