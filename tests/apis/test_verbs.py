@@ -425,11 +425,11 @@ def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monke
     assert load_features(f'{odd}.npz')['paths'] == [result['path'] for result in found]
 
 
-@pytest.mark.parametrize('sign', [*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t'])
+@pytest.mark.parametrize('sign', [*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t', '\r'])
 def test_a_class_is_no_formula_in_a_spreadsheet(sign, tmp_path):
     inference.write_results(tmp_path / 'x.csv', [dict(path=f'{sign}1.png', name=f'{sign}1+1')])
-    row = list(csv.reader((tmp_path / 'x.csv').read_text(encoding='utf-8').splitlines(), lineterminator='\n'))[1]
-    assert row[0] == f'./{sign}1.png' and row[1] == f"'{sign}1+1"
+    with (tmp_path / 'x.csv').open(encoding='utf-8', newline='') as file:
+        assert list(csv.reader(file))[1][:2] == [f'./{sign}1.png', f"'{sign}1+1"]
 
 
 def test_pictures_of_what_a_model_sees(run, images, tmp_path):

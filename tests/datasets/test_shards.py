@@ -77,17 +77,24 @@ def image_bytes(value: int = 100) -> bytes:
 # --- the same samples -----------------------------------------------------------------------------
 
 
+def both(made: Path, kind: str, **settings) -> tuple[list[dict], list[dict]]:
+    """The samples of the folder and of its shards, after a check that they are the same."""
+    datasets = [build(made / folder, kind, **settings) for folder in ('data/train', 'shards')]
+    files, members = ([dataset[index] for index in range(len(dataset))] for dataset in datasets)
+    assert datasets[0].metainfo.get('classes') == datasets[1].metainfo.get('classes') and len(files) == len(members)
+    for file, member in zip(files, members, strict=True):
+        assert np.array_equal(file['img'], member['img']) and file.get('gt_label') == member.get('gt_label')
+    return files, members
+
+
 @pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
 def test_pixels_order_and_labels_are_the_folders(made, kind):
-    files, members = build(made / 'data/train', kind), build(made / 'shards', kind)
-    assert len(files) == len(members) == 18
-    for index in range(18):
-        file, member = files[index], members[index]
+    files, members = both(made, kind)
+    assert len(files) == 18
+    for file, member in zip(files, members, strict=True):
         assert np.array_equal(member['img'], np.asarray(Image.open(file['img_path'])))
         shard, name = member['img_path'].removeprefix(f'{made}/shards/').split('/', 1)
         assert name == os.path.relpath(file['img_path'], made / 'data/train') and shard.startswith('shard-00000')
-        assert file.get('gt_label') == member.get('gt_label')
-    assert members.metainfo.get('classes') == files.metainfo.get('classes')
 
 
 def test_the_archives_are_ordinary_ones(made):
@@ -142,24 +149,19 @@ def test_every_format_is_read_as_from_a_file(tmp_path, name):
         assert np.array_equal(read_image(member), read_image(str(path)))
 
 
-def test_lists_name_images_as_in_the_folder(made, tmp_path):
+@pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
+def test_lists_name_images_as_in_the_folder(made, tmp_path, kind):
     (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
-    for kind in ('ImageFolder', 'UnlabeledImages'):
-        files, members = (build(made / x, kind, ann_file=str(tmp_path / 'list')) for x in ('data/train', 'shards'))
-        for index in range(2):
-            assert np.array_equal(files[index]['img'], members[index]['img'])
-            assert files[index].get('gt_label') == members[index].get('gt_label')
-        (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
-        with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
-            build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
+    assert len(both(made, kind, ann_file=str(tmp_path / 'list'))[0]) == 2
+    (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
+    with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
+        build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
 
 
 def test_classes_are_chosen_as_in_the_folder(made):
     for classes in (('red', 'blue'), ('green', 'red', 'blue')):
-        files, members = (build(made / folder, classes=classes) for folder in ('data/train', 'shards'))
-        labels = [[data.get_data_info(i)['gt_label'] for i in range(len(data))] for data in (files, members)]
-        assert labels[0] == labels[1] == sorted(labels[0]) and len(labels[0]) == 6 * len(classes)
-        assert all(np.array_equal(files[index]['img'], members[index]['img']) for index in range(len(files)))
+        files, _ = both(made, 'ImageFolder', classes=classes)
+        assert [file['gt_label'] for file in files] == [label for label in range(len(classes)) for _ in range(6)]
     with pytest.raises(FileNotFoundError, match="no folder .*'grey'; expected one folder a class"):
         build(made / 'shards', classes=['red', 'grey'])
     assert len(build(made / 'shards', classes=['red', 'grey'], test_mode=True)) == 6
@@ -168,30 +170,35 @@ def test_classes_are_chosen_as_in_the_folder(made):
 # --- webdataset's own archives ---------------------------------------------------------------------
 
 
-def test_cls_files_number_the_classes(tmp_path):
+@pytest.fixture
+def web(tmp_path) -> Path:
+    """Three images with .cls files in two archives."""
     for shard, numbers in enumerate([(2, 0), (1,)]):
-        members = {
-            f'{i}.{x}': image_bytes(n) if x == 'png' else b'%d\n' % n
-            for i, n in enumerate(numbers)
-            for x in ('cls', 'png')
-        }
-        make_tar(tmp_path / 'web' / f'train-{shard}.tar', dict(members, **{'./.hidden.png': b'', '0.json': b'{}'}))
+        members = {'./.hidden.png': b'', '0.json': b'{}'}
+        for index, number in enumerate(numbers):
+            members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': image_bytes(number)}
+        make_tar(tmp_path / 'web' / f'train-{shard}.tar', members)
     run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
-    dataset = build(tmp_path / 'web')
+    return tmp_path / 'web'
+
+
+def test_cls_files_number_the_classes(web):
+    dataset = build(web)
     assert [(sample['gt_label'], sample['img'][0, 0, 0]) for sample in dataset] == [(0, 0), (1, 1), (2, 2)]
-    assert dataset.CLASSES == ('0', '1', '2') and build(tmp_path / 'web', classes=['x', 'y', 'z']).CLASSES[2] == 'z'
-    assert len(build(tmp_path / 'web', 'UnlabeledImages')) == 3
+    assert dataset.CLASSES == ('0', '1', '2') and build(web, classes=['x', 'y', 'z']).CLASSES[2] == 'z'
+    assert len(build(web, 'UnlabeledImages')) == 3
+
+
+def test_what_cls_files_do_not_say_is_refused(web):
     with pytest.raises(ValueError, match='train-0.tar/0.png has class 2; expected numbers from 0 to 1'):
-        build(tmp_path / 'web', classes=['x', 'y'])
-    (tmp_path / 'list').write_text('0.png 1\n')
+        build(web, classes=['x', 'y'])
+    (web / 'list').write_text('0.png 1\n')
     with pytest.raises(ValueError, match='two images of one name'):
-        build(tmp_path / 'web', ann_file=str(tmp_path / 'list'))
-    make_tar(tmp_path / 'web/train-1.tar', {'0.png': image_bytes() + bytes(20_000)})
-    with pytest.raises(ValueError, match='train-1.tar is cut, or another archive than shards.npz tells of; copy it'):
-        build(tmp_path / 'web')
-    run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
+        build(web, ann_file=str(web / 'list'))
+    make_tar(web / 'train-1.tar', {'0.png': image_bytes() + bytes(20_000)})
+    run_tool('datasets/make_shards.py', '--index-only', web)
     with pytest.raises(ValueError, match='train-1.tar/0.png has no .cls file'):
-        build(tmp_path / 'web')
+        build(web)
 
 
 @pytest.mark.parametrize(
