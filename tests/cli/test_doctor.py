@@ -4,12 +4,11 @@ import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import run_tool
+from helpers import ROOT, run_tool
 
-DOCTOR = Path(__file__).resolve().parents[2] / 'tools/doctor.py'
+DOCTOR = ROOT / 'tools/doctor.py'
 
 
 def versions(text: str) -> dict[str, str]:
@@ -73,17 +72,12 @@ def test_each_problem_alone(doctor, found, problem, command):
     assert problem in what and command in mend
 
 
-def test_old_python(doctor):
+def test_what_only_some_machines_lack(doctor):
     [(what, mend)] = doctor.version_problems(ONEDL, (3, 9), True)
     assert what.startswith('Python 3.9 is too old') and 'run_tests.sh' in mend
-
-
-def test_mmcv_without_ops(doctor):
     [(what, mend)] = doctor.version_problems(OPENMMLAB, (3, 11), False)
     assert what.startswith('mmcv 2.1.0 has no compiled ops') and 'MMCV_WITH_OPS=1' in mend
-
-
-def test_onedl_needs_neither_ops_nor_old_setuptools(doctor):
+    # which onedl's needs not, nor an old setuptools
     assert list(doctor.version_problems(ONEDL | {'setuptools': '84.0.0'}, (3, 11), False)) == []
 
 

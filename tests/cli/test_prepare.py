@@ -33,31 +33,20 @@ def tar(members: dict[str, bytes], mode: str = 'w', link: tarfile.TarInfo | None
 
 
 def classes_tar(mode: str = 'w', folder: str = '') -> bytes:
-    return tar(
-        {
-            f'{folder}{name}.tar': tar({f'{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for i in range(3)})
-            for name in SYNSETS
-        },
-        mode,
-    )
+    images = {name: {f'{name}_{i}.JPEG': f'{name} {i}'.encode() * 300 for i in range(3)} for name in SYNSETS}
+    return tar({f'{folder}{name}.tar': tar(of_class) for name, of_class in images.items()}, mode)
 
 
 def imagenet(folder: Path, synsets: list[str] = SYNSETS) -> Path:
     folder.mkdir()
-    (folder / 'ILSVRC2012_img_train.tar').write_bytes(classes_tar())
-    (folder / 'ILSVRC2012_img_val.tar').write_bytes(
-        tar({f'ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode() for i in (4, 1, 2, 3)})
-    )
     dtype = [('ILSVRC2012_ID', 'O'), ('WNID', 'O')]
-    meta = io.BytesIO()
-    savemat(meta, dict(synsets=np.array(list(enumerate(synsets, start=1)), dtype=dtype)[:, None]))
+    savemat(meta := io.BytesIO(), dict(synsets=np.array(list(enumerate(synsets, start=1)), dtype=dtype)[:, None]))
     data = 'ILSVRC2012_devkit_t12/data/'
-    (folder / 'ILSVRC2012_devkit_t12.tar.gz').write_bytes(
-        tar(
-            {f'{data}meta.mat': meta.getvalue(), f'{data}ILSVRC2012_validation_ground_truth.txt': b'3\n1\n2\n3\n'},
-            'w:gz',
-        )
-    )
+    truth = {f'{data}meta.mat': meta.getvalue(), f'{data}ILSVRC2012_validation_ground_truth.txt': b'3\n1\n2\n3\n'}
+    val = {f'ILSVRC2012_val_{i:08}.JPEG': f'val {i}'.encode() for i in (4, 1, 2, 3)}
+    archives = {'img_train.tar': classes_tar(), 'img_val.tar': tar(val), 'devkit_t12.tar.gz': tar(truth, 'w:gz')}
+    for name, content in archives.items():
+        (folder / f'ILSVRC2012_{name}').write_bytes(content)
     return folder
 
 
@@ -78,12 +67,8 @@ def test_imagenet_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.parametrize('name', ['/x', '../../x', 'n0000001'])
 def test_a_class_name_is_no_path(tmp_path, name):
-    refused(
-        f'names the class {name!r}',
-        'prepare_imagenet',
-        imagenet(tmp_path / 'downloads', [name] * 3),
-        tmp_path / 'deep/target',
-    )
+    downloads = imagenet(tmp_path / 'downloads', [name] * 3)
+    refused(f'names the class {name!r}', 'prepare_imagenet', downloads, tmp_path / 'deep/target')
     assert not (tmp_path / 'deep').exists()
 
 
@@ -109,13 +94,9 @@ def test_imagenet22k(tmp_path, form):
             archive.extractall(source, filter='data')
     else:
         source.write_bytes(classes_tar('w:gz' if form == 'tar.gz' else 'w', 'winter21_whole/'))
-    refused(
-        'holds 3 classes, expected 21,841 (fall 2011) or 19,167 (winter 2021); if it is meant, train with '
-        '--cfg-options model.data_preprocessor.num_classes=3 model.head.num_classes=3',
-        'prepare_imagenet22k',
-        source,
-        tmp_path / 'out',
-    )
+    few = 'holds 3 classes, expected 21,841 (fall 2011) or 19,167 (winter 2021); if it is meant, train with '
+    few += '--cfg-options model.data_preprocessor.num_classes=3 model.head.num_classes=3'
+    refused(few, 'prepare_imagenet22k', source, tmp_path / 'out')
     assert len(tree(tmp_path / 'out')) == 9 and (tmp_path / 'out/n00000002/n00000002_2.JPEG').exists()
 
 
@@ -145,9 +126,8 @@ def test_cifar100(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     parts = dict(meta=dict(fine_label_names=['apple', 'bee']))
     for split, count in (('train', 4), ('test', 2)):
-        parts[split] = dict(
-            data=rng.integers(0, 256, (count, 3072), dtype=np.uint8), fine_labels=[i % 2 for i in range(count)]
-        )
+        data = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
+        parts[split] = dict(data=data, fine_labels=[i % 2 for i in range(count)])
     pickles = {name: pickle.dumps(part) for name, part in parts.items()}
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in pickles.items()}
     path = tmp_path / 'cifar-100-python.tar.gz'
@@ -163,14 +143,8 @@ def test_cifar100(tmp_path, monkeypatch):
         monkeypatch.setattr(CIFAR100, name, value)
     for _ in range(2):  # the second time it is there already
         run_tool('datasets/prepare_cifar100.py', path, tmp_path / 'cifar100')
-    assert sorted(tree(tmp_path / 'cifar100')) == [
-        'train/apple/00000.png',
-        'train/apple/00002.png',
-        'train/bee/00001.png',
-        'train/bee/00003.png',
-        'val/apple/00000.png',
-        'val/bee/00001.png',
-    ]
+    names = 'train/apple/00000 train/apple/00002 train/bee/00001 train/bee/00003 val/apple/00000 val/bee/00001'.split()
+    assert sorted(tree(tmp_path / 'cifar100')) == [f'{name}.png' for name in names]
     pixels = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/00003.png'))
     assert np.array_equal(pixels.transpose(2, 0, 1).ravel(), parts['train']['data'][3])
 
