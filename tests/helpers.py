@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import ctypes
 import functools
 import importlib
 import json
@@ -203,6 +204,36 @@ def run_ranks(function: Callable[[int], object], folder: Path, world_size: int =
             process.kill()
     assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
     return [answer for _, answer in answers]
+
+
+def with_peak_memory(function: Callable[[], object]) -> tuple[object, float]:
+    """Calls a function in a forked process, whose high-water mark begins anew: its result, and the MiB it added."""
+    context = torch.multiprocessing.get_context('fork')
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
+        ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
+        before = memory_of_process('VmRSS')
+        try:
+            answer = True, (function(), memory_of_process('VmHWM') - before)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        sender.send_bytes(pickle.dumps(answer))
+
+    process = context.Process(target=child)
+    process.start()
+    sender.close()
+    good, answer = pickle.loads(receiver.recv_bytes())
+    process.join()
+    assert good, answer
+    return answer
+
+
+def memory_of_process(key: str) -> float:
+    """MiB of this process."""
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
 
 
 @contextmanager

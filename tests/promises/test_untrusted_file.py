@@ -23,7 +23,6 @@ from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
 
 from beit_mm.apis.inferencers import ClassificationInferencer
-from beit_mm.checkpoint import read
 from beit_mm.checkpoint.checkpoint import Checkpoint, load_from_file
 from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import IMAGENET, describe_source
@@ -50,6 +49,26 @@ class Calls:
         return self.call
 
 
+def saved(path, content):
+    torch.save(content, path)
+    return path
+
+
+def weights_of(**options):
+    return {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH, **options).state_dict().items()}
+
+
+def refused(path, said):
+    """Every reader refuses a file in one short line."""
+    for reader in READERS.values():
+        with pytest.raises(CheckpointError, match=said) as caught:
+            reader(path)
+        assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and str(caught.value).isprintable()
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
 def system(command):
     return {'x': Calls(os.system, command)}
 
@@ -60,60 +79,37 @@ def evaluated(command):
 
 def nested(command):
     """A second pickle inside the first, opened by torch itself."""
-    buffer = io.BytesIO()
-    torch.save(Calls(os.system, command), buffer)
-    return Calls(torch.storage._load_from_bytes, buffer.getvalue())
+    return Calls(torch.storage._load_from_bytes, saved(io.BytesIO(), Calls(os.system, command)).getvalue())
 
 
 def foreign_encoder(command):
     """OpenAI's encoder.pkl with one foreign object between its weights."""
-    dall_e = pytest.importorskip('dall_e')
-    encoder = dall_e.Encoder(n_hid=8, vocab_size=16)
+    encoder = pytest.importorskip('dall_e').Encoder(n_hid=8, vocab_size=16)
     encoder.blocks.input.hook = Calls(os.system, command)
     return encoder
 
 
-def write(path, content, container):
+SYSTEM = f'{os.system.__module__}.system'
+ATTACKS = {system: SYSTEM, evaluated: 'builtins.eval', nested: 'torch.storage._load_from_bytes'}
+ATTACKS[foreign_encoder] = SYSTEM
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('container', ['zip', 'legacy', 'pickle'])
+@pytest.mark.parametrize(('attack', 'asked_for'), ATTACKS.items())
+def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for):
+    victim, path = tmp_path / 'made_by_the_file', tmp_path / 'weights.pkl'
+    content = attack(f'touch {victim}')
     if container == 'pickle':
         path.write_bytes(pickle.dumps(content))
     else:
         torch.save(content, path, _use_new_zipfile_serialization=container == 'zip')
-
-
-SYSTEM = f'{os.system.__module__}.system'
-FILES = [
-    (attack, container, asked_for)
-    for attack, asked_for in (
-        (system, SYSTEM),
-        (evaluated, 'builtins.eval'),
-        (nested, 'torch.storage._load_from_bytes'),
-        (foreign_encoder, SYSTEM),
-    )
-    for container in ('zip', 'legacy', 'pickle')
-    # which is how tensors are pickled without a container: refused before the object is met
-    if (attack, container) != (foreign_encoder, 'pickle')
-]
-
-
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize(('attack', 'container', 'asked_for'), FILES)
-def test_code_is_refused_and_not_run(tmp_path, attack, container, asked_for):
-    victim = tmp_path / 'made_by_the_file'
-    path = tmp_path / 'weights.pkl'
-    write(path, attack(f'touch {victim}'), container)
-    for reader in READERS.values():
-        with pytest.raises(CheckpointError) as caught:
-            reader(path)
-        assert str(path) in str(caught.value) and len(str(caught.value)) < 600
-        # torch's reader stops at the container of a bare pickle and of a whole module in a legacy file
-        if container == 'zip' or container == 'legacy' and attack is not foreign_encoder:
-            assert type(caught.value) is UnsafeCheckpointError and f'it asks for {asked_for}.' in str(caught.value)
-        assert not victim.exists()
+    # torch's reader stops at the container of a bare pickle and of a whole module in a legacy file
+    met = container == 'zip' or container == 'legacy' and attack is not foreign_encoder
+    refused(path, rf'it asks for {asked_for}\.' if met else '')
+    assert not victim.exists()
     # Otherwise the above would prove nothing: the same files run where nobody refuses them.
-    if container == 'pickle':
-        pickle.loads(path.read_bytes())
-    else:
-        torch.load(path, weights_only=False)
+    pickle.loads(path.read_bytes()) if container == 'pickle' else torch.load(path, weights_only=False)
     assert victim.exists()
 
 
@@ -160,39 +156,16 @@ def test_what_may_be_called_is_a_short_list():
     assert classes == {OrderedDict, torch.Size, torch.device, bytearray, complex, set, PurePath}
 
 
-# --- archives -------------------------------------------------------------------------------------
+# --- what a file may hold -------------------------------------------------------------------------
 
 
-def saved(path, content):
-    torch.save(content, path)
-    return path
-
-
-def refused(path, said):
-    """Every reader refuses a file in one short line."""
-    for reader in READERS.values():
-        with pytest.raises(CheckpointError, match=said) as caught:
-            reader(path)
-        assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and '\n' not in str(caught.value)
-        assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    ('name', 'said'),
-    [
-        ('mc.py', "it holds 'mc.py'"),
-        ('w/mc.py', "it holds 'w/mc.py'"),
-        ('w/data/0.py', "it holds 'w/data/0.py'"),
-        ('../../w/version', "it holds '../../w/version'"),
-        ('w/data/\x1b[2J', r"it holds 'w/data/\\x1b\[2J'"),
-    ],
-)
-def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name, said):
+@pytest.mark.parametrize('name', ['mc.py', 'w/mc.py', 'w/data/0.py', '../../w/version', 'w/data/\x1b[2J'])
+def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name):
     """Python imports modules out of zip files: a path in a config would be enough to run one."""
     path = saved(tmp_path / 'w.pth', {'w': torch.ones(3)})
     with zipfile.ZipFile(path, 'a') as archive:
         archive.writestr(name, 'import os')
-    refused(path, said)
+    refused(path, 'it holds ' + ascii(name).replace('\\', r'\\').replace('[', r'\['))
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -209,40 +182,29 @@ def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name, said):
 )
 def test_only_dense_tensors_come_in(tmp_path, make):
     """Nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory."""
-    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH).state_dict().items()}
-    for content in (weights | {'backbone.rel_pos_bias.relative_position_bias_table': make()}, dict(meta=[make()])):
+    table = {'backbone.rel_pos_bias.relative_position_bias_table': make()}
+    for content in (weights_of() | table, dict(meta=[make()])):
         path = saved(tmp_path / 'w.pth', dict(state_dict=content))
         refused(path, r'it asks for torch\._utils\._rebuild_(sparse_|q|nested_|meta_)tensor')
 
 
-# --- what a file may hold -------------------------------------------------------------------------
-
-
-def with_attribute(name, value):
-    weights = OrderedDict(w=torch.ones(3))
-    setattr(weights, name, value)
-    return weights
-
-
-HISTORY = HistoryBuffer([1.0], [1])
-HISTORY.mean = torch.Size
-
-
-@pytest.mark.parametrize('name', ['w\x1b]0;title\x07', 'w' * 400])
-def test_names_of_tensors_can_be_printed(tmp_path, name):
-    refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
-
-
-def test_a_value_that_holds_itself_ends_the_reading_of_no_file(tmp_path):
-    value = []
-    value.append(value)
-    torch.save(dict(meta=value), tmp_path / 'w.pth', pickle_protocol=2)
-    found = read_checkpoint(tmp_path / 'w.pth')['meta']
-    assert found[0] is found
-
-
 SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
 INT = np.dtype('i8')
+SPARSE = torch.sparse_coo_tensor([[10**12]], [42.0], (4,), check_invariants=False)
+ELSEWHERE = {'__array_interface__': dict(data=(16, True), shape=(4,), typestr='|u1', version=3)}  # an address
+VOID = Calls(SCALAR, Calls(HistoryBuffer, state=dict(dtype='V20')), bytes(20))
+
+
+def array_of(*state):
+    return Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=state)
+
+
+def with_attributes(value, attributes, *slots):
+    """What torch's reader makes of a value and the attributes that a file sets on it."""
+    return Calls(type(value), dict(value), state=(attributes, *slots) if slots else attributes)
+
+
+NO_PLAIN_VALUES = 'NumPy|takes 1 positional argument|buffer size does not match|TypeError|UnicodeDecodeError'
 
 
 @pytest.mark.parametrize(
@@ -252,46 +214,56 @@ INT = np.dtype('i8')
         Calls(SCALAR, Calls(np.dtype, 'O')),
         Calls(SCALAR, Calls(np.dtype, '(1000000000,)i8'), b'x'),
         Calls(np.dtype, [('a', 'O')]),
-        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (10**9,), INT, False, b'x')),
-        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (2,), np.dtype('O'), False, [0, 0])),
-        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), np.dtype('>i8'), False, bytes(8))),
+        array_of(1, (10**9,), INT, False, b'x'),
+        array_of(1, (2,), np.dtype('O'), False, [0, 0]),
+        array_of(1, (1,), np.dtype('>i8'), False, bytes(8)),
         Calls(np.ndarray, (4 * 10**8,), 'O'),
         Calls(SCALAR, np.dtype('U2'), b'\xff' * 8),
-        Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), np.dtype('U2'), False, b'\xff' * 8)),
+        array_of(1, (1,), np.dtype('U2'), False, b'\xff' * 8),
     ],
     ids=lambda _: 'content',
 )
 def test_numpy_is_asked_for_plain_values_only(tmp_path, content):
     """Objects in an array would be pointers that the file chooses."""
-    path = saved(tmp_path / 'w.pth', dict(meta=content))
-    refused(path, 'NumPy|takes 1 positional argument|buffer size does not match|TypeError|UnicodeDecodeError')
+    refused(saved(tmp_path / 'w.pth', dict(meta=content)), NO_PLAIN_VALUES)
+
+
+MEMORY_ATTACKS = {
+    # dense + sparse would write 42 at any address: the update of a ConfigDict calls that of the Counter in it
+    'write by ConfigDict': with_attributes(ConfigDict(k=Counter(a=SPARSE)), dict(k=dict(a=torch.zeros(4)))),
+    'write by HistoryBuffer': Calls(
+        torch._tensor._rebuild_from_type_v2,
+        *(HistoryBuffer, HistoryBuffer, (), dict(_statistics_methods=Counter(a=SPARSE))),
+        state=dict(statistics_methods=dict(a=torch.zeros(4))),
+    ),
+    'update of ConfigDict': with_attributes(ConfigDict(k=Counter(a=torch.zeros(4))), dict(k=dict(a=torch.ones(4)))),
+    'read by HistoryBuffer': Calls(HistoryBuffer, with_attributes(OrderedDict(), ELSEWHERE), {}),
+    'storage': Calls(torch.UntypedStorage, 16, state=ELSEWHERE),
+    'another class': with_attributes(Counter(a=1), ELSEWHERE, {'__class__': ConfigDict}),
+    'a dtype of a history': VOID,
+    'a dtype of a scalar': array_of(1, (1,), VOID, False, bytes(20)),
+    'a storage of a history': Calls(
+        torch._utils._rebuild_tensor,
+        Calls(HistoryBuffer, state=dict(_untyped_storage=Calls(torch.UntypedStorage, 8), dtype=torch.float64)),
+        *(0, (4,), (1,)),
+    ),
+    'memory by Tensor': Calls(torch.Tensor, 64),
+    'memory by UntypedStorage': Calls(bytearray, Calls(torch.UntypedStorage, 64)),
+}
+
+
+@pytest.mark.parametrize('attack', MEMORY_ATTACKS.values(), ids=MEMORY_ATTACKS.keys())
+def test_no_file_reaches_memory_that_is_not_its_own(tmp_path, attack):
+    refused(saved(tmp_path / 'w.pth', dict(meta=attack)), 'is refused|is damaged')
 
 
 def test_the_state_of_a_numpy_type_is_not_believed(tmp_path):
     """Its fields and flags would make pointers of the bytes of numbers."""
     kind = Calls(np.dtype, 'f8', state=(3, '<', None, ('a',), {'a': (INT, 0)}, 8, 1, 63))
-    array = Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), kind, False, bytes(8)))
-    found = read_checkpoint(saved(tmp_path / 'w.pth', dict(meta=[array, Calls(SCALAR, kind, bytes(8))])))['meta']
+    content = [array_of(1, (1,), kind, False, bytes(8)), Calls(SCALAR, kind, bytes(8))]
+    found = read_checkpoint(saved(tmp_path / 'w.pth', dict(meta=content)))['meta']
     assert all(type(value.dtype) is type(np.dtype('f8')) and value.dtype.fields is None for value in found)
     assert not any(value.dtype.hasobject for value in found) and found == [0, 0]
-
-
-def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
-    numbers = [np.dtype(code).type(1) for code in '?bhilBHILefd'] + [np.str_('text')]
-    arrays = [np.arange(6, dtype=code).reshape(2, 3) for code in 'bhilqBHILQefd'] + [
-        np.array(['a', 'bcd']),
-        np.array(3.5),
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-    ]
-    path = tmp_path / 'w.pth'
-    content = dict(numbers=numbers, arrays=arrays)
-    for _ in range(2):
-        content = read_checkpoint(saved(path, content))
-        for found, value in zip(content['numbers'], numbers, strict=True):
-            assert type(found) is type(value) and found == value
-        for found, value in zip(content['arrays'], arrays, strict=True):
-            assert found.dtype == value.dtype and np.array_equal(found, value)
-    assert all(type(array) is np.ndarray for array in torch.load(path, weights_only=False)['arrays'])
 
 
 @pytest.mark.parametrize('value', [set, OrderedDict, torch.Size, torch._utils._rebuild_tensor_v2, HistoryBuffer])
@@ -299,6 +271,76 @@ def test_functions_and_classes_are_no_content(tmp_path, value):
     """torch's reader hands out what it may call, also where nothing is called."""
     for content in (dict(state_dict=value), dict(state_dict=dict(w=value)), dict(meta=[{value: 1}])):
         refused(saved(tmp_path / 'w.pth', content), rf"holds the function, class or object '\S+\.{value.__name__[:15]}")
+
+
+def test_a_history_holds_numbers(tmp_path):
+    """Attributes of an object stand before the methods of its class."""
+    hostile = HistoryBuffer([1.0], [1])
+    hostile.mean = torch.Size
+    history = read_checkpoint(saved(tmp_path / 'w.pth', dict(history=hostile)))['history']
+    assert type(history) is HistoryBuffer and history.mean() == 1
+    hostile._log_history = [torch.Size]
+    refused(saved(tmp_path / 'w.pth', dict(history=hostile)), 'a log history with more than numbers')
+
+
+def test_a_legacy_file_leaves_no_values_unset(tmp_path):
+    """It names the storages whose values follow, and may leave one out."""
+    path = tmp_path / 'w.pth'
+    torch.save(dict(w=torch.full((7,), 42.0)), path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(b'\x80\x02]')] + b'\x80\x02].')
+    assert not read_checkpoint(path)['w'].any()
+    torch.save(dict(w=Calls(torch._utils._rebuild_tensor, torch.zeros(7).storage(), 0, (4000,), (1,))), path)
+    refused(path, 'not resizable')
+
+
+def test_what_a_file_sets_on_dicts_and_tensors_is_taken_off(tmp_path):
+    """An attribute would stand in the place of a method, as `get` of a state dict or `clone` of a tensor."""
+    weights, parameter, path = OrderedDict(w=torch.ones(3)), torch.nn.Parameter(torch.ones(2)), tmp_path / 'w.pth'
+    weights.get = parameter.clone = torch.Size
+    weights._metadata = OrderedDict({'': dict(version=1)})
+    weights['parameter'] = parameter
+    hooks, state = OrderedDict({0: torch.Size}), dict(grad=torch.ones(2))
+    weights['hooked'] = Calls(torch._utils._rebuild_parameter_with_state, parameter.data, True, hooks, state)
+    found = read_checkpoint(saved(path, dict(state_dict=weights)))['state_dict']
+    assert found.get('w') is found['w'] and [*found] == ['w', 'parameter', 'hooked']
+    assert found._metadata == {'': dict(version=1)} and torch.equal(found['parameter'].clone(), torch.ones(2))
+    assert found['hooked'].grad is None and found['hooked']._backward_hooks is None and found['hooked'].requires_grad
+    weights._metadata = [1, 2]
+    found = load_from_file(str(saved(path, dict(state_dict=weights))))['state_dict']
+    assert found._metadata.keys() == {'', 'backbone', 'module.backbone'}
+
+
+@pytest.mark.parametrize('name', ['w\x1b]0;title\x07', 'w' * 400])
+def test_names_of_tensors_can_be_printed(tmp_path, name):
+    refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
+
+
+def test_what_a_refused_file_says_is_printed_as_python_writes_it(tmp_path):
+    path = tmp_path / 'w.pth'
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('w/version', '3\n')
+        archive.writestr('w/data.pkl', b'\x80\x02cos\x1b]0;x\x07\nsystem\n.')
+    refused(path, r'it asks for os\\x1b\]0;x\\x07\.system')
+    with pytest.raises(CheckpointError, match=r"has format '\\x1b") as caught:
+        Checkpoint.open(saved(path, dict(w=torch.ones(1), meta=dict(beit_mm_format='\x1b'))))
+    assert str(caught.value).isprintable()
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / 'w.pth')
+    with pytest.raises(CheckpointError, match='is no file'):
+        read_checkpoint(tmp_path / 'w.pth')
+
+
+def test_the_meta_of_safetensors_is_json(tmp_path):
+    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': json.dumps(dict(a=1))})
+    assert read_checkpoint(tmp_path / 'w.safetensors')['meta'] == dict(a=1)
+    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': '[' * 100_000})
+    refused(tmp_path / 'w.safetensors', 'is damaged')
+
+
+# --- what true files hold -------------------------------------------------------------------------
 
 
 def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
@@ -313,10 +355,40 @@ def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
     found = read_checkpoint(saved(tmp_path / 'w.pth', content))
     assert found == content | dict(args=dict(a=1), path=PurePath('a/b'))
     assert type(found['milestones']) is Counter and {type(found['args']), type(found['config']['a']['b'])} == {dict}
-    nested = dict(list=[argparse.Namespace(a=argparse.Namespace(b=np.ones(2)))])
-    inner = read_checkpoint(saved(tmp_path / 'w.pth', nested))['list'][0]['a']
+    deep = dict(list=[argparse.Namespace(a=argparse.Namespace(b=np.ones(2)))])
+    inner = read_checkpoint(saved(tmp_path / 'w.pth', deep))['list'][0]['a']
     assert type(inner) is dict and type(inner['b']) is np.ndarray
     assert type(read_checkpoint(saved(tmp_path / 'w.pth', argparse.Namespace(a=1)))) is dict
+
+
+def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
+    numbers = [np.dtype(code).type(1) for code in '?bhilBHILefd'] + [np.str_('text')]
+    arrays = [np.arange(6, dtype=code).reshape(2, 3) for code in 'bhilqBHILQefd']
+    arrays += [np.array(['a', 'bcd']), np.array(3.5), np.asfortranarray(np.arange(6.0).reshape(2, 3))]
+    path, content = tmp_path / 'w.pth', dict(numbers=numbers, arrays=arrays)
+    for _ in range(2):
+        content = read_checkpoint(saved(path, content))
+        for found, value in zip(content['numbers'], numbers, strict=True):
+            assert type(found) is type(value) and found == value
+        for found, value in zip(content['arrays'], arrays, strict=True):
+            assert found.dtype == value.dtype and np.array_equal(found, value)
+    assert all(type(array) is np.ndarray for array in torch.load(path, weights_only=False)['arrays'])
+
+
+def test_shared_weights_long_logs_and_values_that_hold_themselves_are_read(tmp_path):
+    """Also small expanded buffers, and the names of 22,000 classes."""
+    shared, circle = torch.rand(1000, 1000), []
+    circle.append(circle)
+    names = [f'class {number}' for number in range(22_000)]
+    content = dict(
+        state_dict=dict(a=shared, b=shared, c=shared.t(), mask=torch.ones(1).expand(512, 512)),
+        ema=dict(a=shared, b=shared),
+        meta=dict(dataset_meta=dict(classes=names), losses=[0.5] * 300_000),
+        circle=circle,
+    )
+    found = read_checkpoint(saved(tmp_path / 'w.pth', content))
+    assert found['meta'] == content['meta'] and torch.equal(found['state_dict']['c'], shared.t())
+    assert found['circle'][0] is found['circle']
 
 
 def test_what_others_allowed_is_theirs_again(tmp_path):
@@ -331,142 +403,12 @@ def test_what_others_allowed_is_theirs_again(tmp_path):
         torch.serialization.add_safe_globals(before)
 
 
-def test_a_history_holds_numbers(tmp_path):
-    """Attributes of an object stand before the methods of its class."""
-    path = tmp_path / 'w.pth'
-    history = read_checkpoint(saved(path, dict(history=HISTORY)))['history']
-    assert type(history) is HistoryBuffer and history.mean() == 1
-    HISTORY._log_history = [torch.Size]
-    refused(saved(path, dict(history=HISTORY)), 'a log history with more than numbers')
-
-
-SPARSE = torch.sparse_coo_tensor([[10**12]], [42.0], (4,), check_invariants=False)
-ELSEWHERE = {'__array_interface__': dict(data=(16, True), shape=(4,), typestr='|u1', version=3)}  # an address
-
-VOID = Calls(SCALAR, Calls(HistoryBuffer, state=dict(dtype='V20')), bytes(20))
-
-
-def with_attributes(value, attributes, *slots):
-    """What torch's reader makes of a value and the attributes that a file sets on it."""
-    return Calls(type(value), dict(value), state=(attributes, *slots) if slots else attributes)
-
-
-ATTACKS = {
-    # dense + sparse would write 42 at any address: the update of a ConfigDict calls that of the Counter in it
-    'write by ConfigDict': with_attributes(ConfigDict(k=Counter(a=SPARSE)), dict(k=dict(a=torch.zeros(4)))),
-    'write by HistoryBuffer': Calls(
-        torch._tensor._rebuild_from_type_v2,
-        *(HistoryBuffer, HistoryBuffer, (), dict(_statistics_methods=Counter(a=SPARSE))),
-        state=dict(statistics_methods=dict(a=torch.zeros(4))),
-    ),
-    'update of ConfigDict': with_attributes(ConfigDict(k=Counter(a=torch.zeros(4))), dict(k=dict(a=torch.ones(4)))),
-    'read by HistoryBuffer': Calls(HistoryBuffer, with_attributes(OrderedDict(), ELSEWHERE), {}),
-    'storage': Calls(torch.UntypedStorage, 16, state=ELSEWHERE),
-    'another class': with_attributes(Counter(a=1), ELSEWHERE, {'__class__': ConfigDict}),
-    'a dtype of a history': VOID,
-    'a dtype of a scalar': Calls(RECONSTRUCT, np.ndarray, (0,), b'b', state=(1, (1,), VOID, False, bytes(20))),
-    'a storage of a history': Calls(
-        torch._utils._rebuild_tensor,
-        Calls(HistoryBuffer, state=dict(_untyped_storage=Calls(torch.UntypedStorage, 8), dtype=torch.float64)),
-        *(0, (4,), (1,)),
-    ),
-    'memory by Tensor': Calls(torch.Tensor, 64),
-    'memory by UntypedStorage': Calls(bytearray, Calls(torch.UntypedStorage, 64)),
-}
-
-
-@pytest.mark.parametrize('attack', ATTACKS.values(), ids=ATTACKS.keys())
-def test_no_file_reaches_memory_that_is_not_its_own(tmp_path, attack):
-    refused(saved(tmp_path / 'w.pth', dict(meta=attack)), 'is refused|is damaged')
-
-
-def test_a_legacy_file_leaves_no_values_unset(tmp_path):
-    """It names the storages whose values follow, and may leave one out."""
-    path = tmp_path / 'w.pth'
-    torch.save(dict(w=torch.full((7,), 42.0)), path, _use_new_zipfile_serialization=False)
-    content = path.read_bytes()
-    keys = content.rindex(b'\x80\x02]')
-    path.write_bytes(content[:keys] + b'\x80\x02].')
-    assert not read_checkpoint(path)['w'].any()
-    torch.save(dict(w=Calls(torch._utils._rebuild_tensor, torch.zeros(7).storage(), 0, (4000,), (1,))), path)
-    refused(path, 'not resizable')
-
-
-def test_a_gradient_and_hooks_are_no_content(tmp_path):
-    parameter = torch.nn.Parameter(torch.ones(2))
-    hooks = OrderedDict({0: torch.Size})
-    built = Calls(torch._utils._rebuild_parameter_with_state, parameter.data, True, hooks, dict(grad=torch.ones(2)))
-    found = read_checkpoint(saved(tmp_path / 'w.pth', dict(w=built)))['w']
-    assert found.grad is None and found._backward_hooks is None and found.requires_grad
-
-
-def test_what_a_refused_file_says_is_printed_as_python_writes_it(tmp_path):
-    path = tmp_path / 'w.pth'
-    with zipfile.ZipFile(path, 'w') as archive:
-        archive.writestr('w/version', '3\n')
-        archive.writestr('w/data.pkl', b'\x80\x02cos\x1b]0;x\x07\nsystem\n.')
-    refused(path, r'it asks for os\\x1b\]0;x\\x07\.system')
-    with pytest.raises(CheckpointError, match=r"has format '\\x1b") as caught:
-        Checkpoint.open(saved(path, dict(w=torch.ones(1), meta=dict(beit_mm_format='\x1b'))))
-    assert str(caught.value).isprintable()
-
-
-def test_no_file_is_hashed_that_is_no_checkpoint(tmp_path, monkeypatch):
-    (tmp_path / 'w.pth').write_text('text')
-    monkeypatch.setattr(read, 'file_sha256', None)
-    with pytest.raises(CheckpointError, match='is no checkpoint'):
-        read_checkpoint(tmp_path / 'w.pth', sha256='0' * 64)
-
-
-def test_a_file_of_a_short_name_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({'cls_token': torch.ones(1, 1, 8), 'blocks.0.attn.qkv.weight': torch.ones(24, 8)}, 'a')
-    with pytest.raises(CheckpointError, match='^a lacks '):
-        Checkpoint.open('a').backbone_arguments()
-
-
-def test_what_a_file_sets_on_dicts_and_tensors_is_taken_off(tmp_path):
-    """An attribute would stand in the place of a method, as `get` of a state dict or `clone` of a tensor."""
-    weights = with_attribute('get', torch.Size)
-    weights._metadata = OrderedDict({'': dict(version=1)})
-    parameter = torch.nn.Parameter(torch.ones(2))
-    parameter.clone = torch.Size
-    weights['parameter'] = parameter
-    torch.save(dict(state_dict=weights), tmp_path / 'w.pth')
-    found = read_checkpoint(tmp_path / 'w.pth')['state_dict']
-    assert found.get('w') is found['w'] and [*found] == ['w', 'parameter']
-    assert found._metadata == {'': dict(version=1)} and torch.equal(found['parameter'].clone(), torch.ones(2))
-    weights._metadata = [1, 2]
-    torch.save(dict(state_dict=weights), tmp_path / 'w.pth')
-    assert load_from_file(str(tmp_path / 'w.pth'))['state_dict']._metadata.keys() == {'', 'backbone', 'module.backbone'}
-
-
-def test_shared_and_repeated_weights_are_read(tmp_path):
-    """Shared and repeated weights, small expanded buffers, the names of 22,000 classes, a long log."""
-    shared = torch.rand(1000, 1000)
-    content = dict(
-        state_dict=dict(a=shared, b=shared, c=shared.t(), mask=torch.ones(1).expand(512, 512)),
-        ema=dict(a=shared, b=shared),
-        meta=dict(dataset_meta=dict(classes=[f'class {number}' for number in range(22_000)]), losses=[0.5] * 300_000),
-    )
-    found = read_checkpoint(saved(tmp_path / 'w.pth', content))
-    assert found['meta'] == content['meta'] and torch.equal(found['state_dict']['c'], shared.t())
-
-
-def test_the_meta_of_safetensors_is_json(tmp_path):
-    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': json.dumps(dict(a=1))})
-    assert read_checkpoint(tmp_path / 'w.safetensors')['meta'] == dict(a=1)
-    save_file({'w': torch.ones(2)}, tmp_path / 'w.safetensors', {'beit_mm': '[' * 100_000})
-    refused(tmp_path / 'w.safetensors', 'is damaged')
-
-
-def test_a_pipe_is_no_checkpoint(tmp_path):
-    os.mkfifo(tmp_path / 'w.pth')
-    with pytest.raises(CheckpointError, match='is no file'):
-        read_checkpoint(tmp_path / 'w.pth')
-
-
 # --- what a file says of itself -------------------------------------------------------------------
+
+
+def plain_file(path, meta=None, **changes):
+    """A BEiT that knows no positions, with other tensors and a meta."""
+    return saved(path, dict(state_dict=weights_of(abs_pos_embed=False) | changes, meta=meta))
 
 
 @pytest.mark.parametrize(
@@ -480,12 +422,10 @@ def test_a_pipe_is_no_checkpoint(tmp_path):
     ],
 )
 def test_what_describes_no_image_is_passed_over(tmp_path, said):
-    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH).state_dict().items()}
-    content = dict(state_dict=weights, meta=said)
+    content = dict(state_dict=weights_of(), meta=said)
     path = saved(tmp_path / 'w.pth', content)
     described = describe_source(content, path)
-    assert set(described['preprocessing']) <= {'mean', 'std', 'size'} - {'size'}
-    assert set(described['architecture']) <= {'num_heads'}
+    assert set(described['preprocessing']) <= {'mean', 'std'} and set(described['architecture']) <= {'num_heads'}
     if described['architecture']:
         with pytest.raises(CheckpointError, match='heads 1000000000, the model has 2'):
             load_checkpoint(BEiTBackbone(ARCH), str(path))
@@ -502,53 +442,6 @@ def test_a_mean_of_other_channels_than_the_weights_is_refused(tmp_path):
     assert Checkpoint.open(saved(tmp_path / 'w.pth', content)).preprocessing['std'] == [1]
 
 
-def plain_file(path, meta=None, **changes):
-    """A BEiT that knows no positions, with other tensors and a meta."""
-    weights = BEiTBackbone(ARCH, abs_pos_embed=False).state_dict()
-    return saved(
-        path, dict(state_dict={f'backbone.{name}': tensor for name, tensor in weights.items()} | changes, meta=meta)
-    )
-
-
-def test_a_name_is_no_number_of_blocks(tmp_path):
-    name = f'backbone.blocks.{10**5}.norm1.weight'
-    path = plain_file(tmp_path / 'w.pth', **{name: torch.ones(8)})
-    tracemalloc.start()
-    readers = (
-        lambda path: Checkpoint.open(path).backbone_arguments(),
-        lambda path: convert_checkpoint(path, tmp_path / 'x.pth'),
-    )
-    for reader in readers:
-        with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
-            reader(str(path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10 << 20  # bytes
-
-
-@pytest.mark.parametrize(
-    ('meta', 'said'),
-    [
-        (dict(architecture=dict(num_heads=-2)), 'has -2 attention heads'),
-        (dict(architecture=dict(num_heads=3)), 'has 3 attention heads'),
-        (dict(architecture=dict(num_heads=[2])), 'TypeError'),
-    ],
-)
-def test_what_no_tensor_bears_out_is_refused(tmp_path, meta, said):
-    path = plain_file(tmp_path / 'w.pth', dict(architecture=dict(num_heads=2)) | meta)
-    with pytest.raises(CheckpointError, match=said):
-        FeatureExtractor(path, 'cpu')
-
-
-def test_a_size_is_that_of_the_positions(tmp_path):
-    weights = BEiTBackbone(ARCH, img_size=32).state_dict()
-    said = dict(preprocessing=dict(size=[16_000] * 2), architecture=dict(num_heads=2))
-    assert FeatureExtractor(saved(tmp_path / 'w.pth', dict(state_dict=weights, meta=said)), 'cpu').backbone.grid == (
-        2,
-        2,
-    )
-
-
 @pytest.mark.parametrize('levels', [dict(mean=[1, 2]), dict(std=[1, 0, 1]), dict(std=[-1.0]), dict(std=[1] * 4)])
 def test_levels_that_fit_no_image_are_passed_over(tmp_path, levels):
     path = plain_file(tmp_path / 'w.pth', dict(preprocessing=levels, architecture=dict(num_heads=2)))
@@ -557,18 +450,48 @@ def test_levels_that_fit_no_image_are_passed_over(tmp_path, levels):
     assert found == [pytest.approx(values) for values in IMAGENET.values()]
 
 
+def test_a_name_is_no_number_of_blocks(tmp_path):
+    path = plain_file(tmp_path / 'w.pth', **{f'backbone.blocks.{10**5}.norm1.weight': torch.ones(8)})
+    tracemalloc.start()
+    for reader in (
+        lambda path: Checkpoint.open(path).backbone_arguments(),
+        lambda path: convert_checkpoint(path, tmp_path / 'x.pth'),
+    ):
+        with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
+            reader(str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20  # bytes
+
+
+def test_a_file_of_a_short_name_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({'cls_token': torch.ones(1, 1, 8), 'blocks.0.attn.qkv.weight': torch.ones(24, 8)}, 'a')
+    with pytest.raises(CheckpointError, match='^a lacks '):
+        Checkpoint.open('a').backbone_arguments()
+
+
+@pytest.mark.parametrize(
+    ('num_heads', 'said'), [(-2, 'has -2 attention heads'), (3, 'has 3 attention heads'), ([2], 'TypeError')]
+)
+def test_heads_that_no_tensor_bears_out_are_refused(tmp_path, num_heads, said):
+    path = plain_file(tmp_path / 'w.pth', dict(architecture=dict(num_heads=num_heads)))
+    with pytest.raises(CheckpointError, match=said):
+        FeatureExtractor(path, 'cpu')
+
+
+def test_a_size_is_that_of_the_positions(tmp_path):
+    said = dict(preprocessing=dict(size=[16_000] * 2), architecture=dict(num_heads=2))
+    path = saved(tmp_path / 'w.pth', dict(state_dict=weights_of(img_size=32), meta=said))
+    assert FeatureExtractor(path, 'cpu').backbone.grid == (2, 2)
+
+
 ODD = ['text', {1: 2}, torch.tensor(1), torch.zeros(0)]
-PLACES = [
-    ('state_dict',),
-    ('meta',),
-    *(('meta', key) for key in ('preprocessing', 'dataset_meta', 'config_dict')),
-    *(
-        ('meta', *keys)
-        for keys in (('preprocessing', 'size'), ('architecture', 'num_heads'), ('dataset_meta', 'classes'))
-    ),
-    *(('state_dict', f'backbone.{key}') for key in ('patch_embed.proj.weight', 'blocks.0.mlp.fc1.bias')),
-    ('state_dict', 5),
-]
+PLACES = """
+    state_dict meta meta/preprocessing meta/dataset_meta meta/config_dict meta/preprocessing/size
+    meta/architecture/num_heads meta/dataset_meta/classes state_dict/backbone.patch_embed.proj.weight
+    state_dict/backbone.blocks.0.mlp.fc1.bias state_dict/5
+""".split()
 OPENERS = {
     **READERS,
     'transformers': lambda path: convert_checkpoint(path, path.with_suffix(''), 'hf'),
@@ -578,19 +501,19 @@ OPENERS = {
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('place', PLACES, ids=lambda place: '.'.join(map(str, place)))
+@pytest.mark.parametrize('place', PLACES)
 def test_odd_content_is_one_line(tmp_path, place):
     """Or of no use to the reader, which then does without."""
-    weights = {f'backbone.{name}': tensor for name, tensor in BEiTBackbone(ARCH, img_size=32).state_dict().items()}
-    weights |= {'head.fc.weight': torch.ones(3, 8), 'head.fc.bias': torch.ones(3)}
+    weights = weights_of(img_size=32) | {'head.fc.weight': torch.ones(3, 8), 'head.fc.bias': torch.ones(3)}
     meta = dict(preprocessing=dict(IMAGENET, size=[32, 32]), architecture=dict(num_heads=2))
     content = dict(state_dict=weights, meta=dict(meta, dataset_meta=dict(classes=['a', 'b', 'c'])))
+    *outer, last = (int(key) if key.isdigit() else key for key in place.split('/'))
     for value in ODD:
         inner = odd = dict(content)
-        for key in place[:-1]:
+        for key in outer:
             inner[key] = dict(inner[key])
             inner = inner[key]
-        inner[place[-1]] = value
+        inner[last] = value
         path = saved(tmp_path / 'w.pth', odd)
         for opener in OPENERS.values():
             try:
