@@ -49,9 +49,10 @@ def config(images, tmp_path):
     return config
 
 
-def train(config):
+def train(config, *hooks):
     notes, runner = Notes(), make_runner(config)
-    runner.register_hook(notes)
+    for hook in (notes, *hooks):
+        runner.register_hook(hook)
     runner.train()
     return notes, runner
 
@@ -91,18 +92,13 @@ def test_schedules_are_dinos(config):
     assert logged == pytest.approx(cosine(0.9, 1, STEPS))
 
 
-def test_loops_that_count_iterations_have_the_same_schedules(config):
-    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=STEPS)
+@pytest.mark.parametrize(('steps', 'accumulated'), [(STEPS, 1), (6, 2)])
+def test_loops_that_count_iterations_have_the_same_schedules(config, steps, accumulated):
+    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps)
+    config.optim_wrapper.accumulative_counts = accumulated
     notes, _ = train(config)
-    assert notes.temperature == pytest.approx(np.repeat([0.04, 0.07, 0.07], EPOCH))
-    check_teacher(notes.weights, cosine(0.9, 1, STEPS))
-
-
-def test_teacher_waits_for_accumulated_gradients(config):
-    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=6)
-    config.optim_wrapper.accumulative_counts = 2
-    notes, _ = train(config)
-    check_teacher(notes.weights, cosine(0.9, 1, 6), every=2)
+    assert notes.temperature == pytest.approx(np.repeat([0.04, 0.07, 0.07], EPOCH)[:steps])
+    check_teacher(notes.weights, cosine(0.9, 1, steps), every=accumulated)
 
 
 @pytest.mark.parametrize('fused', [True, False])
@@ -110,21 +106,13 @@ def test_teacher_stays_where_a_step_is_skipped(config, fused):
     bad = 2  # not the first: a fused optimizer decides that one on the host
 
     class Spoil(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
+        def before_train(self, runner):
             weight = unwrap(runner).dino_head.mlp[0].weight
-            hooks = [weight.register_hook(lambda gradient: gradient * math.nan)] if runner.iter == bad else []
-            self.remove = [hook.remove for hook in hooks]
-
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            for remove in self.remove:
-                remove()
+            weight.register_hook(lambda gradient: gradient * math.nan if runner.iter == bad else gradient)
 
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4)
     config.optim_wrapper.optimizer.fused = fused
-    notes, runner = Notes(), make_runner(config)
-    runner.register_hook(notes)
-    runner.register_hook(Spoil())
-    runner.train()
+    notes, _ = train(config, Spoil())
     momenta = cosine(0.9, 1, 4)
     momenta[bad] = 1
     check_teacher(notes.weights, momenta)

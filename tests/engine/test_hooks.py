@@ -6,48 +6,43 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_runner
+from helpers import make_runner, train
 from mmengine.hooks import Hook, IterTimerHook
-from mmengine.logging import HistoryBuffer, MessageHub
+from mmengine.logging import MessageHub
 from PIL import Image
 
 from beit_mm.engine.steps import ThroughputHook
 
 
-def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config):
-    runner = make_runner(pretrain_config)
-    runner.train()
-    work = Path(pretrain_config.work_dir)
-    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
-    train, val = [r for r in rows if 'loss' in r], [r for r in rows if 'mim_loss' in r]
-    assert len(train) == 6 and len(val) == 2  # 12 images / 4 an image batch, two epochs
-    assert all(r['images_per_second'] > 0 and 0 <= r['mim_acc'] <= 1 for r in train)
-    assert 0 < val[0]['position_entropy'] <= val[0]['token_entropy']
-    with Image.open(work / 'pictures/iter_6.png') as picture:
+def rows_of(runner) -> list[dict]:
+    """What a run has logged as numbers."""
+    return [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
+
+
+def log_of(runner) -> str:
+    return next(Path(runner.log_dir).glob('*.log')).read_text()
+
+
+def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config, monkeypatch):
+    monkeypatch.setattr('beit_mm.engine.steps.HISTORY', 4)
+    pretrain_config.log_processor.window_size = 1
+    runner = train(pretrain_config)
+    rows = rows_of(runner)
+    losses, (first, second) = [r for r in rows if 'loss' in r], [r for r in rows if 'mim_loss' in r]
+    assert len(losses) == 6 and (first['step'], second['step']) == (3, 6)  # 12 images, 4 a batch, two epochs
+    assert all(r['images_per_second'] > 0 and 0 <= r['mim_acc'] <= 1 for r in losses)
+    assert 0 < first['position_entropy'] <= first['token_entropy']
+    with Image.open(Path(pretrain_config.work_dir, 'pictures/iter_6.png')) as picture:
         assert picture.size == (4 + 4 * 164, 16 + 4 + 8 * 164)  # four columns, eight of the 12 images
     assert list(Path(runner.log_dir).glob('vis_data/events.out.tfevents*'))
-
-
-def test_logged_validations_are_not_smoothed_together(pretrain_config):
-    runner = make_runner(pretrain_config)
-    runner.train()
-    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
-    first, second = [row for row in rows if 'mim_loss' in row]
-    assert (first['step'], second['step']) == (3, 6)
+    # the history stays short
+    kept, _ = runner.message_hub.get_scalar('train/loss').data
+    assert kept.tolist() == pytest.approx([row['loss'] for row in losses][-4:], rel=1e-6)
+    # and validations are not smoothed together
     assert first['mim_loss'] != second['mim_loss']
     again = runner.val_loop.run()
     for name in ('mim_loss', 'mim_acc', 'token_entropy', 'position_entropy'):
         assert second[name] == pytest.approx(again[name], rel=1e-6), name
-
-
-def test_the_history_of_logged_numbers_stays_short(pretrain_config, monkeypatch):
-    monkeypatch.setattr('beit_mm.engine.steps.HISTORY', 4)
-    pretrain_config.log_processor.window_size = 1
-    runner = make_runner(pretrain_config)
-    runner.train()
-    rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
-    kept, _ = runner.message_hub.get_scalar('train/loss').data
-    assert kept.tolist() == pytest.approx([row['loss'] for row in rows if 'loss' in row][-4:], rel=1e-6)
 
 
 @pytest.mark.parametrize('interval', [7, 70])
@@ -76,7 +71,7 @@ def test_effective_batch_is_stated_and_a_difference_warned_of(pretrain_config):
     pretrain_config.auto_scale_lr.base_batch_size = 2048
     pretrain_config.train_cfg.max_epochs = 1
     pretrain_config.optim_wrapper.accumulative_counts = 2
-    _, text = _train_log(pretrain_config)
+    text = log_of(train(pretrain_config))
     line = next(line for line in text.splitlines() if 'Effective batch' in line)
     assert 'WARNING' in line and '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in line
 
@@ -103,62 +98,16 @@ def test_second_view_of_the_wrong_size_is_refused_before_the_first_step(pretrain
     assert runner.iter == 0
 
 
-def test_unreadable_images_are_listed_and_too_many_stop_the_run(pretrain_config, images, tmp_path):
-    folder = tmp_path / 'some_broken'
-    folder.mkdir()
-    for index in range(40):
-        good = (images / f'{index % 12:02}.jpg').read_bytes()
-        (folder / f'{index:02}.jpg').write_bytes(good if index % 3 else good[:100])
-    pretrain_config.train_dataloader.dataset.data_root = str(folder)
-    runner = make_runner(pretrain_config)
-    with pytest.raises(ValueError, match='11 of 40 images cannot be read, at most 10'):
-        runner.train()
-    listed = (Path(pretrain_config.work_dir) / 'unreadable_images.txt').read_text().split()
-    assert len(listed) == len(set(listed)) == 11
-    assert all(int(Path(path).stem) % 3 == 0 for path in listed)
-
-
-def test_resume_continues_from_a_file_of_plain_values(pretrain_config):
-    pretrain_config.param_scheduler = [
-        dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=2),
-        dict(type='CosineAnnealingLR', by_epoch=False, begin=2, end=6, T_max=4, eta_min=1e-5),
-    ]
-    pretrain_config.default_hooks.checkpoint.max_keep_ckpts = 3
-    whole = make_runner(pretrain_config)
-    whole.train()
-    work = Path(pretrain_config.work_dir)
-    first = torch.load(work / 'epoch_1.pth', weights_only=True)
-    assert first['meta']['beit_mm_format'] == 1
-    assert first['meta']['tokenizer'] == dict(whole.model.target_generator.provenance)
-    assert not [k for k in first['state_dict'] if k.startswith('target_generator')]
-
-    pretrain_config.load_from = str(work / 'epoch_1.pth')
-    pretrain_config.resume = True
-    pretrain_config.work_dir = str(work.parent / 'resumed')
-    resumed = make_runner(pretrain_config)
-    resumed.train()
-    assert resumed.iter == whole.iter == 6
-    # mmengine's list of the checkpoints it may delete survives too
-    assert first['message_hub']['runtime_info']['keep_ckpt_ids'] == [1]
-    history = resumed.message_hub.get_scalar('train/loss').data[0]
-    assert resumed.optim_wrapper.get_lr() == whole.optim_wrapper.get_lr()
-    assert len(history) == 6  # three steps of the first run, three of the second
-    assert history[0] == pytest.approx(whole.message_hub.get_scalar('train/loss').data[0][0])
-    ours, theirs = resumed.model.state_dict(), whole.model.state_dict()
-    for name in theirs:  # no stochastic depth here, so the second epoch is the same
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
-
-
 def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):
     pretrain_config.train_cfg.max_epochs = 1
-    make_runner(pretrain_config).train()
+    train(pretrain_config)
     path = Path(pretrain_config.work_dir) / 'epoch_1.pth'
     content = torch.load(path, weights_only=True)
     content['meta']['tokenizer'] = dict(type='DALLETokenizer', path='other.pth', sha256='0' * 64)
     torch.save(content, path)
     pretrain_config.load_from, pretrain_config.resume = str(path), True
     pretrain_config.train_cfg.max_epochs = 2
-    _, text = _train_log(pretrain_config)
+    text = log_of(train(pretrain_config))
     assert 'was trained on the visual tokens of' in text and 'other.pth' in text
 
 
@@ -176,23 +125,9 @@ def test_throughput_is_images_over_seconds_not_a_mean_of_rates(processes, monkey
     assert logged['train/images_per_second'] == pytest.approx(8 * 5 * processes / 2.7)  # of all processes
 
 
-@pytest.mark.parametrize(('wait', 'said'), [(0.6, 1), (0.4, 0)])
+@pytest.mark.parametrize(('wait', 'said'), [(0.6, 1), (0.4, 0), (0.1, 0)])
 def test_a_training_that_waits_for_images_says_so_once(wait, said, monkeypatch):
-    """Not of the first batch: its wait is the start of the workers."""
-    lines, scalars = [], {f'train/{name}': HistoryBuffer() for name in ('data_time', 'time')}
-    monkeypatch.setattr('beit_mm.engine.steps.print_log', lambda message, **_: lines.append(message))
-    runner = SimpleNamespace(message_hub=SimpleNamespace(update_scalar=lambda *_: None, log_scalars=scalars))
-    hook = ThroughputHook()
-    for step in range(80):
-        scalars['train/data_time'].update(wait if step else 100)
-        scalars['train/time'].update(1 if step else 101)
-        hook.after_train_iter(runner, step, dict(inputs=torch.zeros(5, 4)), {})
-    assert len(lines) == said and all('60% of the time' in line for line in lines)
-
-
-@pytest.mark.parametrize(('wait', 'said'), [(0.6, 1), (0.1, 0)])
-def test_a_validation_is_no_wait_for_images(wait, said, monkeypatch):
-    """mmengine's timer counts what follows the last batch of a validation in the middle of an epoch."""
+    """Neither the start of the workers counts, nor what follows the last batch of a validation between two steps."""
     lines, now, batch = [], [0.0], dict(inputs=torch.zeros(5, 4))
     monkeypatch.setattr('beit_mm.engine.steps.print_log', lambda message, **_: lines.append(message))
     monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: now[0])
@@ -203,7 +138,7 @@ def test_a_validation_is_no_wait_for_images(wait, said, monkeypatch):
         each.before_train(runner)
         each.before_train_epoch(runner)
     for step in range(80):
-        now[0] += wait
+        now[0] += wait if step else 50
         timer.before_train_iter(runner, step, batch)
         now[0] += 1 - wait
         for each in hooks:
@@ -215,10 +150,3 @@ def test_a_validation_is_no_wait_for_images(wait, said, monkeypatch):
                 each.after_val_epoch(runner, {})
     assert len(lines) == said and all('60% of the time' in line for line in lines)
     assert runner.message_hub.get_scalar('train/images_per_second').current() == pytest.approx(5)
-
-
-def _train_log(cfg) -> tuple[object, str]:
-    """Trains, and returns the runner and its log file."""
-    runner = make_runner(cfg)
-    runner.train()
-    return runner, next(Path(runner.log_dir).glob('*.log')).read_text()

@@ -1,56 +1,158 @@
-"""Parameter groups against the released rule, and precision on a CPU."""
+"""Parameter groups, learning rates and schedules against the released rules; precision, clipping and stored state."""
 
 import copy
+import math
+import warnings
 
 import pytest
 import torch
 from helpers import narrow_model
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.engine.optim import (
-    MAX_SKIPPED_IN_A_ROW,
-    STEPS_BETWEEN_LOOKS,
-    AutocastOptimWrapper,
-    BEiTOptimWrapperConstructor,
-    parameter_groups,
-)
+from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
+from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS
 
-ADAMW = dict(type='AdamW', lr=1e-3, weight_decay=0.05)
+LOWEST = 1e-6
 
 
-def released_rule(name: str, parameter: torch.Tensor) -> bool:
-    """Does the released code decay it? Its names have no `backbone.` in front."""
-    name = name.removeprefix('backbone.').removeprefix('head.')
-    return not (parameter.dim() == 1 or name.endswith('.bias') or name in ('pos_embed', 'cls_token'))
+def classifier(**backbone) -> nn.Module:
+    """A classifier without numbers, so that large ones take no memory."""
+    with torch.device('meta'):
+        init_default_scope('mmpretrain')  # whatever ran before in this process
+        return MODELS.build(
+            dict(
+                type='mmpretrain.ImageClassifier',
+                backbone=dict(dict(type='beit_mm.BEiTBackbone', out_type='avg_featmap'), **backbone),
+                head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=768),
+            )
+        )
+
+
+def wrap(model: nn.Module, rate: float | None, **optimizer):
+    paramwise = None if rate is None else dict(layer_decay_rate=rate)
+    optimizer = dict(dict(type='AdamW', lr=4e-3, weight_decay=0.05), **optimizer)
+    return BEiTOptimWrapperConstructor(dict(optimizer=optimizer), paramwise)(model)
+
+
+def released_layer(name: str, depth: int) -> int:
+    """The released code's layer of a parameter; its names have no `backbone.` in front."""
+    if name in ('cls_token', 'mask_token', 'pos_embed') or name.startswith('patch_embed'):
+        return 0
+    return int(name.split('.')[1]) + 1 if name.startswith('blocks') else depth + 1
+
+
+def released_decay(name: str, parameter: torch.Tensor) -> float:
+    plain = parameter.dim() == 1 or name.endswith('.bias') or name in ('pos_embed', 'cls_token')
+    return 0.0 if plain else 0.05
+
+
+ABSOLUTE, SHARED = dict(), dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1, masked_input=True)
+PER_LAYER = dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1)
+
+
+@pytest.mark.parametrize('rate', [None, 1, 0.65])
+@pytest.mark.parametrize('variant', [ABSOLUTE, SHARED, PER_LAYER])
+def test_groups_are_the_released_ones(variant, rate):
+    if rate == 0.65:
+        model, depth = classifier(**variant), 12
+    else:
+        model, depth = MODELS.build(narrow_model(backbone=dict(narrow_model()['backbone'], **variant))), 2
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups, found, expected = wrap(model, rate).optimizer.param_groups, {}, {}
+    for group in groups:
+        assert group['params'] == [parameters[name] for name in group['names']]
+        found |= {name: (group['lr'], group['weight_decay']) for name in group['names']}
+    for name, parameter in parameters.items():
+        released = name.removeprefix('backbone.').removeprefix('head.')
+        lr = 4e-3 * (rate or 1) ** (depth + 1 - released_layer(released, depth))
+        expected[name] = pytest.approx(lr), released_decay(released, parameter)
+    assert found == expected and len(groups) == (2 * (depth + 2) if rate == 0.65 else 2)
+
+
+def test_wrong_rates_are_refused():
+    model = classifier()
+    for rate in (0, -0.5, 1.5, '0.65', True, float('nan')):
+        with pytest.raises(ValueError, match='layer_decay_rate is .*; expected a number') as error:
+            wrap(model, rate)
+        assert '\n' not in str(error.value)
+    with pytest.raises(ValueError, match='takes layer_decay_rate only'):
+        BEiTOptimWrapperConstructor(dict(optimizer={}), dict(layer_decay_rate=0.5, custom_keys={}))
+    with pytest.raises(ValueError, match='set optim_wrapper.optimizer.lr'):
+        BEiTOptimWrapperConstructor(dict(optimizer=dict(type='AdamW')), dict(layer_decay_rate=0.5))(model)
+    with pytest.raises(ValueError, match='needs one BEiTBackbone.*Linear has 0'):
+        wrap(nn.Linear(2, 2), 0.5)
+
+
+def released_schedule(step: int, peak: float, warmup: int, total: int) -> float:
+    """The released code's rate of the last layer."""
+    if step < warmup:
+        return peak * step / (warmup - 1)
+    return LOWEST + (peak - LOWEST) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
 
 
 @pytest.mark.parametrize(
-    'variant',
-    [dict(), dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1), dict(rel_pos_bias='per_layer')],
+    'arch, depth, peak, rate, warmup, epochs', [('base', 12, 4e-3, 0.65, 20, 100), ('large', 24, 2e-5, 0.9, 5, 30)]
 )
-def test_groups_follow_the_released_rule(variant):
-    backbone = dict(narrow_model()['backbone'], **variant)
-    model = MODELS.build(narrow_model(backbone=backbone))
-    decayed, plain = parameter_groups(model)
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    assert set(decayed['names']) == {n for n, p in trained.items() if released_rule(n, p)}
-    assert set(plain['names']) == {n for n, p in trained.items() if not released_rule(n, p)}
-    assert plain['weight_decay'] == 0 and 'weight_decay' not in decayed
-    assert 'backbone.mask_token' in decayed['names'] and 'backbone.cls_token' in plain['names']
+def test_rates_of_all_layers_at_start_middle_and_end(arch, depth, peak, rate, warmup, epochs):
+    length = 7
+    wrapper = wrap(classifier(arch=arch), rate, lr=peak)
+    groups = [
+        (released_layer(group['names'][0].removeprefix('backbone.'), depth), group)
+        for group in wrapper.optimizer.param_groups
+    ]
+    assert {layer for layer, _ in groups} == set(range(depth + 2))
+    common = dict(optimizer=wrapper, epoch_length=length, convert_to_iter_based=True)
+    lowest = dict(eta_min_ratio=LOWEST / peak, begin=warmup, end=epochs)
+    schedulers = [  # as the fine-tuning configs have them
+        PARAM_SCHEDULERS.build(dict(common, type='LinearLR', start_factor=1e-9, begin=0, end=warmup)),
+        PARAM_SCHEDULERS.build(dict(common, type='CosineAnnealingLR', **lowest)),
+    ]
+    warmup, steps = warmup * length, epochs * length
+    for step in range(steps):
+        if step in {0, 1, warmup - 1, warmup, warmup + 1, steps // 2, steps - 1}:
+            last = released_schedule(step, peak, warmup, steps)
+            for layer, group in groups:  # 1e-9: where the warm-up starts in place of 0
+                expected = pytest.approx(last * rate ** (depth + 1 - layer), rel=1e-9, abs=1.01e-9 * peak)
+                assert group['lr'] == expected, (step, layer)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # that no optimizer step came before
+            for scheduler in schedulers:
+                scheduler.step()
 
 
-def test_constructor_builds_two_groups_and_refuses_other_rules():
-    model = MODELS.build(narrow_model())
-    wrapper = BEiTOptimWrapperConstructor(dict(type='OptimWrapper', optimizer=ADAMW))(model)
-    assert [g['weight_decay'] for g in wrapper.optimizer.param_groups] == [0.05, 0.0]
-    with pytest.raises(ValueError, match='paramwise_cfg'):
-        BEiTOptimWrapperConstructor(dict(optimizer=ADAMW), dict(norm_decay_mult=0))
+class Segmentor(nn.Module):
+    """As in a segmentor or another wrapper: the backbone lies deep, a head has blocks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        arch = dict(embed_dims=8, num_layers=2, num_heads=2)
+        self.net = nn.Module()
+        self.net.backbone = BEiTBackbone(arch, img_size=32, out_type='featmap', frozen_stages=1)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
 
 
-def make_wrapper(dtype: str, **kwargs) -> tuple[torch.nn.Linear, AutocastOptimWrapper]:
-    model = torch.nn.Linear(4, 4)
+def test_deep_frozen_and_fused():
+    model = Segmentor()
+    wrapper = wrap(model, 0.5, lr=1.0, fused=True)
+    rates = {name: group['lr'] for group in wrapper.optimizer.param_groups for name in group['names']}
+    assert set(rates) == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {lr for name, lr in rates.items() if name.startswith('net')} == {0.5}  # what is left: the last block
+    assert rates['blocks.0.weight'] == 1.0
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    loss = model.blocks[0](model.net.backbone(torch.rand(1, 3, 32, 32))[-1].flatten(2).mean(2)).square().sum()
+    wrapper.update_params(loss)
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == set(rates)
+
+
+# --- the wrapper ----------------------------------------------------------------------------------
+
+
+def make_wrapper(dtype: str, **kwargs) -> tuple[nn.Linear, AutocastOptimWrapper]:
+    model = nn.Linear(4, 4)
     return model, AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), 1.0), **kwargs)
 
 
@@ -68,36 +170,35 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
         monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation, fast=fast: fast)
         assert usable_dtype('bfloat16', 'cuda') == ('bfloat16' if fast else 'float16')
         assert all(usable_dtype(dtype, 'cuda') == dtype for dtype in ('float16', 'float32'))
+    with pytest.raises(ValueError, match="dtype is 'half'"):
+        make_wrapper('half')
 
 
 def test_step_clips_the_true_gradient():
     model, wrapper = make_wrapper('float32', clip_grad=dict(max_norm=0.5))
-    before = model.weight.detach().clone()
+    before = model.weight.detach().clone(), model.bias.detach().clone()
     wrapper.update_params(100 * model(torch.ones(1, 4)).sum())
-    moved = torch.cat([(model.weight - before).flatten(), torch.zeros(0)]).norm()
-    assert 0 < moved <= 0.5 + 1e-6
+    moved = torch.cat([(model.weight - before[0]).flatten(), model.bias - before[1]]).norm()
+    assert moved.item() == pytest.approx(0.5, abs=1e-4)
 
 
-@pytest.mark.parametrize('clip', [None, dict(max_norm=3.0)])
-def test_a_step_without_finite_gradient_is_left_out(clip):
-    model, wrapper = make_wrapper('bfloat16', clip_grad=clip)
-    before = model.weight.detach().clone()
-    wrapper.update_params(model(torch.full((1, 4), float('nan'))).sum())
-    assert torch.equal(model.weight, before) and model.weight.grad is None
-    wrapper.update_params(model(torch.ones(1, 4)).sum())
-    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
+def test_accumulation_trains_the_same_model():
+    def train(accumulation: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights before and after 20 updates, each from `accumulation` parts of the same batch."""
+        torch.manual_seed(0)
+        model, wrapper = make_wrapper('float32', accumulative_counts=accumulation)
+        before = model.weight.detach().clone()
+        wrapper.initialize_count_status(model, 0, 20 * accumulation)
+        for batch in torch.randn(20, 4, 4):
+            for part in batch.chunk(accumulation):
+                with wrapper.optim_context(model):
+                    loss = 0.1 * model(part).square().mean()
+                wrapper.update_params(loss)
+        return before, model.weight.detach()
 
-
-def test_too_many_steps_without_finite_gradient_stop_the_run_even_without_hook():
-    model, wrapper = make_wrapper('float32')
-    bad, good = torch.full((1, 4), float('inf')), torch.ones(1, 4)
-    most = 2 * STEPS_BETWEEN_LOOKS
-    for step in range(most):  # one good step starts the count again
-        wrapper.update_params((0 * model(good if step == most - MAX_SKIPPED_IN_A_ROW else bad)).sum())
-    for _ in range(most - 1):
-        wrapper.update_params((0 * model(bad)).sum())
-    with pytest.raises(ValueError, match='not finite in 124 steps in a row'):
-        wrapper.update_params((0 * model(bad)).sum())
+    before, whole = train(1)
+    assert not torch.equal(before, whole)
+    torch.testing.assert_close(train(4)[1], whole)
 
 
 def test_state_survives_a_change_of_precision():
@@ -109,37 +210,31 @@ def test_state_survives_a_change_of_precision():
     assert 'loss_scaler' in state  # the caller's dict is left as it was
 
 
-def fused_wrapper() -> tuple[torch.nn.Module, AutocastOptimWrapper]:
-    """After a step."""
-    model = torch.nn.Linear(4, 3)
+@pytest.fixture
+def fused() -> tuple[nn.Module, AutocastOptimWrapper, dict]:
+    """A model, its wrapper with a fused optimizer, and the state after a step."""
+    model = nn.Linear(4, 3)
     wrapper = AutocastOptimWrapper('float32', optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     wrapper.update_params(model(torch.ones(1, 4)).sum())
-    return model, wrapper
+    return model, wrapper, copy.deepcopy(wrapper.state_dict())
 
 
 @pytest.mark.parametrize(
     ('name', 'shape'), [('exp_avg', (1,)), ('exp_avg_sq', (1, 2)), ('step', (4,)), ('max_exp_avg_sq', (1,))]
 )
-def test_a_state_of_another_shape_is_refused(name, shape):
+def test_a_state_of_another_shape_is_refused(fused, name, shape):
     """Fused kernels would read and write behind it."""
-    _, wrapper = fused_wrapper()
-    state = copy.deepcopy(wrapper.state_dict())
+    _, wrapper, state = fused
     state['state'][0][name] = torch.zeros(shape)
     with pytest.raises(CheckpointError, match=f'optimizer has .{name}. of shape'):
         wrapper.load_state_dict(state)
 
 
-def test_a_states_memory_and_kernel_are_the_runs():
-    model, wrapper = fused_wrapper()
-    state = copy.deepcopy(wrapper.state_dict())
+def test_a_states_memory_and_kernel_are_the_runs(fused):
+    model, wrapper, state = fused
     state['state'][0]['exp_avg'] = torch.ones(1).expand(model.weight.shape)  # one number under all
     state['param_groups'][0].update(amsgrad=True, lr=0.25)
     wrapper.load_state_dict(state)
     (group, *_), moment = wrapper.param_groups, wrapper.optimizer.state[model.weight]['exp_avg']
     assert not group['amsgrad'] and group['lr'] == 0.25
     assert moment.is_contiguous() and moment.untyped_storage().nbytes() == 4 * moment.numel()
-
-
-def test_unknown_precision():
-    with pytest.raises(ValueError, match="dtype is 'half'"):
-        make_wrapper('half')

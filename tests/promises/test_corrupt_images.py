@@ -1,6 +1,5 @@
 """Images that cannot be read: replaced, listed once, and counted alike by any processes, workers and resumed runs."""
 
-import copy
 import os
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ from helpers import make_runner, run_ranks, train
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.hooks import Hook
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
@@ -19,12 +17,10 @@ from beit_mm.engine.bad_data import UnreadableImagesHook
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
 
-LIST = 'work/unreadable_images.txt'
-
 
 def break_images(folder: Path) -> list[str]:
     """Breaks three of 150 images, each in its way, and returns their paths."""
-    cut, page, gone = (folder / name for name in ('train/blue/7.png', 'train/green/20.png', 'train/red/49.png'))
+    cut, page, gone = (folder / name for name in ('blue/7.png', 'green/20.png', 'red/49.png'))
     cut.write_bytes(cut.read_bytes()[:500])
     page.write_bytes(b'<html>not found</html>')
     gone.unlink()
@@ -34,64 +30,55 @@ def break_images(folder: Path) -> list[str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """One epoch of a classifier on 150 images, without validation."""
+    """Two epochs of a classifier on 150 images, without validation."""
     config = classifier_config(make_images(tmp_path / 'data', per_class=50), tmp_path / 'work')
     config.train_dataloader.dataset.on_error = 'skip'
     config.train_dataloader.batch_size = 10
     config.train_dataloader.dataset.pipeline[-1].meta_keys = ('img_path', 'unreadable')
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=1)
-    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=5)
+    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
+    config.randomness = dict(seed=0)  # of which the first steps show one or two of the three
+    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=5, max_keep_ckpts=-1)
     config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='beit_mm.LoggerHook', interval=5))
     return config
 
 
+@pytest.fixture
+def broken(config, tmp_path) -> list[str]:
+    """The unreadable images of the training."""
+    return break_images(tmp_path / 'data/train')
+
+
 def listed(tmp_path: Path) -> list[str]:
-    return sorted((tmp_path / LIST).read_text().splitlines())
-
-
-class Stop(Hook):
-    """Ends a run as a machine that fails would."""
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if runner.iter == 7:
-            raise KeyboardInterrupt
+    return sorted((tmp_path / 'work/unreadable_images.txt').read_text().splitlines())
 
 
 @pytest.mark.parametrize('processes', [1, 2])
-def test_two_percent_broken_train_to_the_end_with_the_exact_list(config, tmp_path, processes):
-    broken = break_images(tmp_path / 'data')
+def test_two_percent_broken_train_to_the_end_with_the_exact_list(config, broken, tmp_path, processes):
     if processes == 1:
-        train(config, **{'train_cfg.max_epochs': 2})
+        train(config)
     else:
-        two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5, 'train_cfg.max_epochs': 2}
+        two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5}
         run_ranks(lambda rank: train(config, **two) and None, tmp_path)
     assert listed(tmp_path) == broken
 
 
-def test_a_resumed_run_goes_on_with_the_list(config, tmp_path):
-    broken = break_images(tmp_path / 'data')
-    config.randomness = dict(seed=0)  # of which the first steps show one or two of the three
-    runner = make_runner(copy.deepcopy(config))
-    runner.register_hook(Stop())
-    with pytest.raises(KeyboardInterrupt):
-        runner.train()
+def test_a_resumed_run_goes_on_with_the_list(config, broken, tmp_path):
+    train(config, **{'train_cfg': dict(type='beit_mm.IterLoop', max_iters=5)})
     before = listed(tmp_path)
-    assert 0 < len(before) < 3  # the run was stopped before it had seen all
+    assert 0 < len(before) < 3  # it ended before it had seen all
     train(config, resume=True)
     assert listed(tmp_path) == broken and set(before) < set(broken)
 
 
-def test_error_stops_at_the_first_with_its_path(config, tmp_path):
-    broken = break_images(tmp_path / 'data')
+def test_error_stops_at_the_first_with_its_path(config, broken):
     with pytest.raises(UnreadableImageError) as error:
         train(config, **{'train_dataloader.dataset.on_error': 'raise'})
     assert str(error.value).startswith(tuple(f'{path}: cannot be read' for path in broken))
     assert '\n' not in str(error.value)
 
 
-def test_workers_replace_and_name_as_one_process_does(config, tmp_path):
-    broken = break_images(tmp_path / 'data')
+def test_workers_replace_and_name_as_one_process_does(config, broken):
     dataset = DATASETS.build(config.train_dataloader.dataset)
 
     def drawn(workers: int) -> list[tuple[bytes, str, str]]:
@@ -105,15 +92,18 @@ def test_workers_replace_and_name_as_one_process_does(config, tmp_path):
     assert sorted(replaced for _, replaced, _ in alone if replaced) == broken
 
 
-def test_more_than_a_share_of_the_images_ends_the_run():
+def test_more_than_a_share_of_the_images_ends_the_run(config, tmp_path):
     hook = UnreadableImagesHook()
     hook.check_rate(50, 1000)
     hook.check_rate(10, 40)
     for count, total in ((51, 1000), (11, 40), (3, 3)):
         with pytest.raises(ValueError, match=f'{count} of {total} images cannot be read'):
             hook.check_rate(count, total)
-    with pytest.raises(ValueError, match='max_rate is 2'):
-        UnreadableImagesHook(max_rate=2)
+    for number in range(11):
+        (tmp_path / f'data/train/blue/{number}.png').write_bytes(b'')
+    with pytest.raises(ValueError, match='11 of 150 images cannot be read, at most 10'):
+        train(config)
+    assert len(listed(tmp_path)) == 11
 
 
 def test_odd_names_are_trained_listed_and_logged(config, tmp_path):
@@ -139,11 +129,10 @@ def test_odd_names_are_trained_listed_and_logged(config, tmp_path):
 @pytest.fixture
 def validated(config, tmp_path) -> Config:
     """The same with a validation on 150 images, of which three are broken."""
-    folder = tmp_path / 'data'
-    for name in ('blue/7.png', 'green/20.png', 'red/49.png'):
-        (folder / 'val' / name).write_bytes(b'broken')
-    held_out = classifier_config(folder, tmp_path / 'work')
+    break_images(tmp_path / 'data/val')
+    held_out = classifier_config(tmp_path / 'data', tmp_path / 'work')
     config.update(val_cfg=dict(), val_dataloader=held_out.val_dataloader, val_evaluator=held_out.val_evaluator)
+    config.train_cfg.max_epochs = 1
     return config
 
 
@@ -172,8 +161,7 @@ def test_or_is_left_out_of_the_metric_and_named(validated, tmp_path, processes):
         Path(line).unlink()
     validated.update(work_dir=str(tmp_path / 'second'), load_from=None)
     clean = make_runner(validated)
-    weights = {name.removeprefix('module.'): weight for name, weight in weights.items()}
-    clean.model.load_state_dict(weights)
+    clean.model.load_state_dict({name.removeprefix('module.'): weight for name, weight in weights.items()})
     assert len(clean.val_dataloader.dataset) == 147
     assert clean.val()['accuracy/top1'] == pytest.approx(accuracy, abs=1e-4)
 

@@ -1,17 +1,11 @@
 """`randomness.deterministic=True` works in every task: nothing of ours is refused, and two runs give the same bits."""
 
-import copy
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import narrow_pretraining
-from helpers import make_runner
-from labelled import classifier_config, make_images
-from mmengine.config import Config
-from mmengine.runner import Runner
+from promises.test_resume import differences, fine_tuning, pretraining, run
 
 from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.engine.steps import DETERMINISTIC
@@ -27,44 +21,18 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
 
 
-def pretraining(images: Path, folder: Path) -> Config:
-    config = narrow_pretraining(images, folder)
-    config.model.backbone.update(drop_path_rate=0.3, rel_pos_bias='shared', layer_scale_init=0.1)
-    return config
-
-
-def fine_tuning(images: Path, folder: Path) -> Config:
-    config = classifier_config(make_images(folder / 'images'), folder)
-    config.model.backbone.update(drop_path_rate=0.3, rel_pos_bias='per_layer', img_size=64)  # resized to 32
-    augments = [dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]
-    config.model.update(train_cfg=dict(augments=augments))
-    config.model.data_preprocessor.update(type='beit_mm.ClassificationDataPreprocessor', num_classes=3)
-    config.custom_hooks.append(dict(type='beit_mm.StepSeedHook'))
-    return config
-
-
-def run(config: Config, folder: Path) -> Runner:
-    """Two steps."""
-    config = copy.deepcopy(config)
-    config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=2)
-    config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.default_hooks = dict(checkpoint=None)
-    config.randomness = dict(seed=0, deterministic=True)
-    config.work_dir = str(folder)
-    runner = make_runner(config)
-    runner.train()
-    return runner
-
-
 @pytest.mark.parametrize('task', [pretraining, fine_tuning])
 def test_two_runs_give_the_same_bits(task, images, tmp_path):
-    config = task(images, tmp_path)
-    one, two = (run(config, tmp_path / name) for name in ('one', 'two'))
+    config = task(tmp_path, images)
+    bias = 'shared' if task is pretraining else 'per_layer'
+    config.model.backbone.update(rel_pos_bias=bias, img_size=64, layer_scale_init=0.1)  # resized to 32
+    config.randomness = dict(seed=0, deterministic=True)
+    limits = dict(train_cfg=dict(type='beit_mm.IterLoop', max_iters=2), param_scheduler=[])
+    one, two = (run(config, tmp_path / name, **limits) for name in ('one', 'two'))
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'  # before the first step; cuBLAS reads it then
     assert any(DETERMINISTIC in log.read_text() for log in (tmp_path / 'one').rglob('*.log'))
-    for name, tensor in one.model.state_dict().items():
-        assert torch.equal(tensor, two.model.state_dict()[name]), name
+    assert not differences(one['state_dict'], two['state_dict'])
 
 
 @pytest.mark.parametrize('head', ['beit_mm.EfficientUPerHead', 'beit_mm.EfficientSETRUPHead'])

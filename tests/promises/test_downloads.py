@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
 
 WEIGHTS = {'w': torch.arange(50_000.0)}
+HUB_FILE = '/mine/beit/resolve/main/'  # a repository as the Hub shows it
 
 
 class Site(http.server.BaseHTTPRequestHandler):
@@ -28,14 +28,24 @@ class Site(http.server.BaseHTTPRequestHandler):
     answers: dict[str, tuple[bytes, object]] = {}
     asked: list[str] = []
 
+    def do_HEAD(self):
+        self.head()
+
     def do_GET(self):
         self.asked.append(self.path)
-        content, length = self.answers[self.path]
-        self.send_response(200)
+        self.wfile.write(self.head())
+
+    def head(self) -> bytes:
+        content, length = self.answers.get(self.path, (None, 0))
+        self.send_response(404 if content is None else 200)
+        if content is None:
+            self.send_header('X-Error-Code', 'EntryNotFound' if HUB_FILE in self.path else 'RepoNotFound')
         if length is not None:
             self.send_header('Content-Length', str(length))
+        self.send_header('X-Repo-Commit', 'c' * 40)
+        self.send_header('ETag', f'"{hash(content)}"')
         self.end_headers()
-        self.wfile.write(content)
+        return content or b''
 
     def log_message(self, *_):
         pass
@@ -43,14 +53,20 @@ class Site(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Address of a server, and the folder of the cache."""
+    """A server, its address, and the folder of the cache; it is the Hub on this machine too."""
+    from huggingface_hub import constants
+
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f'http://127.0.0.1:{server.server_port}'
     monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
     monkeypatch.setenv('no_proxy', '*')
     monkeypatch.setattr(torch.hub, 'get_dir', lambda: str(tmp_path / 'hub'))
+    monkeypatch.setattr(constants, 'ENDPOINT', address)
+    monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', address + '/{repo_id}/resolve/{revision}/{filename}')
+    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
     Site.answers, Site.asked = {}, []
-    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{server.server_port}', tmp_path / 'hub/checkpoints'
+    yield server, address, tmp_path / 'hub/checkpoints'
     server.shutdown()
     server.server_close()
 
@@ -67,11 +83,10 @@ def content_of(folder: Path, form: str) -> bytes:
 @pytest.mark.parametrize('form', ['zip', 'legacy', 'safetensors'])
 @pytest.mark.parametrize('length', [None, 'of what comes', 'of the whole'])
 def test_an_answer_that_is_cut_is_not_kept(site, tmp_path, form, length):
-    address, cache = site
+    _, address, cache = site
     whole = content_of(tmp_path, form)
     cut = whole[: int(0.9 * len(whole))]
-    said = dict(zip(('of what comes', 'of the whole'), (len(cut), len(whole)), strict=True)).get(length)
-    Site.answers['/beit.pth'] = cut, said
+    Site.answers['/beit.pth'] = cut, {'of what comes': len(cut), 'of the whole': len(whole)}.get(length)
     with pytest.raises(FileNotFoundError, match=r'/beit.pth cannot be downloaded \(.+\)\.\nadvice'):
         locate_weights(f'{address}/beit.pth', 'advice')
     assert not os.listdir(cache)
@@ -82,7 +97,7 @@ def test_an_answer_that_is_cut_is_not_kept(site, tmp_path, form, length):
 
 
 def test_a_server_that_falls_silent_is_not_waited_for(site, monkeypatch):
-    address, cache = site
+    _, address, cache = site
     Site.answers['/beit.pth'] = b'PK', 1000
     silent = threading.Event()
     monkeypatch.setattr(Site, 'finish', lambda self: silent.wait(20))
@@ -102,7 +117,7 @@ def test_a_server_that_falls_silent_is_not_waited_for(site, monkeypatch):
     ],
 )
 def test_a_page_is_not_kept_as_the_file(site, content, said):
-    address, cache = site
+    _, address, cache = site
     Site.answers['/encoder.pkl'] = content, len(content)
     with pytest.raises(FileNotFoundError, match=rf'{said}[\s\S]*\nadvice'):
         locate_weights(f'{address}/encoder.pkl', 'advice')
@@ -110,7 +125,7 @@ def test_a_page_is_not_kept_as_the_file(site, content, said):
 
 
 def test_a_file_of_another_hash_is_not_kept(site, tmp_path):
-    address, cache = site
+    _, address, cache = site
     whole = content_of(tmp_path, 'zip')
     name = f'beit-{file_sha256(tmp_path / "w.zip")[:8]}.pth'
     Site.answers[f'/{name}'] = content_of(tmp_path, 'legacy'), None
@@ -122,7 +137,7 @@ def test_a_file_of_another_hash_is_not_kept(site, tmp_path):
 
 def test_what_killed_downloads_left_goes_with_the_next(site, tmp_path):
     """But not what another node may be writing to at this moment, nor the files of others."""
-    address, cache = site
+    _, address, cache = site
     cache.mkdir(parents=True)
     left = {'beit.pth.0a1b2c3d.part': True, 'beit.pth.0a1b2c3d.part.4f.partial': True}
     kept = {'beit.pth.99999999.part': False, 'other.pth.0a1b2c3d.part': True, 'beit.pth.mine': True}
@@ -136,114 +151,72 @@ def test_what_killed_downloads_left_goes_with_the_next(site, tmp_path):
 
 
 def test_an_address_without_a_file_is_no_download(site):
-    address, _ = site
     for ending in ('', '/', '/..'):
         with pytest.raises(FileNotFoundError, match='without the name of a file'):
-            locate_weights(address + ending, 'advice')
+            locate_weights(site[1] + ending, 'advice')
+    with pytest.raises(FileNotFoundError, match='looked for'):
+        locate_weights('file:///etc/passwd', 'advice')
     assert not Site.asked
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        with pytest.raises(FileNotFoundError, match='looked for'):
-            locate_weights('file:///etc/passwd', 'advice')
 
 
 # --- the Hugging Face Hub -------------------------------------------------------------------------
 
 
-class Hub(Site):
-    """A repository as the Hub shows it: `answers` has bytes for each file of mine/beit."""
-
-    def answer(self) -> bytes:
-        repository, _, file = self.path.rpartition('/resolve/main/')
-        content = self.answers.get(file) if repository == '/mine/beit' else None
-        self.send_response(404 if content is None else 200)
-        if content is None:
-            self.send_header('X-Error-Code', 'EntryNotFound' if repository == '/mine/beit' else 'RepoNotFound')
-        self.send_header('Content-Length', str(len(content or b'')))
-        self.send_header('X-Repo-Commit', 'c' * 40)
-        self.send_header('ETag', f'"{hash(content)}"')
-        self.end_headers()
-        return content or b''
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        self.wfile.write(self.answer())
+def put_on_hub(folder: Path, weights: str = 'model.safetensors') -> None:
+    """A repository of transformers' own making."""
+    model = hf_peer('classification', 'shared')
+    model.save_pretrained(folder)
+    if weights != 'model.safetensors':
+        (folder / 'model.safetensors').unlink()
+        torch.save(model.state_dict(), folder / weights)
+    for file in folder.iterdir():
+        Site.answers[HUB_FILE + file.name] = file.read_bytes(), file.stat().st_size
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """The Hub on this machine."""
-    from huggingface_hub import constants
-
-    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f'http://127.0.0.1:{server.server_port}'
-    monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
-    monkeypatch.setenv('no_proxy', '*')
-    monkeypatch.setattr(constants, 'ENDPOINT', address)
-    monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', address + '/{repo_id}/resolve/{revision}/{filename}')
-    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
-    Hub.answers, Hub.asked = {}, []
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def hub_files(folder: Path) -> dict[str, bytes]:
-    """A repository of transformers' own making, and its model."""
-    hf_peer('classification', 'shared').save_pretrained(folder)
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def test_a_repository_of_the_hub_is_a_checkpoint(hub, tmp_path):
-    Hub.answers = hub_files(tmp_path / 'theirs')
+def test_a_repository_of_the_hub_is_a_checkpoint(site, tmp_path, monkeypatch):
+    put_on_hub(tmp_path / 'theirs')
     from_hub = load_from_file('hf://mine/beit')
-    assert {f'/mine/beit/resolve/main/{name}' for name in ('model.safetensors', 'config.json')} <= set(Hub.asked)
+    assert {HUB_FILE + name for name in ('model.safetensors', 'config.json')} <= set(Site.asked)
     expected = load_from_file(str(tmp_path / 'theirs'))
     assert from_hub['state_dict'].keys() == expected['state_dict'].keys()
     for name, tensor in expected['state_dict'].items():
         assert torch.equal(from_hub['state_dict'][name], tensor), name
     assert from_hub['meta'] == expected['meta']
-    hub.shutdown()
-    hub.server_close()
+    site[0].shutdown()
+    site[0].server_close()
+    monkeypatch.setattr(time, 'sleep', lambda seconds: None)  # between the client's attempts
     assert load_from_file('hf://mine/beit')['meta'] == expected['meta']  # of the cache, without a network
 
 
-def test_older_weights_of_the_hub(hub, tmp_path):
-    files = hub_files(tmp_path / 'theirs')
-    torch.save(hf_peer('classification', 'shared').state_dict(), tmp_path / 'old.bin')
-    del files['model.safetensors']
-    Hub.answers = files | {'pytorch_model.bin': (tmp_path / 'old.bin').read_bytes()}
+def test_older_weights_of_the_hub(site, tmp_path):
+    put_on_hub(tmp_path / 'theirs', 'pytorch_model.bin')
     assert fetch_hub_folder('hf://mine/beit@main', 'advice').joinpath('pytorch_model.bin').is_file()
 
 
 @pytest.mark.parametrize('source', ['hf://mine/beit', 'hf://mine/other', 'hf://', 'hf://a/b/c', 'hf://mine/beit@gone'])
-def test_what_the_hub_does_not_have_is_said_in_two_lines(hub, source):
+def test_what_the_hub_does_not_have_is_said_in_two_lines(site, source):
     with pytest.raises(FileNotFoundError, match=f'^{source} cannot be fetched: .*\nadvice$'):
         locate_weights(source, 'advice')
 
 
-def test_a_folder_of_ours_comes_before_the_hub(hub, tmp_path, monkeypatch):
+def test_a_folder_of_ours_comes_before_the_hub(site, tmp_path, monkeypatch):
     folder = tmp_path / 'weights/mine/beit'
     hf_peer('classification', 'shared').save_pretrained(folder)
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
-    assert locate_weights('hf://mine/beit', 'advice') == folder / 'model.safetensors' and not Hub.asked
+    assert locate_weights('hf://mine/beit', 'advice') == folder / 'model.safetensors' and not Site.asked
 
 
 def test_a_cache_of_links_says_as_much_as_the_folder(tmp_path):
     """The Hub's cache names weights by their hash, and links to them; what lies beside the link counts."""
-    hf_peer('classification', 'shared').save_pretrained(tmp_path / 'theirs')
-    (tmp_path / 'blobs').mkdir()
-    (tmp_path / 'snapshot').mkdir()
-    for file in (tmp_path / 'theirs').iterdir():
-        blob = tmp_path / 'blobs' / file_sha256(file)
-        file.rename(blob)
-        (tmp_path / 'snapshot' / file.name).symlink_to(blob)
-    link = path_of_checkpoint(tmp_path / 'snapshot')
-    assert link == tmp_path / 'snapshot/model.safetensors'
+    theirs, blobs, snapshot = (tmp_path / name for name in ('theirs', 'blobs', 'snapshot'))
+    hf_peer('classification', 'shared').save_pretrained(theirs)
+    blobs.mkdir()
+    snapshot.mkdir()
+    for file in theirs.iterdir():
+        blob = file.rename(blobs / file_sha256(file))
+        (snapshot / file.name).symlink_to(blob)
+    link = path_of_checkpoint(snapshot)
+    assert link == snapshot / 'model.safetensors'
     checkpoint = Checkpoint.open(link)
     arguments, _ = backbone_of(checkpoint)
     assert checkpoint.preprocessing['size'] and arguments['arch']['num_heads'] == HEADS

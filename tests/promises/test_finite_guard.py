@@ -4,26 +4,24 @@ import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
-from helpers import make_runner
+from helpers import make_runner, run_ranks
 from labelled import classifier_config, make_images
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
+from promises.test_resume import differences
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.bad_data import samples_of
-from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper
+from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, STEPS_BETWEEN_LOOKS, AutocastOptimWrapper
 from beit_mm.registry import TRANSFORMS
 
 OPTIMIZERS = {
@@ -57,23 +55,18 @@ def state(model: nn.Module, wrapper: AutocastOptimWrapper) -> list[torch.Tensor]
     return [value.clone() for value in (*model.state_dict().values(), *moments)]
 
 
-def same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
-    return len(before) == len(after) and all(map(torch.equal, before, after))
-
-
 @pytest.mark.parametrize('steps_before', [0, 3])
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 def test_a_bad_step_changes_nothing_and_training_goes_on_as_without_it(optimizer, steps_before):
     (model, wrapper), (peer, peer_wrapper) = make(optimizer), make(optimizer)
-    for _ in range(steps_before):
-        train(model, wrapper, GOOD)
-        train(peer, peer_wrapper, GOOD)
+    train(model, wrapper, *[GOOD] * steps_before)
+    train(peer, peer_wrapper, *[GOOD] * steps_before)
     before = state(model, wrapper)
     train(model, wrapper, BAD, BAD)
-    assert same(before, state(model, wrapper))
+    assert not differences(before, state(model, wrapper))
     train(model, wrapper, GOOD, BAD, GOOD)
     train(peer, peer_wrapper, GOOD, GOOD)
-    assert same(state(model, wrapper), state(peer, peer_wrapper))
+    assert not differences(state(model, wrapper), state(peer, peer_wrapper))
     assert wrapper.look() == (0, 3, 0, steps_before + 3)
 
 
@@ -117,10 +110,10 @@ def test_accumulation_skips_the_whole_step():
     before = state(model, wrapper)
     for batches in ([BAD, GOOD, GOOD], [GOOD, BAD, GOOD], [GOOD, GOOD, BAD]):
         train(model, wrapper, *batches)
-        assert same(before, state(model, wrapper))
+        assert not differences(before, state(model, wrapper))
     assert wrapper.look() == (3, 3, 0, 3)  # steps, and the first batch of the first of them
     train(model, wrapper, *[GOOD] * 3)
-    assert not same(before, state(model, wrapper)) and wrapper.look()[:3] == (0, 3, 0)
+    assert differences(before, state(model, wrapper)) and wrapper.look()[:3] == (0, 3, 0)
 
 
 def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
@@ -132,56 +125,54 @@ def test_an_overflow_is_told_apart_from_a_nan_of_the_model():
     wrapper.loss_scaler.update(1e38)
     train(model, wrapper, 100 * GOOD)  # the loss is finite, times the scale it is not
     assert wrapper.look()[:3] == (2, 1, 1) and wrapper.loss_scaler.get_scale() == pytest.approx(5e37)
-    assert same(before, state(model, wrapper))
+    assert not differences(before, state(model, wrapper))
     wrapper.loss_scaler.update(1.0)
     model[2].weight.register_hook(lambda gradient: gradient / 0)  # behind a finite loss; no scale pushed it there
     train(model, wrapper, GOOD)
     assert wrapper.look()[:3] == (3, 2, 1)
 
 
-def test_counters_are_resumed_and_logged(caplog):
+def test_counters_are_resumed_and_logged():
     model, wrapper = make()
     train(model, wrapper, GOOD, BAD, BAD, GOOD, BAD)
     other = make()[1]
     other.load_state_dict(copy.deepcopy(wrapper.state_dict()))
     train(make()[0], other, GOOD)
     assert other.look()[:3] == (0, 3, 0)
-    logger = wrapper.message_hub
     wrapper.look()
-    assert logger.get_scalar('train/skipped_steps').current() == 3
-    norms = logger.get_scalar('train/grad_norm').data[0][-5:]
+    assert wrapper.message_hub.get_scalar('train/skipped_steps').current() == 3
+    norms = wrapper.message_hub.get_scalar('train/grad_norm').data[0][-5:]
     assert [math.isfinite(norm) for norm in norms] == [True, False, False, True, False]
 
 
-def on_two_ranks(rank: int, store: str, results: mp.Queue) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=2)
-    model, wrapper = make(half=True)
-    parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    train(parallel, wrapper, GOOD + rank)
-    before = state(model, wrapper)
-    train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)
-    results.put((rank, same(before, state(model, wrapper)), wrapper.look(), wrapper.loss_scaler.get_scale()))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+def test_a_run_without_the_hook_is_stopped_too():
+    model, wrapper = make()
+    most = 2 * STEPS_BETWEEN_LOOKS
+    train(model, wrapper, *(GOOD if step == most - MAX_SKIPPED_IN_A_ROW else BAD for step in range(most)))
+    train(model, wrapper, *[BAD] * (most - 1))  # the good step has started the count again
+    with pytest.raises(ValueError, match='not finite in 124 steps in a row'):
+        train(model, wrapper, BAD)
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
     """With a loss scale, where rank 0 sees a finite loss and has to learn that rank 1's is not."""
-    context = mp.get_context('fork')
-    results = context.Queue()
-    processes = [context.Process(target=on_two_ranks, args=(rank, f'{tmp_path}/store', results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = sorted(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(60)
-    assert found == [(rank, True, (MAX_SKIPPED_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, 0, 1), 2.0**16) for rank in range(2)]
+
+    def run(rank: int) -> tuple:
+        model, wrapper = make(half=True)
+        parallel = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        train(parallel, wrapper, GOOD + rank)
+        before = state(model, wrapper)
+        train(parallel, wrapper, *[BAD if rank else GOOD] * MAX_SKIPPED_IN_A_ROW)
+        return differences(before, state(model, wrapper)), tuple(wrapper.look()), wrapper.loss_scaler.get_scale()
+
+    skipped = MAX_SKIPPED_IN_A_ROW, MAX_SKIPPED_IN_A_ROW, 0, 1
+    assert run_ranks(run, tmp_path) == [([], skipped, 2.0**16)] * 2
 
 
 # --- the stop, and what it leaves -----------------------------------------------------------------
 
 POISONED = range(5, 9)  # batches; the run is stopped after the step with the last of them
+FIRST = {1: 5, 2: 4}  # the first batch of the first step with a poisoned one, by the number of batches in a step
 
 
 @TRANSFORMS.register_module()
@@ -202,9 +193,9 @@ def poisoned_run(folder: Path, work_dir: Path, paths: list[str], accumulated: in
     """A fine-tuning of nine batches an epoch, whose schedule continues while steps are skipped."""
     config = classifier_config(folder, work_dir)
     config.model.backbone.drop_path_rate = 0.3
-    loader = config.train_dataloader
-    loader.dataset.pipeline = [*loader.dataset.pipeline[:-1], dict(type='beit_mm.Poison', paths=paths)]
-    loader.dataset.pipeline.append(dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable')))
+    dataset = config.train_dataloader.dataset
+    dataset.pipeline = [*dataset.pipeline[:-1], dict(type='beit_mm.Poison', paths=paths)]
+    dataset.pipeline.append(dict(type='PackInputs', meta_keys=('sample_idx', 'img_path', 'unreadable')))
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=12)
     config.randomness = dict(seed=3)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
@@ -212,7 +203,7 @@ def poisoned_run(folder: Path, work_dir: Path, paths: list[str], accumulated: in
     config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False)]
     config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
     config.optim_wrapper.accumulative_counts = accumulated
-    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=first_of(accumulated), max_keep_ckpts=-1)
+    checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=FIRST[accumulated], max_keep_ckpts=-1)
     config.default_hooks = dict(checkpoint=checkpoint, logger=dict(type='LoggerHook', interval=3))
     config.custom_hooks = [
         dict(type=f'beit_mm.{name}') for name in ('StepSeedHook', 'CheckpointMetaHook', 'BadStepHook')
@@ -224,89 +215,56 @@ def poisoned_run(folder: Path, work_dir: Path, paths: list[str], accumulated: in
 
 def images_of(config: Config, iteration: int) -> list[str]:
     """The images of a batch, as the data loader gives them."""
-    loader = Runner.build_dataloader(config.train_dataloader, seed=config.randomness.seed)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        loader = Runner.build_dataloader(config.train_dataloader, seed=config.randomness.seed)
     return [sample.img_path for sample in list(loader)[iteration]['data_samples']]
 
 
-def first_of(accumulated: int) -> int:
-    """The first batch of the first step with a poisoned one."""
-    return {1: 5, 2: 4}[accumulated]
-
-
 @pytest.fixture(scope='module', params=[1, 2], ids=['each batch a step', 'two batches a step'])
-def stopped(request, tmp_path_factory) -> tuple[Config, list[str], str]:
-    """A run that stopped, its poisoned images and its last message."""
+def stopped(request, tmp_path_factory) -> tuple[Config, object, str]:
+    """A run that stopped, a function that makes the config of such a run, and its last message."""
     folder = tmp_path_factory.mktemp('stopped')
     make_images(folder / 'images', 12)
-    config = poisoned_run(folder / 'images', folder / 'work', [], request.param)
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        paths = [images_of(config, iteration)[1] for iteration in POISONED]
-    config = poisoned_run(folder / 'images', folder / 'work', paths, request.param)
-    Path(config.work_dir).mkdir()
-    config.dump(folder / 'run.py')
-    config = Config.fromfile(folder / 'run.py')
-    with pytest.MonkeyPatch.context() as patch:
+    clean = poisoned_run(folder / 'images', folder / 'work', [], request.param)
+    paths = [images_of(clean, iteration)[1] for iteration in POISONED]
+
+    def again(work_dir: Path, **changes: object) -> Config:
+        return poisoned_run(folder / 'images', work_dir, paths, request.param, **changes)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as error:
         patch.setattr('beit_mm.engine.bad_data.MAX_SKIPPED_IN_A_ROW', 2)
-        with pytest.raises(ValueError) as error:
-            make_runner(config).train()
-    return config, paths, str(error.value)
+        make_runner(again(folder / 'work')).train()
+    return again(folder / 'work'), again, str(error.value)
 
 
 def test_the_stop_leaves_the_weights_from_before_the_first_bad_step(stopped):
-    config, paths, message = stopped
+    config, _, message = stopped
     accumulated = config.optim_wrapper.accumulative_counts
-    first, skipped = first_of(accumulated), len(POISONED) // accumulated
+    first, skipped = FIRST[accumulated], len(POISONED) // accumulated
     folder = Path(config.work_dir, f'bad_step_{first}')
     before, left = (
         torch.load(file, weights_only=True)
         for file in (Path(config.work_dir, f'iter_{first}.pth'), folder / 'checkpoint.pth')
     )
     assert (left['meta']['epoch'], left['meta']['iter']) == (1, 8 + accumulated)
-    assert_same(before['state_dict'], left['state_dict'])
+    assert not differences(before['state_dict'], left['state_dict'])
     for part in ('state', 'loss_scaler'):
-        assert_same(before['optimizer'][part], left['optimizer'][part])
+        assert not differences(before['optimizer'][part], left['optimizer'][part])
     in_all = len(range(first, 8 + accumulated, accumulated))  # a step was being accumulated when the log was written
     assert left['optimizer']['skipped_steps']['counters'].tolist() == [in_all, in_all, 0, first]
     assert f'--resume {folder}/checkpoint.pth)' in message and f'not finite in {skipped} steps' in message
 
 
-def assert_same(one: Any, two: Any) -> None:
-    """Bit by bit."""
-    (leaves, structure), (others, other) = map(tree_flatten, (one, two))
-    assert structure == other
-    for leaf, peer in zip(leaves, others, strict=True):
-        assert torch.equal(leaf, peer) if torch.is_tensor(leaf) else leaf == peer
-
-
 def test_the_stop_names_the_images_and_losses(stopped):
-    config, paths, _ = stopped
+    config, _, _ = stopped
     accumulated = config.optim_wrapper.accumulative_counts
-    first = first_of(accumulated)
+    first = FIRST[accumulated]
     part = json.loads(Path(config.work_dir, f'bad_step_{first}', 'rank0.json').read_text())
     assert [part[key] for key in ('iteration', 'rank', 'world_size', 'seed')] == [first, 0, 1, 3]
-    assert [loss == 'nan' for loss in part['losses']] == [False] * (5 - first) + [True] * len(POISONED) + [False] * (
-        accumulated - 1
-    )
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        expected = [path for iteration in range(first, first + accumulated) for path in images_of(config, iteration)]
-    assert [sample['img_path'] for sample in part['samples']] == expected and paths[0] in expected
-
-
-def test_a_checkpoint_right_after_a_bad_step_can_be_resumed_from(stopped, tmp_path):
-    """The norms since the last look are in it, the NaN too: they are of the log, not of the optimizer."""
-    config, paths, _ = stopped
-    folder, accumulated = Path(config.train_dataloader.dataset.data_root), config.optim_wrapper.accumulative_counts
-    changed = poisoned_run(folder, tmp_path, paths, accumulated)
-    changed.default_hooks.checkpoint.interval = 8
-    changed.default_hooks.logger.interval = 100
-    changed.custom_hooks.append(dict(type='beit_mm.FitCheckHook'))
-    make_runner(changed).train()
-    path = tmp_path / 'iter_8.pth'
-    assert torch.load(path, weights_only=True)['optimizer']['skipped_steps']['norms'].isnan().any()
-    runner = make_runner(Config(dict(changed, resume=True, load_from=str(path))))
-    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    runner.load_or_resume()
-    assert any(norm.isnan() for norm in runner.optim_wrapper.norms)
+    good_before, good_after = [False] * (5 - first), [False] * (accumulated - 1)
+    assert [loss == 'nan' for loss in part['losses']] == good_before + [True] * len(POISONED) + good_after
+    expected = [path for iteration in range(first, first + accumulated) for path in images_of(config, iteration)]
+    assert [sample['img_path'] for sample in part['samples']] == expected
 
 
 def test_samples_of_a_dataset_that_names_no_files():
@@ -314,13 +272,27 @@ def test_samples_of_a_dataset_that_names_no_files():
     assert samples_of(loader, 1) == [dict(key=[3, 0, index], img_path=None) for index in (2, 3)]
 
 
+def test_a_checkpoint_right_after_a_bad_step_can_be_resumed_from(stopped, tmp_path):
+    """The norms since the last look are in it, the NaN too: they are of the log, not of the optimizer."""
+    config = stopped[1](tmp_path)
+    config.default_hooks.checkpoint.interval = 8
+    config.default_hooks.logger.interval = 100
+    config.custom_hooks.append(dict(type='beit_mm.FitCheckHook'))
+    make_runner(config).train()
+    path = tmp_path / 'iter_8.pth'
+    assert torch.load(path, weights_only=True)['optimizer']['skipped_steps']['norms'].isnan().any()
+    runner = make_runner(Config(dict(config, resume=True, load_from=str(path))))
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.load_or_resume()
+    assert any(norm.isnan() for norm in runner.optim_wrapper.norms)
+
+
 def test_a_run_that_was_stopped_resumes_as_if_it_had_not_been(stopped, tmp_path):
-    config, paths, _ = stopped
-    accumulated, ends = config.optim_wrapper.accumulative_counts, []
+    config, again, _ = stopped
     checkpoint = str(next(Path(config.work_dir).glob('bad_step_*/checkpoint.pth')))
+    ends = []
     for name, changes in (('whole', {}), ('resumed', dict(resume=True, load_from=checkpoint))):
-        folder = Path(config.train_dataloader.dataset.data_root)
-        runner = make_runner(poisoned_run(folder, tmp_path / name, paths, accumulated, **changes))
+        runner = make_runner(again(tmp_path / name, **changes))
         runner.train()
         ends.append(runner.model.state_dict())
-    assert_same(*ends)
+    assert not differences(*ends)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from helpers import make_runner, run_ranks
 from mmengine.hooks import Hook
 from promises.test_resume import differences
 
+from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.interruption import resuming_command
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
 
 
-class Send(Hook):
+class Act(Hook):
     """Does something at one place of the run, at the given iteration."""
 
     def __init__(self, place: str, action: object, iteration: int = 1):
@@ -34,13 +36,6 @@ class Send(Hook):
 
 def send(*numbers: int) -> object:
     return lambda: [os.kill(os.getpid(), number) for number in numbers]
-
-
-def send_to_group(number: int) -> None:
-    """As a terminal or Slurm does it: to the main process and its workers, from outside."""
-    processes = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
-    subprocess.run(['/bin/kill', f'-{int(number)}', *map(str, processes)], check=True)
-    time.sleep(0.2)
 
 
 @pytest.fixture
@@ -77,14 +72,12 @@ def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
     return 0
 
 
-@pytest.mark.parametrize(
-    'number, code', [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
-)
-def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tmp_path, said):
+@pytest.mark.parametrize('number', SIGNALS)
+def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, config, tmp_path, said):
     config.model.backbone.drop_path_rate = 0.3
     assert train(config, tmp_path / 'whole') == 0
     work = tmp_path / 'work'
-    assert train(config, work, Send('after_train_iter', send(number))) == code
+    assert train(config, work, Act('after_train_iter', send(number))) == SIGNALS[number]
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']
     assert said == [f'Stopped before iteration 3, {work}/interrupted.pth is saved. Resume with: {resuming_command()}']
     assert torch.load(work / 'interrupted.pth', weights_only=True)['meta']['iter'] == 2  # the middle of an epoch of 3
@@ -96,20 +89,15 @@ def test_a_signal_saves_and_a_resumed_run_ends_the_same(number, code, config, tm
 
 def test_accumulated_gradients_are_used_first(config, tmp_path):
     config.optim_wrapper.accumulative_counts = 2
-    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM), iteration=2)) == 75
+    assert train(config, tmp_path, Act('after_train_iter', send(signal.SIGTERM), iteration=2)) == 75
     assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
 
 
 def test_a_signal_in_validation_acts_after_it(pretrain_config, tmp_path):
     validated = []
-    after = Send('after_val_epoch', lambda: validated.append(True), iteration=3)
-    assert train(pretrain_config, tmp_path, Send('after_val_iter', send(signal.SIGTERM), iteration=3), after) == 75
+    after = Act('after_val_epoch', lambda: validated.append(True), iteration=3)
+    assert train(pretrain_config, tmp_path, Act('after_val_iter', send(signal.SIGTERM), iteration=3), after) == 75
     assert validated and torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 3
-
-
-def test_a_signal_in_the_last_step_changes_nothing(config, tmp_path):
-    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM), iteration=5)) == 0
-    assert (tmp_path / 'epoch_2.pth').exists() and not (tmp_path / 'interrupted.pth').exists()
 
 
 def kill() -> None:
@@ -124,13 +112,13 @@ def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, 
         pretrain_config.default_hooks.checkpoint.update(by_epoch=False, interval=6)
         pretrain_config.param_scheduler = []
     with pytest.raises(MemoryError, match='killed'):
-        train(pretrain_config, tmp_path, Send('after_val_iter', kill, iteration=6))
+        train(pretrain_config, tmp_path, Act('after_val_iter', kill, iteration=6))
     trained, validated = [], []
     train(
         pretrain_config,
         tmp_path,
-        Send('after_train_iter', lambda: trained.append(True), iteration=5),
-        Send('after_val_epoch', lambda: validated.append(True), iteration=6),
+        Act('after_train_iter', lambda: trained.append(True), iteration=5),
+        Act('after_val_epoch', lambda: validated.append(True), iteration=6),
         resume=True,
     )
     assert not trained and validated == [True]
@@ -139,20 +127,24 @@ def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, 
 def test_a_run_under_nohup_outlives_its_terminal(config, tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
     try:
-        assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGHUP))) == 0
+        assert train(config, tmp_path, Act('after_train_iter', send(signal.SIGHUP))) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_sigint_stops_at_once(config, tmp_path):
+def test_a_second_sigint_stops_at_once(config, tmp_path, monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime)
+    monkeypatch.setattr('beit_mm.engine.interruption.time', clock)
+
     def twice() -> None:
         send(signal.SIGINT, signal.SIGINT)()  # in one moment: a terminal's and a launcher's are one
-        time.sleep(1.1)
+        now[0] = 1.1
         send(signal.SIGINT)()
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path, Send('before_train_iter', twice))
-    assert not (tmp_path / 'interrupted.pth').exists()
+        train(config, tmp_path, Act('before_train_iter', twice))
+    assert now[0] and not (tmp_path / 'interrupted.pth').exists()
 
 
 class ReplaceLoader(Hook):
@@ -164,27 +156,25 @@ class ReplaceLoader(Hook):
 
 def test_workers_take_no_part(pretrain_config, tmp_path):
     """They would die, or the loader would raise; and none stays behind."""
-    pretrain_config = copy.deepcopy(pretrain_config)
     for loader in (pretrain_config.train_dataloader, pretrain_config.val_dataloader):
         loader.update(num_workers=1, persistent_workers=True)
-
-    sent = []
-    others = set(multiprocessing.active_children())  # of tests before this one
+    others, told = set(multiprocessing.active_children()), []  # of tests before this one
 
     def send_all() -> None:
-        if sent:
-            return
-        assert len({*multiprocessing.active_children()} - others) == 2
-        for number in SIGNALS:
-            send_to_group(number)
-            sent.append(number)
+        """As a terminal or Slurm does it: to the main process and its workers, from outside."""
+        if not told:  # it is called for each of three batches
+            told.extend(worker for worker in multiprocessing.active_children() if worker not in others)
+            processes = [str(number) for number in (os.getpid(), *(worker.pid for worker in told))]
+            for number in SIGNALS:
+                subprocess.run(['/bin/kill', f'-{int(number)}', *processes], check=True)
 
-    in_validation = Send('after_val_iter', send_all, iteration=3)  # of three batches
+    in_validation = Act('after_val_iter', send_all, iteration=3)
     assert train(pretrain_config, tmp_path, ReplaceLoader(), in_validation) == 130
-    for worker in {*multiprocessing.active_children()} - others:
+    assert len(told) == 2 and all(worker.is_alive() for worker in told)
+    for worker in told:
         worker.terminate()  # as the end of the interpreter does
         worker.join(20)
-    assert not {*multiprocessing.active_children()} - others
+    assert set(multiprocessing.active_children()) <= others
 
 
 def test_a_full_disk_is_said(config, tmp_path, monkeypatch, said):
@@ -192,7 +182,7 @@ def test_a_full_disk_is_said(config, tmp_path, monkeypatch, said):
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr('torch.save', full)
-    assert train(config, tmp_path, Send('after_train_iter', send(signal.SIGTERM))) == 75
+    assert train(config, tmp_path, Act('after_train_iter', send(signal.SIGTERM))) == 75
     assert 'nothing could be saved' in said[0]
 
 
@@ -205,6 +195,9 @@ def test_the_command_that_resumes(monkeypatch):
     assert resuming_command() == 'dist_train.sh c.py 2 --resume'
 
 
+# --- several processes ----------------------------------------------------------------------------
+
+
 @pytest.fixture
 def two(config, tmp_path):
     """Config of a long run of two processes."""
@@ -215,45 +208,35 @@ def two(config, tmp_path):
     return config
 
 
-@pytest.mark.parametrize('seconds', [0.0, 0.15])
-def test_two_processes_stop_at_the_same_step_and_soon(two, tmp_path, seconds):
-    """Only one of them is told, in the middle of short steps and of long ones."""
+def test_two_processes_stop_at_the_same_step_and_soon(two, tmp_path):
+    """Only one of them is told, after it has exchanged what it was told before that step."""
 
     def stopped(rank: int) -> tuple:
         runner = make_runner(two)
-        first = 9 if seconds else 40
-        runner.register_hook(Sleep(seconds))
         if rank == 1:
-            tell = Send('before_train_iter', send(signal.SIGUSR1), first)
-            runner.register_hook(tell)
+            runner.register_hook(Act('before_train_iter', send(signal.SIGUSR1), 9))
         with pytest.raises(SystemExit) as stop:
             runner.train()
-        return runner.iter, stop.value.code, first
+        return runner.iter, stop.value.code
 
-    (ours, code, first), (theirs, other, _) = run_ranks(stopped, tmp_path)
-    assert ours == theirs and code == other == 75
-    assert ours == torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter']
-    assert not seconds or ours <= first + 2, ours
+    assert run_ranks(stopped, tmp_path) == [(11, 75)] * 2
+    assert torch.load(tmp_path / 'work/interrupted.pth', weights_only=True)['meta']['iter'] == 11
 
 
-class Sleep(Hook):
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        time.sleep(self.seconds)
-
-
-def test_of_several_processes_a_signal_in_the_last_step_changes_nothing(two, tmp_path):
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_signal_in_the_last_step_changes_nothing(two, tmp_path, processes):
     two.train_cfg.max_epochs = 1
 
-    def run(rank: int) -> int:
+    def run(rank: int) -> None:
         runner = make_runner(two)
-        runner.register_hook(Send('after_train_iter', send(signal.SIGTERM), iteration=runner.max_iters - 1))
+        runner.register_hook(Act('after_train_iter', send(signal.SIGTERM), iteration=runner.max_iters - 1))
         runner.train()
-        return runner.iter
 
-    run_ranks(run, tmp_path)
+    if processes == 1:
+        two.launcher = 'none'
+        run(0)
+    else:
+        run_ranks(run, tmp_path)
     assert (tmp_path / 'work/epoch_1.pth').exists() and not (tmp_path / 'work/interrupted.pth').exists()
 
 
@@ -280,3 +263,13 @@ def test_without_gloo_in_one_process_all_continue(two, tmp_path, monkeypatch):
     for iteration, said in run_ranks(run, tmp_path):
         assert iteration and len(said) == 1
         assert said[0].startswith('No gloo group (rank ') and 'GLOO_SOCKET_IFNAME' in said[0] and '\n' not in said[0]
+
+
+def test_a_file_that_the_main_process_cannot_read_ends_all(tmp_path):
+    def read(rank: int) -> str:
+        with pytest.raises(FileNotFoundError) as error:
+            in_main_process(Path(tmp_path, 'gone').read_text)
+        return str(error.value)
+
+    said, *others = run_ranks(read, tmp_path)
+    assert 'No such file' in said and others == [said]

@@ -1,6 +1,5 @@
 """The host never waits for the device within a step: nothing asks for a value on it, except where the log is due."""
 
-import copy
 from collections import Counter
 
 import pytest
@@ -33,14 +32,14 @@ class Waits(TorchDispatchMode):
 
     def __enter__(self):
         for name in METHODS:
-            self.patch.setattr(torch.Tensor, name, self._counted(name, getattr(torch.Tensor, name)))
+            self.patch.setattr(torch.Tensor, name, self.counted(name, getattr(torch.Tensor, name)))
         return super().__enter__()
 
     def __exit__(self, *error):
         self.patch.undo()
         super().__exit__(*error)
 
-    def _counted(self, name, method):
+    def counted(self, name, method):
         def call(*args, **kwargs):
             self.counts[name] += 1
             return method(*args, **kwargs)
@@ -48,63 +47,55 @@ class Waits(TorchDispatchMode):
         return call
 
 
-class Begin(Hook):
-    """Starts to count before every other hook of a step."""
+class Count(Hook):
+    """Counts from before every other hook of a step (`priority` 0) or up to after them (100)."""
+
+    steps: list[Counter] = []
+    mode: Waits
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.mode = Waits()
-        self.mode.__enter__()
-
-
-class End(Hook):
-    """Ends it after every other hook."""
-
-    def __init__(self, begin: Begin):
-        self.begin = begin
-        self.steps: list[Counter] = []
+        if self.priority == 0:
+            Count.mode = Waits().__enter__()
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.begin.mode.__exit__(None, None, None)
-        self.steps.append(self.begin.mode.counts)
+        if self.priority == 100:
+            self.mode.__exit__(None, None, None)
+            self.steps.append(self.mode.counts)
 
 
 @pytest.mark.parametrize('accumulative_counts', [1, 2])
 def test_a_step_asks_for_no_value_of_the_device(pretrain_config, accumulative_counts):
-    config = copy.deepcopy(pretrain_config)
+    config = pretrain_config
     config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 steps
     config.optim_wrapper.accumulative_counts = accumulative_counts
     config.default_hooks.logger.interval = 5
     config.default_hooks.checkpoint.interval = 100
     runner = make_runner(config)
-    begin = Begin()
-    end = End(begin)
-    runner.register_hook(begin, priority=0)
-    runner.register_hook(end, priority=100)
+    Count.steps.clear()
+    runner.register_hook(Count(), priority=0)
+    runner.register_hook(Count(), priority=100)
     runner.train()
     due = {2, 5, 8, 11}  # the ends of the epochs, whose three steps are fewer than the logger's five
     first = range(accumulative_counts)  # where the optimizer has no state, the host decides
-    assert all(end.steps[step] for step in due)
-    assert not {step: counts for step, counts in enumerate(end.steps) if counts and step not in {*due, *first}}
+    assert all(Count.steps[step] for step in due)
+    assert not {step: counts for step, counts in enumerate(Count.steps) if counts and step not in {*due, *first}}
+
+
+X = torch.arange(4.0)
+WAITS = [
+    lambda: X.sum().item(),
+    lambda: bool(X[0] > 1),
+    lambda: X[X > 1],
+    lambda: X.clone().index_put_((X > 1,), X[:2]),
+    lambda: X.long().bincount(),
+    lambda: X.nonzero(),
+    lambda: X.tolist(),
+    lambda: X.cpu(),
+]
 
 
 def test_the_check_sees_what_waits():
-    x = torch.arange(4.0)
-    waits = (
-        lambda: x.sum().item(),
-        lambda: bool(x[0] > 1),
-        lambda: x[x > 1],
-        lambda: x.clone().index_put_((x > 1,), x[:2]),
-        lambda: x.long().bincount(),
-        lambda: x.repeat_interleave(x.long()),
-        lambda: x.nonzero(),
-        lambda: x.tolist(),
-        lambda: x.cpu(),
-        lambda: float(x[0]),
-    )
-    for wait in waits:
+    for wait in (*WAITS, lambda: X.sum() * 2):
         with Waits() as mode:
             wait()
-        assert mode.counts
-    with Waits() as mode:
-        x.sum() * 2
-    assert not mode.counts
+        assert bool(mode.counts) == (wait in WAITS)

@@ -1,11 +1,9 @@
 """Two runs at once in one work directory are refused, before anything in it is touched."""
 
-import copy
 import errno
 import multiprocessing
 import os
 import re
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,10 +15,10 @@ from beit_mm.engine.interruption import InterruptionHook
 OURS = 'the config of the running one'
 
 
-def hold(folder: Path, said: Connection) -> None:
+def hold(folder: Path, pipe: Connection) -> None:
     hook = InterruptionHook()
-    said.send(hook.take_lock(folder, f'pretrain.py\n{OURS}'))
-    time.sleep(60)
+    pipe.send(hook.take_lock(folder, f'pretrain.py\n{OURS}'))
+    pipe.recv()  # for ever
 
 
 @pytest.fixture
@@ -33,6 +31,13 @@ def other(tmp_path):
     assert ours.recv() is None
     yield process
     process.kill()
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    return said
 
 
 def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp_path):
@@ -54,20 +59,10 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
 
 
 def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, tmp_path):
-    config = copy.deepcopy(pretrain_config)
-    config.work_dir = str(tmp_path / 'second/work')
-    config.default_hooks.checkpoint.out_dir = str(tmp_path)  # where mmengine appends the work directory's name
+    pretrain_config.work_dir = str(tmp_path / 'second/work')
+    pretrain_config.default_hooks.checkpoint.out_dir = str(tmp_path)  # where mmengine appends the work directory's name
     with pytest.raises(ValueError, match=f'{tmp_path}/work has a run already: process {other.pid} on '):
-        make_runner(config).train()
-
-
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
-    (tmp_path / 'mine').write_text('of worth')
-    (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
-    assert InterruptionHook().take_lock(tmp_path) is None
-    assert (tmp_path / 'mine').read_text() == 'of worth' and 'cannot be locked' in said[0]
+        make_runner(pretrain_config).train()
 
 
 def test_a_training_is_evaluated_beside_it_and_not_refused_by_that(other, pretrain_config, tmp_path, monkeypatch):
@@ -78,12 +73,17 @@ def test_a_training_is_evaluated_beside_it_and_not_refused_by_that(other, pretra
     assert not locks and (tmp_path / 'work/run.lock').read_text().startswith(f'process {other.pid} on ')
 
 
-def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path):
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path, said):
+    (tmp_path / 'mine').write_text('of worth')
+    (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
+    InterruptionHook().take_lock(tmp_path)
+    assert (tmp_path / 'mine').read_text() == 'of worth' and 'cannot be locked' in said[0]
+
+
+def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path, said):
     def refuse(*_):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    said = []
-    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
     monkeypatch.setattr('fcntl.lockf', refuse)
     InterruptionHook().take_lock(tmp_path)
     assert len(said) == 1 and 'cannot be locked' in said[0]

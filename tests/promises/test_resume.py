@@ -44,18 +44,6 @@ def by_iterations(folder: Path, images: Path) -> Config:
     return config
 
 
-def by_milestones(folder: Path, images: Path) -> Config:
-    config = pretraining(folder, images)
-    config.param_scheduler = [dict(type='MultiStepLR', milestones=[2, 5], by_epoch=False)]
-    return config
-
-
-def with_workers(folder: Path, images: Path) -> Config:
-    config = pretraining(folder, images)
-    config.train_dataloader.update(num_workers=2, persistent_workers=True)
-    return config
-
-
 def with_dino(folder: Path, images: Path) -> Config:
     config = narrow_dino_pretraining(images, folder)
     config.model.backbone.drop_path_rate = 0.3
@@ -116,16 +104,7 @@ def segmentation(folder: Path, images: Path) -> Config:
     return config
 
 
-RUNS = dict(
-    pretraining=pretraining,
-    accumulating=accumulating,
-    by_iterations=by_iterations,
-    by_milestones=by_milestones,
-    with_workers=with_workers,
-    with_dino=with_dino,
-    fine_tuning=fine_tuning,
-    segmentation=segmentation,
-)
+RUNS = [pretraining, accumulating, by_iterations, with_dino, fine_tuning]
 
 
 def run(config: Config, folder: Path, **changes: object) -> dict:
@@ -140,17 +119,13 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == 'segmentation' else name for name in RUNS]
-
-
-@pytest.mark.parametrize('name', SLOW)
-def test_a_resumed_run_ends_as_the_uninterrupted_one(name, images, tmp_path):
-    config = RUNS[name](tmp_path, images)
+@pytest.mark.parametrize('task', [*RUNS, pytest.param(segmentation, marks=pytest.mark.slow)])
+def test_a_resumed_run_ends_as_the_uninterrupted_one(task, images, tmp_path):
+    config = task(tmp_path, images)
     whole = run(config, tmp_path / 'whole')
     files = sorted((tmp_path / 'whole').glob('iter_*.pth'), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) >= 3 and not differences(whole, torch.load(files[-1], weights_only=True))
-    slow = name in ('with_workers', 'segmentation')
-    for index in {1} if slow else {0, len(files) // 2, len(files) - 2}:
+    for index in {1} if task is segmentation else {0, len(files) // 2, len(files) - 2}:
         folder = tmp_path / f'resumed_{index}'
         folder.mkdir()
         (folder / files[index].name).hardlink_to(files[index])

@@ -1,6 +1,7 @@
 """The config inside a checkpoint is data: a closed list of types, arguments and values, checked before any is built."""
 
 import copy
+import inspect
 import os
 import subprocess
 import sys
@@ -13,11 +14,15 @@ import torch
 from helpers import list_configs, load_config
 from labelled import BACKBONE, CLASSES, TEST_PIPELINE
 from mmengine.registry import DefaultScope
+from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
+from mmpretrain.registry import TRANSFORMS as MMPRETRAIN_TRANSFORMS
+from mmseg.registry import MODELS as MMSEG_MODELS
+from mmseg.registry import TRANSFORMS as MMSEG_TRANSFORMS
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.stored_config import ARGUMENTS, check_stored_config
+from beit_mm.apis.stored_config import ARGUMENTS
 from beit_mm.checkpoint.read import CheckpointError, write_checkpoint
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.checkpoints import plain_values
@@ -86,7 +91,6 @@ MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_pat
     [
         # what imports or runs
         (C, 'pipeline.0', dict(type='LoadImageFromFile', backend_args=MEMCACHED), r'pipeline\[0\].backend_args='),
-        (C, 'pipeline.0', dict(type='LoadImageFromFile', imdecode_backend='pillow'), 'imdecode_backend='),
         (S, 'pipeline.0', dict(type='LoadImageFromFile', file_client_args=MEMCACHED), 'file_client_args='),
         (C, 'pipeline.0._scope_', 'evil', r"pipeline\[0\]._scope_='evil'"),
         (C, 'model._scope_', 'evil', "model._scope_='evil'"),
@@ -95,21 +99,17 @@ MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_pat
         (C, 'model.type', 'evil::Model', "asks for 'evil::Model'"),
         (C, 'model.type', ['ImageClassifier'], r"asks for \['ImageClassifier'\]"),
         (C, 'model.head.type', 'torch.nn.Linear', "asks for 'torch.nn.Linear'"),
-        (C, 'model.head.type', 'mmseg.LinearClsHead.x', 'asks for'),
         (C, 'model.backbone', dict(type='beit_mm.DiscreteVAE'), "asks for 'beit_mm.DiscreteVAE'"),
         (C, 'model.backbone.norm_cfg', dict(type='torch.compile'), 'backbone.norm_cfg='),
         (S, 'model.decode_head.norm_cfg', dict(type='torch.hub.load', repo_or_dir='x'), "asks for 'torch.hub.load'"),
         (S, 'model.decode_head.act_cfg', dict(type='builtins.exec'), "asks for 'builtins.exec'"),
         (S, 'model.decode_head.sampler', dict(type='OHEMPixelSampler'), 'decode_head.sampler='),
         (S, 'model.decode_head.conv_cfg', dict(type='DCN'), 'decode_head.conv_cfg='),
-        (S, 'model.data_preprocessor.test_cfg', dict(size=(9, 9)), 'data_preprocessor.test_cfg='),
         (C, 'pipeline.1', dict(type='Albu', transforms=[dict(type='Lambda')]), "asks for 'Albu'"),
         (C, 'pipeline.3.meta_keys', ['../../etc'], 'meta_keys='),
         (C, 'model.backbone.interpolate_mode', 'https://x.y/z', 'expected a name'),
-        (C, 'model.neck', dict(type='GlobalAveragePooling'), 'model.neck='),
         # whatever it is
         (C, 'model.backbone.arch.evil', 1, 'arch.evil=1'),
-        (S, 'model.test_cfg.backend_args', MEMCACHED, 'test_cfg.backend_args='),
         (C, 'model.data_preprocessor.mean', [dict(type='os.system')], 'data_preprocessor.mean='),
         (C, 'model.head.num_classes', dict(type='os.system'), 'head.num_classes='),
         (C, 'model.head.num_classes', b'3', 'head.num_classes='),
@@ -127,31 +127,25 @@ def test_what_is_not_on_the_list_is_refused(contents, tmp_path, inferencer, plac
     refused(inferencer, content, tmp_path / 'x.pth', said + '(?s:.*)' + TIDY, config_dict=config)
 
 
+STACKED = dict(type='StackedLinearClsHead', num_classes=3, in_channels=32, mid_channels=[16_384] * 8)
+
+
 @pytest.mark.parametrize(
     ('place', 'value', 'said'),
     [
-        ('model.backbone.arch.num_layers', 128, 'backbone.blocks.3.* is missing in the file'),
-        (
-            'model.backbone.arch.embed_dims',
-            2**20,
-            r'cls_token is \(1, 1, 32\) in the file, \(1, 1, 1048576\) by the config',
-        ),
-        ('model.head.num_classes', 10**12, r'head.fc.weight is \(3, 32\) in the file'),
-        ('model.backbone.arch', 'unknown', 'does not fit its config'),
-        ('model.backbone.arch', dict(num_layers=2), 'arch lacks'),
-        ('model.backbone.in_channels', 64, 'patch_embed.proj.weight is'),
-        (
-            'model.head',
-            dict(type='StackedLinearClsHead', num_classes=3, in_channels=32, mid_channels=[16_384] * 8),
-            'is',
-        ),
+        ('backbone.arch.num_layers', 128, 'backbone.blocks.3.* is missing in the file'),
+        ('backbone.arch.embed_dims', 2**20, r'cls_token is \(1, 1, 32\) in the file, \(1, 1, 1048576\) by the config'),
+        ('head.num_classes', 10**12, r'head.fc.weight is \(3, 32\) in the file'),
+        ('backbone.arch', 'unknown', 'does not fit its config'),
+        ('backbone.arch', dict(num_layers=2), 'arch lacks'),
+        ('backbone.in_channels', 64, 'patch_embed.proj.weight is'),
+        ('head', STACKED, 'is'),
     ],
 )
 def test_sizes_are_compared_with_the_files_before_any_memory_is_taken(contents, tmp_path, place, value, said):
     """Memory for some of these no machine has."""
-    content = contents[C]
-    config = put(content['meta']['config_dict'], place, value)
-    refused(C, content, tmp_path / 'x.pth', said, config_dict=config)
+    config = put(contents[C]['meta']['config_dict'], f'model.{place}', value)
+    refused(C, contents[C], tmp_path / 'x.pth', said, config_dict=config)
 
 
 def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monkeypatch):
@@ -184,25 +178,21 @@ def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ('meta', 'said'),
+    ('inferencer', 'meta', 'said'),
     [
-        (dict(config_dict='import os', architecture=None), 'does not say how many attention heads'),
-        (dict(config_dict='import os', architecture=dict(num_heads=4)), 'holds no config'),
-        (dict(dataset_meta=dict(classes='abc')), 'of type str, expected a list of names'),
-        (dict(dataset_meta=dict(classes=[1, 2, 3])), 'expected a list of names'),
-        (dict(dataset_meta=dict(classes=['a'])), 'names 1 classes, its model has 3'),
+        (C, dict(config_dict='import os', architecture=None), 'does not say how many attention heads'),
+        (C, dict(config_dict='import os', architecture=dict(num_heads=4)), 'holds no config'),
+        (C, dict(dataset_meta=dict(classes='abc')), 'of type str, expected a list of names'),
+        (C, dict(dataset_meta=dict(classes=[1, 2, 3])), 'expected a list of names'),
+        (C, dict(dataset_meta=dict(classes=['a'])), 'names 1 classes, its model has 3'),
+        *(
+            (S, dict(dataset_meta=dict(palette=palette)), 'no list of 5 colours')
+            for palette in (7, [[1, 2, 3]], [[0, 0, 300]] * 5, [[0, 0, 'red']] * 5, [None] * 5, {'a': 1})
+        ),
     ],
 )
-def test_what_the_meta_says_is_data(contents, tmp_path, meta, said):
-    torch.save(dict(contents[C], meta=dict(contents[C]['meta'], **meta)), tmp_path / 'x.pth')
-    with pytest.raises(CheckpointError, match=said) as caught:
-        C(tmp_path / 'x.pth', device='cpu')
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize('palette', [7, [[1, 2, 3]], [[0, 0, 300]] * 5, [[0, 0, 'red']] * 5, [None] * 5, {'a': 1}])
-def test_a_palette_is_a_list_of_colours(contents, tmp_path, palette):
-    refused(S, contents[S], tmp_path / 'x.pth', 'no list of 5 colours', dataset_meta=dict(palette=palette))
+def test_what_the_meta_says_is_data(contents, tmp_path, inferencer, meta, said):
+    refused(inferencer, contents[inferencer], tmp_path / 'x.pth', said, **meta)
 
 
 def test_names_of_classes_command_no_terminal(contents, tmp_path):
@@ -210,12 +200,6 @@ def test_names_of_classes_command_no_terminal(contents, tmp_path):
     torch.save(dict(contents[C], meta=meta), tmp_path / 'x.pth')
     classifier = C(tmp_path / 'x.pth', device='cpu')
     assert classifier.classes == ('\\x1b]0;owned\\x07', 'a\\nb', 'Öl')
-
-
-def test_a_head_that_holds_nan_is_refused(contents, tmp_path):
-    content = copy.deepcopy(contents[C])
-    content['state_dict']['head.fc.bias'][0] = float('nan')
-    refused(C, content, tmp_path / 'x.pth', '1 of .* tensors hold NaN or infinity: head.fc.bias')
 
 
 def test_every_config_of_ours_is_on_the_list():
@@ -240,34 +224,14 @@ def test_every_config_of_ours_is_on_the_list():
 
 def test_the_list_names_arguments_that_are_there():
     """A misspelt argument would refuse true files."""
-    import inspect
-
-    from mmpretrain.registry import MODELS as CLS
-    from mmpretrain.registry import TRANSFORMS as CLS_TRANSFORMS
-    from mmseg.registry import MODELS as SEG
-    from mmseg.registry import TRANSFORMS as SEG_TRANSFORMS
-
+    types = (MMPRETRAIN_MODELS, MMSEG_MODELS, MMPRETRAIN_TRANSFORMS, MMSEG_TRANSFORMS)
     for name, arguments in ARGUMENTS.items():
-        types = [found for r in (CLS, SEG, CLS_TRANSFORMS, SEG_TRANSFORMS) if (found := r.get(name)) is not None]
-        assert types, name
-        known = {key for kind in types for base in kind.__mro__ for key in parameters(inspect, base)}
+        found = [kind for registry in types if (kind := registry.get(name)) is not None]
+        assert found, name
+        constructors = [base.__init__ for kind in found for base in kind.__mro__ if base is not object]
+        known = {key for constructor in constructors for key in inspect.signature(constructor).parameters}
         extra = {'requires_grad', 'test_cfg', 'inplace'}  # of mmengine's builders of layers, and *args
         assert set(arguments.split()) <= known | extra, (name, set(arguments.split()) - known)
-
-
-def parameters(inspect, kind: type) -> list[str]:
-    try:
-        return list(inspect.signature(kind.__init__).parameters)
-    except (TypeError, ValueError):
-        return []
-
-
-def test_the_config_that_is_checked_is_left_alone():
-    model, pipeline = copy.deepcopy(MODEL), copy.deepcopy(TEST_PIPELINE)
-    built, steps = check_stored_config(model, pipeline, 'classifier')
-    assert (model, pipeline) == (MODEL, TEST_PIPELINE)
-    built['backbone']['type'] = steps[0]['type'] = None
-    assert (model, pipeline) == (MODEL, TEST_PIPELINE)
 
 
 # --- one image costs no other's result ------------------------------------------------------------

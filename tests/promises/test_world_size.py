@@ -76,11 +76,12 @@ TWO_RANKS = {'launcher': 'pytorch', 'train_dataloader.batch_size': 2}
 
 
 @pytest.mark.parametrize('config', [narrow_pretraining, narrow_dino_pretraining], indirect=True)
-def test_one_and_two_processes(config, tmp_path):
+def test_two_processes_and_two_workers_see_and_learn_the_same(config, tmp_path):
+    workers = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
     ranks = run_ranks(lambda rank: train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS), tmp_path)
     alone = train(config)
-    for rank in ranks:
-        check_equal(alone, rank)
+    for other in (*ranks, train(config, **workers)):
+        check_equal(alone, other)
 
 
 @pytest.mark.parametrize('accumulated, with_cp', [(1, False), (2, True)])
@@ -94,11 +95,6 @@ def test_two_processes_take_the_steps_of_one_on_the_joined_batch(config, tmp_pat
     for rank in ranks:
         check_equal(alone, rank)
     assert alone[1]['head.lm_head.bias'].abs().max() > 1e-2  # it was 0; the tolerance is 1e-6
-
-
-def test_no_workers_and_two(config):
-    workers = {'train_dataloader.num_workers': 2, 'train_dataloader.persistent_workers': True}
-    check_equal(train(config), train(config, **workers))
 
 
 def test_two_processes_go_on_where_one_was_stopped(config, tmp_path):
