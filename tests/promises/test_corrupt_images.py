@@ -64,7 +64,7 @@ def test_two_percent_broken_train_to_the_end_with_the_exact_list(config, broken,
 
 
 def test_a_resumed_run_goes_on_with_the_list(config, broken, tmp_path):
-    train(config, **{'train_cfg': dict(type='beit_mm.IterLoop', max_iters=5)})
+    train(config, train_cfg=dict(type='beit_mm.IterLoop', max_iters=5, _delete_=True))
     before = listed(tmp_path)
     assert 0 < len(before) < 3  # it ended before it had seen all
     train(config, resume=True)

@@ -16,7 +16,6 @@ from helpers import make_runner, run_ranks
 from mmengine.hooks import Hook
 from promises.test_resume import differences
 
-from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.interruption import resuming_command
 
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
@@ -263,13 +262,3 @@ def test_without_gloo_in_one_process_all_continue(two, tmp_path, monkeypatch):
     for iteration, said in run_ranks(run, tmp_path):
         assert iteration and len(said) == 1
         assert said[0].startswith('No gloo group (rank ') and 'GLOO_SOCKET_IFNAME' in said[0] and '\n' not in said[0]
-
-
-def test_a_file_that_the_main_process_cannot_read_ends_all(tmp_path):
-    def read(rank: int) -> str:
-        with pytest.raises(FileNotFoundError) as error:
-            in_main_process(Path(tmp_path, 'gone').read_text)
-        return str(error.value)
-
-    said, *others = run_ranks(read, tmp_path)
-    assert 'No such file' in said and others == [said]
