@@ -27,8 +27,8 @@ def test_two_runs_give_the_same_bits(task, images, tmp_path):
     bias = 'shared' if task is pretraining else 'per_layer'
     config.model.backbone.update(rel_pos_bias=bias, img_size=64, layer_scale_init=0.1)  # resized to 32
     config.randomness = dict(seed=0, deterministic=True)
-    limits = dict(train_cfg=dict(type='beit_mm.IterLoop', max_iters=2), param_scheduler=[])
-    one, two = (run(config, tmp_path / name, **limits) for name in ('one', 'two'))
+    config.train_cfg, config.param_scheduler = dict(type='beit_mm.IterLoop', max_iters=2), []
+    one, two = (run(config, tmp_path / name) for name in ('one', 'two'))
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'  # before the first step; cuBLAS reads it then
     assert any(DETERMINISTIC in log.read_text() for log in (tmp_path / 'one').rglob('*.log'))
