@@ -201,7 +201,7 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
         for name, what in COMPARED.items()
         if f'knn_error_{name}' in numbers
     }
-    return f'Verdict: {said}; its features are {verdict(gains)}.'
+    return f'Verdict: {said}; the features that it learned are {verdict(gains)}.'
 
 
 def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:

@@ -341,7 +341,7 @@ class Run:
             said,
             f'{images}. {self.record["seconds"] / 60:.1f} minutes, {seen:,.0f} images a second in training. Weights: '
             f'{self.weights.name}.',
-            [('on held-out images', '+- one standard error'), *rows],
+            [('on held-out images', 'value +- one standard error'), *rows],
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
             *told,
             [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],

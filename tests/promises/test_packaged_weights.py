@@ -28,7 +28,7 @@ RECORDED = dict(  # on drawn images, which only the segmentor was trained on
     mim_loss=3.97,
     token_entropy=5.33,
     pixel_accuracy=0.954,
-    miou_after_240_steps=(20, 29),  # the spread of three seeds, widened
+    miou_after_240_steps=(17, 30),  # the spread of three seeds, widened
     # the bus is of none of its classes
     names=dict(elephant='elephant', leopard='Leopards', pizza='pizza', sunflower='sunflower', yellow_bus='helicopter'),
 )
