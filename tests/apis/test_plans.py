@@ -182,6 +182,14 @@ def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     assert base.test_pipeline[1].scale == 108
 
 
+def test_one_image_of_each_class_is_learned_from(tmp_path):
+    images = split.list_folder(make_folder(tmp_path, **{f'c{i}': 1 + i % 2 for i in range(20)}))
+    train, _ = split.hold_out(images)
+    assert {*train.names.values()} == {*images.names.values()}
+    train, held_out = split.hold_out(split.list_folder(make_folder(tmp_path / 'alone', _=1)))
+    assert train.names == {'0.jpg': ''} and held_out.names == {}
+
+
 @pytest.mark.parametrize(
     ('names', 'classes'),
     [
