@@ -33,6 +33,7 @@ from beit_mm.terminal import UserError
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+sys.path.append(str(ROOT / 'tools/dev'))  # update_configs: what comes before a config
 DATA = ROOT / 'configs/paper_tables.yml'
 TABLES = (
     'cls',

@@ -26,7 +26,7 @@ python -m ruff format --quiet --check .
 python -m codespell_lib beit_mm configs docs tests tools
 python -m mypy --no-error-summary beit_mm
 python -c 'import importlinter.cli as cli; raise SystemExit(cli.lint_imports(no_cache=True, no_logo=True))'
-python tools/update_configs.py --check
+python tools/dev/update_configs.py --check
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores
 python -m pytest -n auto --dist loadfile "${options[@]}" "$@"

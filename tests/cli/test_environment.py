@@ -17,7 +17,7 @@ LINT = [
     '-m codespell_lib beit_mm configs docs tests tools',
     '-m mypy --no-error-summary beit_mm',
     '-c import importlinter.cli as cli; raise SystemExit(cli.lint_imports(no_cache=True, no_logo=True))',
-    'tools/update_configs.py --check',
+    'tools/dev/update_configs.py --check',
 ]
 PYTEST = '-m pytest -n auto --dist loadfile'
 # Answers like a Python of a new machine; `-m venv` makes an environment with itself inside.

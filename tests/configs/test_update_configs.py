@@ -1,4 +1,4 @@
-"""tools/update_configs.py names what is out of date and rewrites it; tools/run_tests.sh asks it for the repository."""
+"""update_configs.py names what is out of date and rewrites it; tools/run_tests.sh asks it for the repository."""
 
 import importlib.util
 import shutil
@@ -11,7 +11,7 @@ from helpers import ROOT
 @pytest.fixture
 def tool(monkeypatch, tmp_path) -> ModuleType:
     """The tool on a copy of two folders of configs."""
-    spec = importlib.util.spec_from_file_location('update_configs', ROOT / 'tools/update_configs.py')
+    spec = importlib.util.spec_from_file_location('update_configs', ROOT / 'tools/dev/update_configs.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs', ignore=shutil.ignore_patterns('__pycache__'))

@@ -1,7 +1,7 @@
 """Writes what can be computed: part of the configs' headers, the metafiles, the tables of READMEs, the maps of files.
 
-    python tools/update_configs.py            rewrites the files that are out of date
-    python tools/update_configs.py --check    names them and exits with 1
+    python tools/dev/update_configs.py            rewrites the files that are out of date
+    python tools/dev/update_configs.py --check    names them and exits with 1
 
 In the header of a config the paragraph that starts with `Command:` is generated, title and last paragraph are written
 by hand. In configs/*/metafile.yml everything but `Published Results` and `Released Weights` is generated, and in
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = tuple(f'configs/{name}' for name in ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae'))
 DATASETS = {  # data_root -> name, training images
     'data/imagenet/train': ('ImageNet-1K', 1_281_167),
@@ -34,7 +34,7 @@ DATASETS = {  # data_root -> name, training images
 MAP = 'docs/architecture.md'
 PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
 RELEASED = 'docs/released.md'
-BEGIN, END = '<!-- table by tools/update_configs.py -->\n', '<!-- end of table -->'
+BEGIN, END = '<!-- table by tools/dev/update_configs.py -->\n', '<!-- end of table -->'
 
 
 def list_configs(*folders: str) -> list[str]:
@@ -401,7 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = stale_files()
     for file, text in stale.items():
-        print(f'{file} is out of date; run python tools/update_configs.py' if check else f'{file} rewritten')
+        print(f'{file} is out of date; run python tools/dev/update_configs.py' if check else f'{file} rewritten')
         if not check:
             (ROOT / file).write_text(text)
     return int(check and bool(stale))
