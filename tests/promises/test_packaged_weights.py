@@ -117,7 +117,7 @@ def test_the_segmentors_recipe_makes_such_weights(tmp_path, monkeypatch):
     low, high = RECORDED['miou_after_240_steps']
     assert low < figures['mIoU'] < high
     monkeypatch.setattr('beit_mm.checkpoint.find.PACKAGED', tmp_path)
-    run_tool('demo/package_weights.py', 'segmentor', trained)
+    run_tool('dev/package_weights.py', 'segmentor', trained)
     images = sorted((drawn / 'val').rglob('*.jpg'))[::60]
     of_run, packaged = (
         beit_mm.segment(source, images, tmp_path / f'maps/{index}')

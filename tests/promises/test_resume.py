@@ -15,7 +15,7 @@ from labelled import classifier_config, make_images
 from mmengine.config import Config
 from PIL import Image
 
-KILL_LOOP = ROOT / 'tools/stress/kill_loop.py'
+KILL_LOOP = ROOT / 'tools/dev/stress/kill_loop.py'
 kill_loop = runpy.run_path(str(KILL_LOOP))
 differences = kill_loop['differences']
 

@@ -1,6 +1,6 @@
 """Times the checkpoint of a training beside the writing of its bytes.
 
-    python tools/benchmarks/checkpoint.py --out /tmp --rounds 5
+    python tools/dev/benchmarks/checkpoint.py --out /tmp --rounds 5
 
 The model is BEiT base (or large) with the state of AdamW, as pretraining has it. `bytes`: a file of as many bytes,
 written and flushed to the disk; `checkpoint`: CheckpointHook.save; `mmengine`: its Runner.save_checkpoint, which does

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FROM_OUTSIDE = {  # page -> file
     'index.md': 'README.md',
     'contributing.md': 'CONTRIBUTING.md',

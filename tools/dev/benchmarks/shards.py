@@ -1,8 +1,8 @@
 """Times the reading of images on one core: from a folder and from tar shards, from the originals and at 256 pixels.
 
-    python tools/benchmarks/shards.py                   # 200 images painted here: 500 x 375, about 110 kB
-    python tools/benchmarks/shards.py --data DIR        # your own, on the disk in question
-    python tools/benchmarks/shards.py --index 14197122  # an index of so many images, as ImageNet-22K has: size and time
+    python tools/dev/benchmarks/shards.py                   # 200 images painted here: 500 x 375, about 110 kB
+    python tools/dev/benchmarks/shards.py --data DIR        # your own, on the disk in question
+    python tools/dev/benchmarks/shards.py --index 14197122  # an index of so many images, as ImageNet-22K has
 
 Rounds are interleaved and their medians printed, in CPU time. "Cold" rounds begin with the files' pages dropped from
 the system's cache and go by the clock.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'datasets'))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'datasets'))
 from _timing import anonymous_bytes
 from make_shards import IndexWriter, Member
 from pipeline import make_images, our_pipeline
@@ -29,7 +29,7 @@ from beit_mm.datasets.image_folder import INDEX
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.registry import DATASETS
 
-PREPARE = Path(__file__).parents[1] / 'datasets'
+PREPARE = Path(__file__).parents[2] / 'datasets'
 
 
 def prepare(tool: str, *arguments: object) -> None:

@@ -1,6 +1,6 @@
 """Kills a training of two processes again and again, and compares its end with a training that nobody disturbed.
 
-python tools/stress/kill_loop.py --kills 50 --out /tmp/kill_loop
+python tools/dev/stress/kill_loop.py --kills 50 --out /tmp/kill_loop
 
 The run is configs/demo/pretrain.py made small, with drop path, a moving average of the weights, and a checkpoint after
 every step, of which one is kept. Half of the kills come at any moment, half while a checkpoint is being written. After
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 RANKS = 2
 # what the clock, the folder or the number of starts changes

@@ -1,6 +1,6 @@
 """Makes a file of the packaged weights, beit_mm/weights/PART.safetensors, of a run's checkpoint.
 
-    python tools/demo/package_weights.py tokenizer work_dirs/caltech101_dvae/iter_3000.pth
+    python tools/dev/package_weights.py tokenizer work_dirs/caltech101_dvae/iter_3000.pth
 
 It holds half-precision weights, and of the run what belongs to them. beit_mm/weights/README.md has all commands.
 """

@@ -1,9 +1,9 @@
 """Times the pipelines on one core: mask generators, each stage, the whole beside mmpretrain's, interleaved in one run.
 
-    python tools/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
-    python tools/benchmarks/pipeline.py --data DIR      # your own
-    python tools/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
-    python tools/benchmarks/pipeline.py --photos DIR    # DIR's images at 0.2, 2 and 12 megapixels, decoded no larger
+    python tools/dev/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
+    python tools/dev/benchmarks/pipeline.py --data DIR      # your own
+    python tools/dev/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
+    python tools/dev/benchmarks/pipeline.py --photos DIR    # its JPEGs at 0.2, 2 and 12 megapixels, decoded no larger
                                                         # than needed beside in full, in two configs
 
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
@@ -32,10 +32,10 @@ from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.samplers import SampleKey, seed_generators
 from beit_mm.registry import DATASETS
 
-sys.path.append(str(Path(__file__).parents[1] / 'demo'))
+sys.path.append(str(Path(__file__).parents[2] / 'demo'))
 from scenes import OBJECTS, paint_scene  # noqa: E402
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+CONFIGS = Path(__file__).resolve().parents[3] / 'configs'
 FINETUNE = CONFIGS / '_base_/datasets/finetune_in1k.py'
 PRETRAIN = ('demo/pretrain.py', 'beit/pretrain_800e.py')
 MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)

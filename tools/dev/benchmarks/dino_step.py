@@ -1,7 +1,7 @@
 """Times a whole training step of BEiT, of DINO and of both together, on the same batch.
 
-    python tools/benchmarks/dino_step.py --batch 2 --threads 1                  # CPU
-    python tools/benchmarks/dino_step.py --batch 32 64 --rounds 20              # GPU
+    python tools/dev/benchmarks/dino_step.py --batch 2 --threads 1                  # CPU
+    python tools/dev/benchmarks/dino_step.py --batch 32 64 --rounds 20              # GPU
 
 The models are those of the configs, with a tokenizer of random weights; images and masks are random. The steps
 (tokenizer, forward, backward, clip, AdamW, the teacher's update) are interleaved in one process, so that whatever else
@@ -26,7 +26,7 @@ from beit_mm.engine import BEiTOptimWrapperConstructor
 from beit_mm.models import DINOPretrainer
 from beit_mm.registry import MODELS
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+CONFIGS = Path(__file__).resolve().parents[3] / 'configs'
 ROWS = {
     'BEiT': 'beit/pretrain_300e.py',
     'DINO': 'beit_dino/pretrain_dino_400e.py',

@@ -1,8 +1,8 @@
 """Times segmentation inference beside mmsegmentation's: one scale, its memory, and all scales with flip.
 
-    python tools/benchmarks/segmentation_inference.py                                       # float32
-    python tools/benchmarks/segmentation_inference.py --precision bfloat16                  # where that is fast
-    python tools/benchmarks/segmentation_inference.py --parts scales                        # narrow model, a minute
+    python tools/dev/benchmarks/segmentation_inference.py                                       # float32
+    python tools/dev/benchmarks/segmentation_inference.py --precision bfloat16                  # where that is fast
+    python tools/dev/benchmarks/segmentation_inference.py --parts scales                        # narrow model, a minute
 
 `time`: the true model (UperNet, windows of 640 pixels) slides over one scale, 640 x 854, of one 512 x 683 image. The
 contenders have the same weights, which equal logits prove in the same run:

@@ -1,7 +1,7 @@
 """Times a whole fine-tuning step (forward, backward, AdamW) beside mmpretrain's and timm's BEiT.
 
-    python tools/benchmarks/finetune_step.py --batch 8 --threads 2              # CPU
-    python tools/benchmarks/finetune_step.py --batch 64 128 256 --rounds 20     # GPU
+    python tools/dev/benchmarks/finetune_step.py --batch 8 --threads 2              # CPU
+    python tools/dev/benchmarks/finetune_step.py --batch 64 128 256 --rounds 20     # GPU
 
 All three train the same architecture (BEiT+: bias tables in every block, LayerScale, mean pooling, 1000 classes, drop
 path 0.1) from the same weights on the same random images, in the same precision, with label smoothing and a learning

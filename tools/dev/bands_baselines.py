@@ -1,6 +1,6 @@
 """What simple methods reach on the images of configs/demo/bands_*.py, for comparison with docs/many_bands.md.
 
-    python tools/demo/bands_baselines.py [DATA_ROOT]
+    python tools/dev/bands_baselines.py [DATA_ROOT]
 
 The tokenizer's reconstructions are compared with the best constant of each band and with each image's own mean colour;
 the classifier with linear ones on mean and standard deviation of the bands, which see no shapes. They learn from the

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The benchmarks as a dated record of this machine: tables as text, those of training steps as JSON too.
-#   bash tools/benchmarks/record.sh                    into docs/records/<date>, on the GPU where there is one
-#   QUICK=1 bash tools/benchmarks/record.sh FOLDER     one round of one image, to see that everything runs
+#   bash tools/dev/benchmarks/record.sh                    into docs/records/<date>, on the GPU where there is one
+#   QUICK=1 bash tools/dev/benchmarks/record.sh FOLDER     one round of one image, to see that everything runs
 # Takes half an hour on a GPU, several hours on a CPU. docs/performance.md says what the tables mean.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -15,8 +15,8 @@ failed=()
 bench() { # name, script and arguments
   local name=$1
   shift
-  echo "=== $name: python tools/benchmarks/$*"
-  "$python" tools/benchmarks/"$@" 2>&1 | tee "$folder/$name.txt" || failed+=("$name")
+  echo "=== $name: python tools/dev/benchmarks/$*"
+  "$python" tools/dev/benchmarks/"$@" 2>&1 | tee "$folder/$name.txt" || failed+=("$name")
 }
 
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

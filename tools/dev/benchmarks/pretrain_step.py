@@ -1,7 +1,7 @@
 """Times a whole pretraining step (tokenizer, forward, backward, clip, AdamW), and its parts, beside its peers.
 
-    python tools/benchmarks/pretrain_step.py --batch 8 --threads 2                        # CPU
-    python tools/benchmarks/pretrain_step.py --batch 64 128 256 --rounds 20 --compile     # GPU; --arch large
+    python tools/dev/benchmarks/pretrain_step.py --batch 8 --threads 2                        # CPU
+    python tools/dev/benchmarks/pretrain_step.py --batch 64 128 256 --rounds 20 --compile     # GPU; --arch large
 
 Three train the same architecture (shared relative position bias, LayerScale 0.1, drop path 0.1) on the same random
 images and masks, in the same precision (the tokenizer too), interleaved step by step in one process, so that whatever
