@@ -1,4 +1,4 @@
-"""tools/analysis/flops.py, against the formulas of a Transformer's arithmetic."""
+"""tools/dev/flops.py, against the formulas of a Transformer's arithmetic."""
 
 import pytest
 from helpers import ROOT, run_tool
@@ -12,7 +12,7 @@ def table(capsys):
     """Part -> parameters and millions of MAC, of a config."""
 
     def read(config: str, *arguments: object) -> dict[str, tuple[int, float]]:
-        run_tool('analysis/flops.py', ROOT / 'configs' / config, *arguments)
+        run_tool('dev/flops.py', ROOT / 'configs' / config, *arguments)
         lines = [line.rsplit(maxsplit=3) for line in capsys.readouterr().out.splitlines()[2:-2]]
         return {name: (int(n.replace(',', '')), 1e3 * float(macs.replace(',', ''))) for name, n, macs, _ in lines}
 

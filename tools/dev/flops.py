@@ -1,7 +1,7 @@
 """Parameters and arithmetic of a config's model, part by part, for one image in a forward pass.
 
-    python tools/analysis/flops.py configs/beit/pretrain_300e.py
-    python tools/analysis/flops.py configs/beit_plus/upernet_512_ade20k_160k.py --shape 640 640
+    python tools/dev/flops.py configs/beit/pretrain_300e.py
+    python tools/dev/flops.py configs/beit_plus/upernet_512_ade20k_160k.py --shape 640 640
 
 Counted are products of matrices and convolutions, as training has them: of a pretraining the tokenizer too, and the
 last block and the head at the masked patches only; of a segmentor the auxiliary heads, which tests do without. Nothing
@@ -10,8 +10,10 @@ is computed and no weights are needed.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,19 +38,11 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument('--shape', type=int, nargs=2, metavar=('H', 'W'), help="of the image (default: the config's)")
     args = parser.parse_args()
-    import torch
-
     from beit_mm.terminal import quiet
 
     cfg = load_config(args)
-    # meta tensors have shapes and no values, and no autocast
-    with quiet(), torch.device('meta'), patch('torch.autocast', lambda *_, **__: nullcontext()):
-        model = build(cfg)
-        side, channels = model.backbone.patch_size, model.backbone.patch_embed.proj.in_channels
-        height, width = args.shape or (side * number for number in model.backbone.grid)
-        if min(height, width) < side:
-            raise UserError(f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels')
-        parameters, flops = count(model, cfg, torch.zeros(1, channels, height, width))
+    with quiet():
+        parameters, flops, (height, width) = count_config(cfg, args.shape)
     print(f'{args.config}: forward pass of one image of {height} x {width} pixels')
     print(f'{"":24}{"parameters":>14}{"GMAC":>12}{"GFLOP":>12}')
     rows = [(part, parameters[part], flops[part]) for part in parameters if parameters[part] or flops[part]]
@@ -56,6 +50,33 @@ def main() -> None:
         print(f'{part:24}{number:14,}{flop / 2e9:12,.3f}{flop / 1e9:12,.3f}')
     print('A multiplication with its addition is 1 MAC and 2 FLOP. Forward and backward together take three times as')
     print('much of what is trained, and once of tokenizer and teacher.')
+
+
+def count_config(cfg: Config, shape: Sequence[int] | None = None) -> tuple[Counter[str], Counter[str], tuple[int, int]]:
+    """Counts a config's model for one image in a forward pass; the config stays as it is.
+
+    Args:
+        cfg: of a pretraining, a classifier or a segmentor.
+        shape: height and width of the image in pixels; None takes the backbone's.
+
+    Returns:
+        Parameters of each part; FLOP of each part; height and width.
+
+    Raises:
+        UserError: the model has no BEiTBackbone, or the image is smaller than a patch.
+    """
+    import torch
+
+    cfg = copy.deepcopy(cfg)
+    # meta tensors have shapes and no values, and no autocast
+    with torch.device('meta'), patch('torch.autocast', lambda *_, **__: nullcontext()):
+        model = build(cfg)
+        side, channels = model.backbone.patch_size, model.backbone.patch_embed.proj.in_channels
+        height, width = shape or (side * number for number in model.backbone.grid)
+        if min(height, width) < side:
+            raise UserError(f'--shape {height} {width}: expected at least a patch of the model, {side} x {side} pixels')
+        parameters, flops = count(model, cfg, torch.zeros(1, channels, height, width))
+    return parameters, flops, (height, width)
 
 
 def build(cfg: Config) -> nn.Module:
