@@ -89,10 +89,9 @@ def check_command(command: Command) -> None:
     words = words[: next((place for place, word in enumerate(words) if set(word) <= OPERATORS), len(words))]
     if command.words[0] == '(':  # of the shell alone
         return
+    words = ['python', '-m', 'beit_mm', *words[1:]] if words[0] == 'beit-mm' else words
     script, *rest = words[1:] if words[0] == 'bash' else words
-    if script == 'beit-mm':
-        parser().parse_args(rest)
-    elif script == 'python' and rest[:2] == ['-m', 'beit_mm']:
+    if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
         verb = parser().parse_args(rest[2:3] if rest[2] == 'train' else rest[2:]).verb
         if verb in ('train', 'config'):
             name = rest[3] if rest[3].endswith('.py') else f'configs/{rest[3]}.py'
@@ -115,7 +114,8 @@ def check_command(command: Command) -> None:
     elif script == 'tools/run_demo.sh':
         parse_tool('tools/demo/run_demo.py', *rest)
     elif script == 'mim' and rest[0] in ('train', 'test'):
-        assert rest[1] in ('mmpretrain', 'mmsegmentation') and (rest[2] == 'mine.py' or (ROOT / rest[2]).is_file())
+        path = config_of(command.block, rest[2])
+        assert rest[1] in ('mmpretrain', 'mmsegmentation') and (path == 'mine.py' or (ROOT / path).is_file())
     elif script == 'mim' and rest[0] == 'run':
         tools = library_tools(rest[1]) if rest[1] != 'beit_mm' else ROOT / 'tools'
         assert [*tools.rglob(f'{rest[2]}.py')] and (ROOT / config_of(command.block, rest[3])).is_file()

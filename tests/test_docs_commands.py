@@ -72,7 +72,6 @@ CHECKPOINT_OF = {
 }
 DEMO = [f'python tools/train.py configs/demo/{name}.py' for name in ('dvae', 'pretrain', 'finetune_folder')]
 FIRST = {  # page -> commands that it says to run first
-    'docs/attention.md': DEMO[:2],
     'README.md': [*DEMO, 'python tools/train.py configs/demo/segment_upernet.py'],
     **dict.fromkeys(['docs/features.md', 'docs/reliability.md', 'docs/tokenizers.md'], DEMO[:2]),
     'docs/mixing.md': DEMO,

@@ -189,7 +189,7 @@ def unreadable(path: str, *errors: type[Exception]) -> Iterator[None]:
         if isinstance(error, UnidentifiedImageError):
             reason = 'unknown format'
         elif str(error) == 'unknown pixel mode':  # of Pillow's TIFF reader
-            reason = 'its bands are not RGB; docs/many_bands.md and LoadBands are for images of many bands'
+            reason = 'its bands are not RGB; docs/data.md and LoadBands are for images of many bands'
         elif isinstance(error, OSError):
             reason = error.strerror or str(error)
         failure = UnreadableImageError(f'{readable(path)}: cannot be read as an image ({readable(reason)})')

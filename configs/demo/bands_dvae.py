@@ -2,9 +2,9 @@
 
 Command: python tools/demo/draw_bands.py
          python tools/train.py configs/demo/bands_dvae.py
-Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/many_bands.md
+Data:    data/bands/train and data/bands/val, .tif or .npy files to any depth. Other images: docs/data.md
 Batch:   1 process x 16 images, lr 3e-3
-Expect:  docs/many_bands.md
+Expect:  docs/data.md
 Differs: from dvae.py in reading six bands, in half as large tokens and half as many, in 24-pixel images, rate, length
          and type, and in its pictures, which show bands 4 to 6
 """

@@ -5,7 +5,7 @@ Command: python tools/train.py configs/demo/finetune_folder.py
          The packaged classifier:
          python tools/train.py configs/demo/finetune_folder.py --work-dir work_dirs/caltech101_finetune --cfg-options \
              data_root=data/caltech101 model.head.num_classes=97 model.data_preprocessor.num_classes=97
-         From random weights, for comparison (docs/few_labels.md), with one rate for all layers:
+         From random weights, for comparison (docs/results.md), with one rate for all layers:
          python tools/train.py configs/demo/finetune_folder.py --work-dir work_dirs/finetune_folder_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.optimizer.lr=1e-3 \
              optim_wrapper.paramwise_cfg.layer_decay_rate=1.0

@@ -110,7 +110,7 @@ def test_images_of_bands_can_be_segmented(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_short_trainings_beat_chance(tmp_path, monkeypatch):
-    """A quarter of the demo's steps on half of its images; docs/many_bands.md has the figures of all."""
+    """A quarter of the demo's steps on half of its images; docs/data.md has the figures of all."""
     monkeypatch.chdir(tmp_path)
     draw_bands(tmp_path / 'data', 800, 160, 64)
     steps = ['train_cfg.max_iters=300', 'train_cfg.val_interval=300', 'param_scheduler.1.end=300']

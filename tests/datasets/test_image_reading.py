@@ -159,7 +159,7 @@ def test_what_needs_another_reader_is_said(tmp_path, monkeypatch):
         read_image(str(tmp_path / 'a.heic'))
     options = dict(photometric='minisblack', planarconfig='contig')
     imwrite(tmp_path / 'bands.tif', np.zeros((4, 4, 6), np.uint8), **options)
-    with pytest.raises(UnreadableImageError, match='bands.tif: .*docs/many_bands.md and LoadBands'):
+    with pytest.raises(UnreadableImageError, match='bands.tif: .*docs/data.md and LoadBands'):
         read_image(str(tmp_path / 'bands.tif'))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from doc_commands import blocks
 from helpers import ROOT, library_tools, make_runner, narrow_dino_model, narrow_model, positions_of, run_tool
 from label_maps import make_label_maps
 from labelled import CLASSES, classifier_config, make_images
@@ -434,7 +433,7 @@ def test_mmsegs_inferencers(tmp_path):
             assert np.array_equal(apis.inference_model(loaded, source).pred_sem_seg.data[0], expected['labels'])
 
 
-NARROWER = {  # text of the page -> what is run in its place
+NARROWER = {  # text of the example -> what is run in its place
     "arch='base'": 'arch=dict(embed_dims=32, num_layers=12, num_heads=2)',
     **{'768': '32', 'size=224': 'size=32', 'scale=224': 'scale=32', 'scale=256': 'scale=36'},
     **{'512': '64', '2048': '256', '341': '43'},
@@ -443,10 +442,10 @@ NARROWER = {  # text of the page -> what is run in its place
 }
 
 
-@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg'])
-def test_the_complete_configs_of_the_page_train_and_validate(scope, tmp_path, monkeypatch):
+@pytest.mark.parametrize('scope, name', [('mmpretrain', 'mmpretrain_folder'), ('mmseg', 'mmseg_ade20k')])
+def test_the_complete_configs_train_and_validate(scope, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (text,) = (block.text for block in blocks('docs/mixing.md') if f"default_scope = '{scope}'" in block.text)
+    text = (ROOT / f'docs/examples/{name}.py').read_text()
     for theirs, narrow in NARROWER.items():
         text = text.replace(theirs, narrow)
     (tmp_path / 'mine.py').write_text(text)

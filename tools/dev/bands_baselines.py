@@ -1,4 +1,4 @@
-"""What simple methods reach on the images of configs/demo/bands_*.py, for comparison with docs/many_bands.md.
+"""What simple methods reach on the images of configs/demo/bands_*.py, for comparison with docs/data.md.
 
     python tools/dev/bands_baselines.py [DATA_ROOT]
 
