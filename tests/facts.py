@@ -19,8 +19,7 @@ def read(table: str) -> dict[str, SimpleNamespace]:
     for name, *words in lines:
         values = [None if word == '-' else ast.literal_eval(word) if word[0].isdigit() else word for word in words]
         for config in fnmatch.filter(list_configs(), f'{name}.py'):
-            if not config.endswith('_ms.py'):
-                rows.setdefault(config, SimpleNamespace(**dict(zip(header[1:], values, strict=True))))
+            rows.setdefault(config, SimpleNamespace(**dict(zip(header[1:], values, strict=True))))
     return rows
 
 
@@ -164,9 +163,7 @@ beit_plus/finetune_large_224_in1k              87.396 98.282
 beit_plus/finetune_large_384_in1k              88.408 98.602
 beit_plus/finetune_large_512_in1k              88.600 98.658
 beit_plus/upernet_640_ade20k_160k              53.61 54.26 53.08 53.84
-beit_plus/upernet_640_ade20k_160k_ms           54.26 53.84
 beit_plus/upernet_large_640_ade20k_160k        56.7 57.0 56.33 56.84
-beit_plus/upernet_large_640_ade20k_160k_ms     57.0 56.84
 beit_v2/finetune_in1k_100e                     85.5 97.5
 beit_v2/finetune_pt300e_in1k_100e              85.0 85.0
 beit_v2/finetune_after_in22k_in1k_30e          86.5 98.0 86.458 97.978 86.47 97.99

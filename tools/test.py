@@ -75,10 +75,7 @@ def augment(cfg: Any) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
-        raise UserError(
-            'this config already tests with augmentation (all scales with flip); leave --tta out, or take '
-            'the config without _ms'
-        )
+        raise UserError('this config already tests with augmentation (all scales with flip); leave --tta out')
     if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
         raise UserError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:

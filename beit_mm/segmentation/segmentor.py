@@ -322,8 +322,7 @@ class MultiScaleTTA(BaseTTAModel):
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
             raise UserError(
-                'this config already tests at all scales with flip; leave --tta out (in Python multi_scale=True), '
-                'or take the config without _ms'
+                'this config already tests at all scales with flip; leave --tta out (in Python multi_scale=True)'
             )
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
@@ -331,7 +330,7 @@ class MultiScaleTTA(BaseTTAModel):
 
     def train(self, mode: bool = True) -> 'MultiScaleTTA':
         if mode:  # mmengine's training loops call this before the first step
-            raise UserError('this config is for testing only; train the one without _ms')
+            raise UserError('this config is for testing only: model.type is MultiScaleTTA')
         return super().train(mode)
 
     def test_step(self, data: dict) -> list[SegDataSample]:

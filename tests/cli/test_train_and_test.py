@@ -353,7 +353,6 @@ def test_the_arguments_of_test(config_of):
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
     for name, words, message in (
-        (f'{one_scale}_ms', '--tta', 'leave --tta out'),
         ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
         ('demo/linear_probe_folder', '--tta', 'set model.layers=...'),
         ('demo/pretrain', '--show-dir=x', 'draws what classifiers and segmentors predict'),

@@ -22,7 +22,6 @@ PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and th
     'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
 }
 KINDS = dict(pretraining=read(PRETRAINING), finetuning=read(FINETUNING), segmentation=read(SEGMENTATION))
-MULTI_SCALE = [name for name in list_configs() if name.endswith('_ms.py')]
 
 
 def differences(published: object, found: object, where: str = '') -> Iterator[str]:
@@ -171,7 +170,7 @@ def segmentation(name: str, row) -> dict:
 
 
 def test_every_config_has_one_row():
-    named = [*PROBES, *MULTI_SCALE, *DINO, *(name for rows in KINDS.values() for name in rows)]
+    named = [*PROBES, *DINO, *(name for rows in KINDS.values() for name in rows)]
     assert sorted(named) == [name for name in list_configs() if not name.startswith('dvae/')]
 
 
@@ -267,18 +266,6 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
 
     check_all(names, check_one)
     assert set(names) - set(starts) == {'ablation/scratch_in1k_300e.py'}
-
-
-def test_all_scales_are_what_tta_makes_of_a_config():
-    def check_one(name: str) -> None:
-        single, cfg = load_config(name.replace('_ms.py', '.py')), load_config(name)
-        assert cfg.model == dict(single.tta_model, module=single.model)
-        assert cfg.test_evaluator == single.test_evaluator
-        pipeline = cfg.test_dataloader.dataset.pipeline
-        whole = dict(single.test_dataloader, dataset=dict(single.test_dataloader.dataset, pipeline=pipeline))
-        assert pipeline == single.tta_pipeline and cfg.test_dataloader == whole
-
-    check_all(MULTI_SCALE, check_one)
 
 
 @pytest.mark.parametrize('name', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_large_640_ade20k_160k.py'])

@@ -63,9 +63,7 @@ def last_checkpoint(config: str) -> str:
 
 
 def model_of(config: str) -> dict:
-    """The model that is trained, without the test-time augmentation around it."""
-    model = load(config).model
-    return model.get('module', model)
+    return load(config).model
 
 
 def previous(config: str) -> str | None:
@@ -76,11 +74,7 @@ def previous(config: str) -> str | None:
     checkpoint = load(config).load_from or init.get('checkpoint') or tokenizer.get('checkpoint')
     if checkpoint is None or checkpoint.startswith('https://'):
         return None
-    return next(other for other in list_configs() if last_checkpoint(other) == checkpoint and not is_multi_scale(other))
-
-
-def is_multi_scale(config: str) -> bool:
-    return config.endswith('_ms.py')
+    return next(other for other in list_configs() if last_checkpoint(other) == checkpoint)
 
 
 @functools.cache
@@ -206,26 +200,13 @@ def header_lines(config: str) -> str:
     cfg = load(config)
     gpus, images, accumulated, total = batch_of(config)
     sections = {}
-    if is_multi_scale(config):
-        single = config.replace('_ms.py', '.py')
-        views = cfg.test_dataloader.dataset.pipeline[-1]
-        sections['Command'] = [
-            f'tools/dist_test.sh {config} CHECKPOINT {gpus}',
-            f'The same: tools/dist_test.sh {single} CHECKPOINT {gpus} --tta',
-        ]
-        side = views.short_side
-        sections['Scales'] = [
-            f'short sides of {side} (counted three times), {side * 5 // 4}, {side * 3 // 2} and '
-            f'{side * 7 // 4} pixels, each with its mirror image'
-        ]
-    else:
-        batch = f'{gpus} GPUs x {images}' + (f' x {accumulated} accumulated' if accumulated > 1 else '')
-        sections['Command'] = command_lines(config)
-        sections['Batch'] = [f'{batch} = {total} images, lr {rate_of(config)}']
-        sections['Steps'] = [step_line(config)]
-        sections['Writes'] = [last_checkpoint(config)]
+    batch = f'{gpus} GPUs x {images}' + (f' x {accumulated} accumulated' if accumulated > 1 else '')
+    sections['Command'] = command_lines(config)
+    sections['Batch'] = [f'{batch} = {total} images, lr {rate_of(config)}']
+    sections['Steps'] = [step_line(config)]
+    sections['Writes'] = [last_checkpoint(config)]
     sections['Model'] = [f'{architecture(config)}, {parameters(config):,} parameters; {input_of(config)}']
-    if cfg.default_scope == 'mmseg' and not is_multi_scale(config):
+    if cfg.default_scope == 'mmseg':
         sections['Test'] = [f'tools/dist_test.sh {config} CHECKPOINT {gpus} [--tta]']
     sections['Result'] = [
         f'{row["Value"]} {row["Task"]} ({row["Source"]})' for row in entries(config)['Published Results']
@@ -292,7 +273,7 @@ def update_metafile(folder: str) -> str:
 
 def update_table(folder: str) -> str:
     rows = ['| config | what it is | batch, lr | length | input | parameters | published |', '| --- ' * 7 + '|']
-    for config in filter(lambda config: not is_multi_scale(config), list_configs(folder)):
+    for config in list_configs(folder):
         name, loop = Path(config).stem, load(config).train_cfg
         title = (ROOT / config).read_text().split('"""', 2)[1].splitlines()[0].rstrip('.')
         length = f'{loop.max_epochs} epochs' if 'max_epochs' in loop else f'{loop.max_iters:,} batches'
