@@ -12,8 +12,6 @@ from beit_mm.positions import take_tokens
 
 SMALL = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=64, patch_size=8)
 PLUS = dict(abs_pos_embed=False, layer_scale_init=0.1)
-
-
 MASKED, POOLED, MAPS = dict(masked_input=True), dict(out_type='avg_featmap'), dict(out_type='featmap')
 SHARED, OWN = dict(PLUS, rel_pos_bias='shared'), dict(PLUS, rel_pos_bias='per_layer')
 
@@ -21,19 +19,13 @@ SHARED, OWN = dict(PLUS, rel_pos_bias='shared'), dict(PLUS, rel_pos_bias='per_la
 @pytest.mark.parametrize(
     ('arch', 'options', 'head', 'total'),
     [
-        ('base', dict(), 0, 85_789_440),
         ('base', MASKED, 8192 * 769, 92_089_856),
         ('base', MASKED | SHARED, 8192 * 769, 91_965_776),
-        ('base', POOLED, 769_000, 86_558_440),
         ('base', dict(POOLED, img_size=384), 769_000, 86_850_280),
         ('base', POOLED | OWN, 769_000, 86_530_984),
-        ('base', dict(POOLED | OWN, img_size=384), 769_000, 86_744_104),
         ('base', dict(MAPS | OWN, img_size=640), 0, 86_554_176),
         ('large', dict(), 0, 303_277_056),
-        ('large', MASKED, 8192 * 1025, 311_674_880),
-        ('large', MASKED | SHARED, 8192 * 1025, 311_534_016),
         ('large', dict(POOLED | OWN, img_size=512), 1_025_000, 305_674_728),
-        ('large', dict(MAPS | OWN, img_size=640), 0, 305_520_128),
     ],
 )
 def test_parameter_counts_are_the_published_ones(arch, options, head, total):
@@ -43,7 +35,7 @@ def test_parameter_counts_are_the_published_ones(arch, options, head, total):
 
 
 @pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
-@pytest.mark.parametrize('size', [(64, 64), (40, 96), (33, 47), (100, 8), (5, 5)])
+@pytest.mark.parametrize('size', [(40, 96), (33, 47), (5, 5)])
 def test_images_of_any_size_have_maps_of_whole_patches(bias, size):
     model = BEiTBackbone(**SMALL, out_type='featmap', out_indices=(0, 2), rel_pos_bias=bias)
     low, high = model(torch.randn(2, 3, *size))
@@ -83,13 +75,17 @@ def test_chosen_positions_equal_the_full_computation(bias):
 
 def test_recomputation_gives_the_same_gradients():
     plain = BEiTBackbone(**SMALL, rel_pos_bias='shared').train()
-    frugal = copy.deepcopy(plain)
+    frugal, runs = copy.deepcopy(plain), []
     frugal.with_cp = True
+    frugal.blocks[1].norm1.register_forward_hook(lambda *_: runs.append(torch.is_grad_enabled()))
     images = torch.randn(2, 3, 64, 64)
     for model in (plain, frugal):
         model(images)[0].square().sum().backward()
     for one, two in zip(plain.parameters(), frugal.parameters(), strict=True):
         torch.testing.assert_close(one.grad, two.grad)
+    assert len(runs) == 2  # once more in the backward pass
+    frugal.eval()(images)
+    assert len(runs) == 3
 
 
 def test_frozen_stages_stand_still_and_stay_in_evaluation_mode():
@@ -103,43 +99,24 @@ def test_frozen_stages_stand_still_and_stay_in_evaluation_mode():
     assert not shared.rel_pos_bias.relative_position_bias_table.requires_grad  # the frozen block reads it
 
 
-@pytest.mark.parametrize('change', ['fused_step', 'data_copy', 'load'])
-@torch.no_grad()
-def test_position_parameters_are_read_anew_after_every_change(change):
-    """A fused optimizer, EMA (`.data.copy_`) and loading change weights without a trace."""
-    model = BEiTBackbone(**SMALL, rel_pos_bias='shared').eval()
-    table = model.rel_pos_bias.relative_position_bias_table
-    images = torch.randn(1, 3, 40, 72)
-    before = model(images)[0]
-    if change == 'fused_step':
-        optimizer = torch.optim.AdamW([table, model.pos_embed], lr=0.5, fused=True)
-        table.grad, model.pos_embed.grad = torch.randn_like(table), torch.randn_like(model.pos_embed)
-        optimizer.step()
-    elif change == 'data_copy':
-        table.data.copy_(torch.randn(table.shape))
-    else:
-        model.load_state_dict({k: torch.randn(v.shape) for k, v in model.state_dict().items()})
-    after, fresh = model(images)[0], copy.deepcopy(model)(images)[0]
-    assert not torch.allclose(before, after)
-    assert torch.equal(after, fresh)
-
-
 def test_initialisation_follows_the_released_rule():
-    model = BEiTBackbone('tiny', masked_input=True)
+    model = BEiTBackbone('tiny', masked_input=True, layer_scale_init=0.1)
     for parameter in (model.cls_token, model.mask_token, model.pos_embed, model.patch_embed.proj.weight):
-        assert parameter.abs().max() <= 0.02
+        assert 0.019 < parameter.abs().max() <= 0.02
     # sigma 0.02 cut at one sigma leaves 0.5396 of it
-    assert model.blocks[0].attn.qkv.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
     for depth, block in enumerate(model.blocks, start=1):
+        for linear in (block.attn.qkv, block.mlp.fc1):
+            assert linear.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
         for linear in (block.attn.proj, block.mlp.fc2):
             expected = 0.02 * 0.5396 / (2 * depth) ** 0.5
-            assert linear.weight.std().item() == pytest.approx(expected, rel=0.03)
-        assert block.mlp.fc1.weight.std().item() == pytest.approx(0.02 * 0.5396, rel=0.02)
+            assert linear.weight.std().item() == pytest.approx(expected, rel=0.03) and not linear.bias.any()
+        assert {block.gamma_1.unique().item(), block.gamma_2.unique().item()} == {block.gamma_1.new_tensor(0.1).item()}
+    # as the released code switches it off; blocks that start at zero would never learn
+    assert BEiTBackbone(**SMALL, layer_scale_init=0).blocks[0].gamma_1 is None
 
 
 def test_stochastic_depth_rises_linearly():
-    model = BEiTBackbone('tiny', drop_path_rate=0.11)
-    rates = [block.drop_path.p for block in model.blocks]
+    rates = [block.drop_path.p for block in BEiTBackbone('tiny', drop_path_rate=0.11).blocks]
     assert rates == pytest.approx([0.01 * i for i in range(12)])
 
 
@@ -164,6 +141,7 @@ def test_what_stochastic_depth_leaves_is_scaled_exactly(dtype):
         (dict(arch=dict(embed_dims=30, num_layers=1, num_heads=4)), 'no multiple'),
         (dict(out_type='pooled'), 'out_type'),
         (dict(rel_pos_bias=True), 'rel_pos_bias'),
+        (dict(interpolate_mode='nearest'), 'interpolate_mode'),
         (dict(out_indices=12), 'block 12 does not exist'),
         (dict(img_size=8), 'smaller than a patch'),
         (dict(frozen_stages=13), 'the model has 12 blocks'),
@@ -182,16 +160,11 @@ def test_wrong_calls_are_explained():
         BEiTBackbone(**SMALL, out_indices=0)(images, positions=torch.zeros(1, 1, dtype=torch.int64))
 
 
-def test_outputs_come_in_the_order_asked_for():
-    model = BEiTBackbone(**SMALL, out_indices=(2, 0, 2)).eval()
+def test_outputs_come_in_the_order_asked_for_and_the_last_block_alone_is_normalised():
     images = torch.randn(1, 3, 32, 32)
+    model = BEiTBackbone(**SMALL, out_indices=(2, 0, -1)).eval()
     last, first, again = model(images)
     assert torch.equal(last, again) and not torch.allclose(first, last)
+    unit = [x.std(dim=-1, unbiased=False) - 1 for x in (last, first)]
+    assert unit[0].abs().max() < 0.01 < unit[1].abs().min()
     assert BEiTBackbone(**SMALL, out_indices=(0, 1)).norm is None
-
-
-@pytest.mark.parametrize('start', [0, None])
-def test_layer_scale_of_zero_is_none(start):
-    """As the released code switches it off; blocks that start at zero would never learn."""
-    backbone = BEiTBackbone(dict(embed_dims=8, num_layers=2, num_heads=2), img_size=32, layer_scale_init=start)
-    assert not [name for name in backbone.state_dict() if 'gamma' in name]

@@ -1,84 +1,116 @@
-"""From uint8 batches to the pretrainer's inputs."""
+"""From batches of levels, RGB or up to 16 bands, to the pretrainer's inputs; numbers of channels that differ."""
 
 import numpy as np
 import pytest
 import torch
+from helpers import narrow_model
 from PIL import Image
 
-from beit_mm.models import TwoViewDataPreprocessor
+from beit_mm.engine.checks import check_channels
+from beit_mm.models import DiscreteVAE, TwoViewDataPreprocessor
+from beit_mm.registry import MODELS
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+TOKENIZER = dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=32, embed_dims=8, bottleneck_blocks=1)
 
 
-def make_batch() -> dict:
-    return dict(
-        images=torch.randint(0, 256, (2, 16, 24, 3), dtype=torch.uint8),
-        tokenizer_images=torch.randint(0, 256, (2, 8, 12, 3), dtype=torch.uint8),
-        mask=torch.tensor([[[True, False, True]], [[False, False, True]]]),
-    )
+def prepare(inputs: dict, mean=MEAN, std=STD, **settings) -> dict:
+    return TwoViewDataPreprocessor(mean, std, **settings)(dict(inputs=inputs))['inputs']
 
 
-def test_each_view_is_scaled_for_its_network():
-    batch = make_batch()
-    inputs = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=batch))['inputs']
-    for channel in range(3):
-        pixels = batch['images'][..., channel].float()
-        torch.testing.assert_close(inputs['images'][:, channel], (pixels - MEAN[channel]) / STD[channel])
-        torch.testing.assert_close(
-            inputs['tokenizer_images'][:, channel], batch['tokenizer_images'][..., channel] / 255
-        )
+@pytest.mark.parametrize(('bands', 'dtype'), [(1, torch.uint8), (3, torch.uint8), (16, torch.float32)])
+def test_each_view_is_scaled_for_its_network_band_by_band(bands, dtype):
+    mean, std = [10.0 * band for band in range(bands)], [50.0 + band for band in range(bands)]
+    views = (torch.rand(2, *size, bands).mul(255).to(dtype) for size in ((16, 24), (8, 12)))
+    batch = dict(zip(('images', 'tokenizer_images'), views, strict=True))
+    batch['mask'] = torch.tensor([[[True, False, True]], [[False, False, True]]])
+    inputs = prepare(batch, mean, std)
+    for band in range(bands):
+        pixels = batch['images'][..., band].float()
+        torch.testing.assert_close(inputs['images'][:, band], (pixels - mean[band]) / std[band])
+        torch.testing.assert_close(inputs['tokenizer_images'][:, band], batch['tokenizer_images'][..., band] / 255)
+    back = TwoViewDataPreprocessor(mean, std).denormalize(inputs['images'])
+    torch.testing.assert_close(back, batch['images'].permute(0, 3, 1, 2) / 255, atol=1e-5, rtol=1e-5)
     assert torch.equal(inputs['mask'], batch['mask'])
     assert inputs['positions'].tolist() == [[0, 2], [2, -1]]
     positions = torch.tensor([[0, 2, -1], [2, -1, -1]])  # as BlockwiseMask gives them
-    given = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(batch, positions=positions)))['inputs']
-    assert torch.equal(given['positions'], positions)
-    alone = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=batch['images'])))['inputs']
+    assert torch.equal(prepare(dict(batch, positions=positions), mean, std)['positions'], positions)
+    alone = prepare(dict(images=batch['images']), mean, std)
     assert alone['tokenizer_images'] is alone['mask'] is alone['positions'] is None
-
-
-def test_positions_list_each_masked_patch_in_order():
-    mask = torch.rand(5, 3, 7) < torch.tensor([0.1, 0.5, 0.9, 0.0, 1.0]).view(5, 1, 1)
-    images = torch.zeros(5, 6, 14, 3, dtype=torch.uint8)
-    positions = TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=dict(images=images, mask=mask)))['inputs']['positions']
-    assert positions.shape == (5, 21)
-    for row, image in zip(positions, mask, strict=True):
-        expected = image.flatten().nonzero().flatten().tolist()
-        assert row.tolist() == expected + [-1] * (21 - len(expected))
-    nothing = dict(images=images, mask=torch.zeros_like(mask))  # keeps one slot
-    assert TwoViewDataPreprocessor(MEAN, STD)(dict(inputs=nothing))['inputs']['positions'].tolist() == [[-1]] * 5
+    nothing = prepare(dict(images=batch['images'], mask=torch.zeros(2, 1, 3, dtype=torch.bool)), mean, std)
+    assert nothing['positions'].tolist() == [[-1]] * 2  # keeps one slot
 
 
 def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
     rng = np.random.default_rng(0)
     small = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8))
     image = small.resize((72, 48), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(image))
-    inputs = TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=0.5)(dict(inputs=dict(images=pixels[None])))['inputs']
-    expected = np.asarray(image.resize((36, 24), Image.Resampling.BICUBIC)) / 255
-    found = inputs['tokenizer_images'][0].permute(1, 2, 0).numpy()
-    np.testing.assert_allclose(found, expected, atol=1.01 / 255)
-    given = dict(images=pixels[None], tokenizer_images=pixels[None, :8, :12])  # the pipeline's goes first
-    inputs = TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=0.5)(dict(inputs=given))['inputs']
-    assert inputs['tokenizer_images'].shape == (1, 3, 8, 12)
-
-
-@pytest.mark.parametrize('scale', [0, -1, 1.5])
-def test_no_view_is_larger_than_the_first(scale):
-    with pytest.raises(ValueError, match='expected a fraction, above 0'):
-        TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=scale)
-
-
-def test_denormalize_is_the_way_back():
-    batch, preprocessor = make_batch(), TwoViewDataPreprocessor(MEAN, STD)
-    images = preprocessor.denormalize(preprocessor(dict(inputs=batch))['inputs']['images'])
-    torch.testing.assert_close(images, batch['images'].permute(0, 3, 1, 2) / 255, atol=1e-6, rtol=1e-5)
+    pixels = torch.from_numpy(np.array(image))[None]
+    for scale, size in ((0.5, (36, 24)), (1, (72, 48))):
+        expected = np.asarray(image.resize(size, Image.Resampling.BICUBIC)) / 255
+        found = prepare(dict(images=pixels), tokenizer_scale=scale)['tokenizer_images'][0].permute(1, 2, 0)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1.01 / 255 if scale < 1 else 1e-6)
+    given = dict(images=pixels, tokenizer_images=pixels[:, :8, :12])  # the pipeline's goes first
+    assert prepare(given, tokenizer_scale=0.5)['tokenizer_images'].shape == (1, 3, 8, 12)
+    for wrong in (0, 1.5):
+        with pytest.raises(ValueError, match='expected a fraction, above 0'):
+            TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=wrong)
 
 
 def test_brightness_left_to_the_device_changes_both_views_alike():
-    batch = make_batch()
+    batch = {name: torch.rand(2, 16, 24, 3).mul(255).byte() for name in ('images', 'tokenizer_images')}
     # brightness 0.5, contrast and saturation 1 (no change), in the order 0, 1, 2
     batch['jitter'] = torch.tensor([0.5, 1, 1, 100, 0, 1, 2]).repeat(2, 1)
-    inputs = TwoViewDataPreprocessor([0, 0, 0], [255, 255, 255])(dict(inputs=batch))['inputs']
+    inputs = prepare(batch, [0] * 3, [255] * 3)
     for view in ('images', 'tokenizer_images'):
         expected = batch[view].permute(0, 3, 1, 2) * 0.5 / 255
         torch.testing.assert_close(inputs[view], expected, atol=1.01 / 255, rtol=0)
+
+
+# --- numbers of channels -------------------------------------------------------------------------
+
+
+def pretrainer(bands: int, **changes) -> torch.nn.Module:
+    model = narrow_model(**dict(target_generator=dict(TOKENIZER, in_channels=bands)) | changes)
+    model['backbone']['in_channels'] = bands
+    model['data_preprocessor'].update(mean=[127.5] * bands, std=[60] * bands)
+    return MODELS.build(model)
+
+
+@pytest.mark.parametrize('bands', [1, 6])
+@pytest.mark.parametrize('pixels', [False, True])
+def test_a_step_of_pretraining_and_its_pictures(bands, pixels):
+    head = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8, in_channels=bands)
+    model = pretrainer(bands, **dict(head=head, target_generator=None) if pixels else {}).train()
+    check_channels(model, bands)
+    images, mask = torch.rand(4, 32, 32, bands) * 255, torch.rand(4, 4, 4) < 0.4
+    inputs = model.data_preprocessor(dict(inputs=dict(images=images, tokenizer_images=images, mask=mask)))['inputs']
+    model(inputs, mode='loss')['loss'].backward()
+    assert model.backbone.patch_embed.proj.weight.grad.abs().sum(dim=(0, 2, 3)).min() > 0
+    assert {tuple(column.shape) for column in model.pictures(inputs).values()} == {(4, bands, 32, 32)}
+
+
+PIXELS = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32), target_generator=None)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'channels', 'message'),
+    [
+        ({}, 3, 'the images 3, data_preprocessor.mean 6, backbone.in_channels 6, the tokenizer 6'),
+        (dict(target_generator=TOKENIZER), 6, 'the tokenizer 3'),
+        (PIXELS, 6, 'head.in_channels 3'),
+    ],
+)
+def test_numbers_of_channels_that_differ_are_told_in_one_line(changes, channels, message):
+    with pytest.raises(ValueError, match=f'numbers of channels differ: .*{message}') as error:
+        check_channels(pretrainer(6, **changes), channels)
+    assert '\n' not in str(error.value)
+
+
+def test_one_mean_stands_for_all_channels_and_lists_are_as_long():
+    check_channels(DiscreteVAE(hidden=8, vocab_size=8, in_channels=6, data_preprocessor=None), 6)
+    model = pretrainer(6)
+    model.data_preprocessor = TwoViewDataPreprocessor([127.5], [60])
+    check_channels(model, 6)
+    with pytest.raises(ValueError, match='mean has 3 channels, std 1'):
+        TwoViewDataPreprocessor([1, 2, 3], [1])

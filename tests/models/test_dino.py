@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import timm
 import torch
 from helpers import narrow_dino_model, narrow_model, positions_of, run_ranks
 from mmengine.runner import load_checkpoint
@@ -18,6 +17,7 @@ from beit_mm.models.interop import backbone_of, tokenizer_provenance
 from beit_mm.registry import MODELS
 
 ALONE = dict(head=None, target_generator=None)
+BACKBONE = narrow_dino_model()['backbone']
 
 
 def make_inputs(batch: int = 3, num_local: int = 2) -> dict:
@@ -29,14 +29,14 @@ def make_inputs(batch: int = 3, num_local: int = 2) -> dict:
     return dict(crops, local_images=local, mask=mask, positions=positions_of(mask))
 
 
-def make_model(temperature: float = 0.05, **changes: object) -> torch.nn.Module:
+def make_model(**changes: object) -> torch.nn.Module:
     """A model whose teacher differs from its student, with a center that is not 0."""
     model = MODELS.build(narrow_dino_model(**changes))
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
         model.center.normal_(std=0.1)
-    model.teacher_temperature = temperature
+    model.teacher_temperature = 0.05
     return model
 
 
@@ -45,29 +45,17 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - math.log(np.exp(x).sum())
 
 
-def plain_dino_loss(student: np.ndarray, teacher: np.ndarray, center: np.ndarray, temperatures: tuple) -> float:
-    """The formula of the paper of DINO, image by image and pair by pair, in double precision."""
-    of_student, of_teacher = temperatures
+def plain_dino_loss(student: np.ndarray, teacher: np.ndarray, center: np.ndarray) -> float:
+    """The formula of the paper of DINO, image by image and pair by pair, at temperatures 0.1 and 0.05."""
     terms = []
     for taught in range(2):
         for seen in range(len(student)):
             if seen == taught:
                 continue
             for image in range(student.shape[1]):
-                target = np.exp(log_softmax((teacher[taught, image] - center) / of_teacher))
-                terms.append(-(target * log_softmax(student[seen, image] / of_student)).sum())
+                target = np.exp(log_softmax((teacher[taught, image] - center) / 0.05))
+                terms.append(-(target * log_softmax(student[seen, image] / 0.1)).sum())
     return float(np.mean(terms))
-
-
-@pytest.mark.parametrize('crops', [2, 3, 7])
-def test_loss_equals_loops_in_numpy(crops):
-    student, teacher = torch.randn(crops, 4, 9), torch.randn(2, 4, 9)
-    center = torch.randn(9)
-    targets = ((teacher - center) / 0.04).softmax(-1)
-    expected = plain_dino_loss(student.double().numpy(), teacher.double().numpy(), center.double().numpy(), (0.1, 0.04))
-    assert dino_loss(student, targets).item() == pytest.approx(expected, rel=1e-5)
-    with torch.autocast('cpu', torch.bfloat16):
-        assert dino_loss(student, targets).item() == pytest.approx(expected, rel=1e-5)
 
 
 @torch.no_grad()
@@ -86,19 +74,25 @@ def plain_outputs(model: torch.nn.Module, inputs: dict) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize('num_local', [0, 3])
-@pytest.mark.parametrize('changes', [{}, dict(dino_on_masked=True), ALONE], ids=['both', 'on_masked', 'alone'])
-def test_losses_of_a_batch_equal_the_plain_computation(changes, num_local):
+@pytest.mark.parametrize('changes', [{}, dict(dino_on_masked=True, dino_weight=0.5), ALONE])
+def test_losses_of_a_batch_equal_loops_in_numpy(changes, num_local):
     model, inputs = make_model(**changes), make_inputs(num_local=num_local)
     student, teacher = (outputs.double().numpy() for outputs in plain_outputs(model, inputs))
-    expected = plain_dino_loss(student, teacher, model.center.double().numpy(), (0.1, 0.05))
+    expected = plain_dino_loss(student, teacher, model.center.double().numpy())
     losses = model(inputs, mode='loss')
-    assert losses['loss_dino'].item() == pytest.approx(expected, rel=1e-4)
+    assert losses['loss_dino'].item() == pytest.approx(expected * changes.get('dino_weight', 1), rel=1e-4)
     names = {'loss_dino', 'teacher_entropy', 'teacher_mean_entropy'}
     assert set(losses) == (names if changes == ALONE else names | {'loss_mim', 'mim_acc'})
     sum(value for name, value in losses.items() if 'loss' in name).backward()
-    trained = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not trained
+    assert not [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert all(p.grad is None for p in model.teacher.parameters())
+
+
+def test_the_loss_is_in_float32_under_autocast():
+    student, targets = torch.randn(3, 4, 9), torch.randn(2, 4, 9).softmax(-1)
+    with torch.autocast('cpu', torch.bfloat16):
+        inside = dino_loss(student, targets)
+    assert torch.equal(inside, dino_loss(student, targets))
 
 
 def test_masked_image_modeling_is_that_of_beit():
@@ -110,15 +104,6 @@ def test_masked_image_modeling_is_that_of_beit():
     torch.testing.assert_close(mine['loss_mim'], theirs['loss'])
     assert mine['mim_acc'] == theirs['mim_acc'] and mine['loss_dino'] == 0
     assert model.eval()(inputs, mode='predict')[0]['count'] == 3
-
-
-def test_weight_of_the_loss():
-    inputs, losses = make_inputs(), []
-    for weight in (1.0, 0.5):
-        torch.manual_seed(1)
-        losses.append(make_model(dino_weight=weight)(inputs, mode='loss'))
-    torch.testing.assert_close(losses[1]['loss_dino'], losses[0]['loss_dino'] / 2)
-    torch.testing.assert_close(losses[1]['loss_mim'], losses[0]['loss_mim'])
 
 
 def test_center_is_a_moving_average_of_the_teachers_outputs():
@@ -145,12 +130,25 @@ def test_center_is_that_of_all_processes(tmp_path):
     np.testing.assert_allclose(first, center(None), atol=1e-6)
 
 
-def test_teacher_starts_as_the_student_and_follows_it():
-    model = MODELS.build(narrow_dino_model())
-    student = {name: model.get_parameter(name) for name, _ in model.teacher.named_parameters()}
-    assert all(torch.equal(weight, student[name]) for name, weight in model.teacher.named_parameters())
+def test_teacher_starts_as_the_student_and_follows_it(tmp_path):
+    """Also where the student starts from a file; without drop path, mask token and decay."""
+    torch.save(randomise(MODELS.build(BACKBONE)).state_dict(), tmp_path / 'beit.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'beit.pth'))
+    for changes in ({}, dict(init_cfg=init_cfg)):
+        model = MODELS.build(narrow_dino_model(backbone=dict(BACKBONE, drop_path_rate=0.5, **changes))).train()
+        if changes:
+            model.init_weights()
+        student = {name: model.get_parameter(name) for name, _ in model.teacher.named_parameters()}
+        assert all(torch.equal(weight, student[name]) for name, weight in model.teacher.named_parameters())
+    assert model.backbone.cls_token.abs().max() > 0.1  # from the file
     assert 'backbone.cls_token' in student and 'dino_head.mlp.0.weight' in student
     assert 'backbone.mask_token' not in student and model.teacher['backbone'].mask_token is None
+    assert [block.drop_path.p for block in model.teacher['backbone'].blocks] == [0.0, 0.0]
+    assert backbone_of(model) is model.backbone
+    grouped = {name for group in parameter_groups(model) for name in group['names']}
+    assert grouped == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not any(name.startswith('teacher') for name in grouped)
+
     before = {name: weight.clone() for name, weight in model.teacher.named_parameters()}
     with torch.no_grad():
         for weight in student.values():
@@ -160,47 +158,16 @@ def test_teacher_starts_as_the_student_and_follows_it():
         torch.testing.assert_close(weight, 0.9 * before[name] + 0.1 * student[name])
 
 
-def test_teacher_starts_from_the_file_that_the_student_starts_from(tmp_path):
-    """facebookresearch/dino's backbones have timm's names for a ViT, with a bias for the keys."""
-    sizes = dict(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=0)
-    vit = randomise(timm.models.VisionTransformer(**sizes))
-    torch.save(vit.state_dict(), tmp_path / 'dino_vitbase16_pretrain.pth')
-    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'dino_vitbase16_pretrain.pth'))
-    model = MODELS.build(narrow_dino_model(backbone=dict(narrow_dino_model()['backbone'], init_cfg=init_cfg))).eval()
-    model.init_weights()
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        expected = vit.forward_features(images)
-        for backbone in (model.backbone, model.teacher['backbone']):
-            torch.testing.assert_close(backbone(images)[0], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_teacher_has_no_drop_path_and_no_decay():
-    backbone = dict(narrow_dino_model()['backbone'], drop_path_rate=0.5)
-    model = MODELS.build(narrow_dino_model(backbone=backbone)).train()
-    assert [block.drop_path.p for block in model.backbone.blocks] == [0.0, 0.5]
-    assert [block.drop_path.p for block in model.teacher['backbone'].blocks] == [0.0, 0.0]
-    names = {name for group in parameter_groups(model) for name in group['names']}
-    assert names == {name for name, p in model.named_parameters() if p.requires_grad}
-    assert not any(name.startswith('teacher') for name in names)
-    assert backbone_of(model) is model.backbone
-
-
-def test_last_layer_has_rows_of_length_one():
+def test_the_head_has_rows_of_length_one_and_the_true_size():
     head = DINOHead(8, num_prototypes=5, hidden_dims=16, bottleneck_dims=4)
     with torch.no_grad():
         head.last_layer.parametrizations.weight.original1.mul_(7)
     torch.testing.assert_close(head.last_layer.weight.norm(dim=1), torch.ones(5))
-    lengths = head.last_layer.parametrizations.weight.original0
-    assert not lengths.requires_grad
     x = torch.randn(6, 8)
     rows = torch.nn.functional.normalize(head.mlp(x), dim=1)
     torch.testing.assert_close(head(x), rows @ head.last_layer.weight.T)
     with torch.autocast('cpu', torch.bfloat16):
         assert head(x).dtype == torch.float32  # not rounded before it is divided by a temperature
-
-
-def test_head_of_the_true_size():
     with torch.device('meta'):
         head = DINOHead(768)
     layers = (768 + 1) * 2048, (2048 + 1) * 2048, (2048 + 1) * 256, 256 * 65536
@@ -221,22 +188,7 @@ def test_entropies_tell_a_collapse():
         assert found['teacher_mean_entropy'].item() == pytest.approx(mean_entropy, abs=1e-5)
 
 
-def test_without_center_the_outputs_would_collapse_and_with_it_they_do_not():
-    """A teacher that gives all images the same: the center takes it away."""
-    model = make_model(**ALONE)
-    inputs = make_inputs(num_local=0)
-    with torch.no_grad():
-        model.center.zero_()
-        for linear in (model.teacher['dino_head'].mlp[4], model.dino_head.mlp[4]):
-            linear.weight.mul_(0.3)
-            linear.bias.normal_()
-    collapsed = model(inputs, mode='loss')['teacher_mean_entropy']
-    for _ in range(60):
-        losses = model(inputs, mode='loss')
-    assert losses['teacher_mean_entropy'] > collapsed + 1
-
-
-def test_checkpoint_holds_student_teacher_and_center():
+def test_checkpoint_holds_student_teacher_and_center_and_other_formats_get_the_student():
     model = make_model()
     state = model.state_dict()
     assert {name.split('.')[0] for name in state} == {'backbone', 'head', 'dino_head', 'teacher', 'center'}
@@ -245,22 +197,16 @@ def test_checkpoint_holds_student_teacher_and_center():
     assert_equal(other.state_dict(), state)
     assert tokenizer_provenance(model) == model.target_generator.provenance
     assert tokenizer_provenance(make_model(**ALONE)) is None
-
-
-def test_other_formats_get_the_student():
-    model = make_model()
-    converted = convert_state_dict(model.state_dict(), target='unilm')
+    converted = convert_state_dict(state, target='unilm')
     assert {name.split('.')[0] for name in converted.dropped_keys} == {'dino_head', 'teacher', 'center'}
     assert torch.equal(converted.state_dict['pos_embed'], model.backbone.pos_embed)
     assert 'lm_head.weight' in converted.state_dict
 
 
-@pytest.mark.parametrize('out_type', ['avg_featmap', 'featmap'])
-def test_student_or_teacher_is_fine_tuned(out_type, tmp_path):
-    model = make_model()
-    path = str(tmp_path / 'epoch_1.pth')
-    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
-    config = dict(narrow_model()['backbone'], masked_input=False, out_type=out_type)
+def test_student_or_teacher_is_fine_tuned(tmp_path):
+    model, path = make_model(), str(tmp_path / 'epoch_1.pth')
+    torch.save(dict(state_dict=model.state_dict()), path)
+    config = dict(narrow_model()['backbone'], masked_input=False, out_type='avg_featmap')
     parts = {None: model.backbone, 'backbone.': model.backbone, 'teacher.backbone.': model.teacher['backbone']}
     for prefix, part in parts.items():
         backbone = MODELS.build(dict(config, init_cfg=dict(type='Pretrained', checkpoint=path, prefix=prefix)))
@@ -289,8 +235,13 @@ def test_preprocessor_normalises_all_crops():
 
 
 def test_wrong_combinations_are_refused():
-    for changes in (dict(head=None), dict(ALONE, dino_on_masked=True)):
-        with pytest.raises(ValueError, match='needs a head'):
+    wide = dict(narrow_dino_model()['dino_head'], embed_dims=40)
+    for changes, message in (
+        (dict(head=None), 'needs a head'),
+        (dict(ALONE, dino_on_masked=True), 'needs a head'),
+        (dict(dino_head=wide), 'width 40, the backbone gives 32; set dino_head.embed_dims=32'),
+    ):
+        with pytest.raises(ValueError, match=message):
             MODELS.build(narrow_dino_model(**changes))
     model = make_model()
     for lacking, message in (
@@ -304,10 +255,3 @@ def test_wrong_combinations_are_refused():
         model(make_inputs(), mode='loss')
     with pytest.raises(ValueError, match='DINO alone predicts nothing'):
         make_model(**ALONE)(make_inputs(), mode='predict')
-
-
-def test_a_head_of_another_width_is_refused():
-    config = narrow_dino_model()
-    config['dino_head']['embed_dims'] = 40
-    with pytest.raises(ValueError, match='width 40, the backbone gives 32; set dino_head.embed_dims=32'):
-        MODELS.build(config)

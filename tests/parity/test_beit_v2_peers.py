@@ -57,17 +57,6 @@ def test_tokens_are_theirs(tmp_path, size):
     assert len(tokens.unique()) > 10
 
 
-def test_their_file_is_refused_as_a_whole(tmp_path):
-    weights = their_vqkd().state_dict()
-    for name in ('encoder.layers.0.attn.qkv.other', 'encoder.ln3.weight', 'neck.weight'):
-        torch.save({**weights, name: torch.zeros(1)}, tmp_path / 'more.pth')
-        with pytest.raises(ValueError, match=rf'more\.pth .*{name.rpartition(".")[2]}'):
-            VQKDTokenizer(str(tmp_path / 'more.pth'), **VQKD)
-    torch.save({name: t for name, t in weights.items() if 'ln1' not in name}, tmp_path / 'less.pth')
-    with pytest.raises(ValueError, match=r'less\.pth .*norm'):
-        VQKDTokenizer(str(tmp_path / 'less.pth'), **VQKD)
-
-
 @pytest.fixture
 def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
     """mmpretrain's algorithm and ours with its weights."""
@@ -100,6 +89,7 @@ def test_losses_and_gradients(both):
     samples = [DataSample(mask=one) for one in mask]
     wanted = theirs.loss([images, 2 * pixels - 1], samples)
     got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=positions_of(mask)), mode='loss')
+    assert set(got) == {'loss_mim', 'loss_aggregation', 'mim_acc', 'aggregation_acc'}
     torch.testing.assert_close(got['loss_mim'], wanted['loss_1'])
     torch.testing.assert_close(got['loss_aggregation'], wanted['loss_2'])
     (wanted['loss_1'] + wanted['loss_2']).backward()
@@ -121,13 +111,3 @@ def test_names_there_and_back(both):
     finetuned = BEiTBackbone(BACKBONE, SIZE, out_type='avg_featmap', **dict(SHARED, rel_pos_bias='per_layer'))
     finetuned.load_state_dict(theirs.state_dict(), strict=False)
     assert len(finetuned.load_report.expanded) == 4
-
-
-@pytest.mark.parametrize('why', ['training', 'no codebook is said to be there'])
-def test_their_codebook_moves(why):
-    """docs/differences.md says so; ours is frozen, and in evaluation mode whatever the pretrainer is in."""
-    vqkd = their_vqkd().train(why == 'training')
-    vqkd.quantize.embedding.initted.fill_(why == 'training')
-    before = vqkd.quantize.embedding.weight.clone()
-    vqkd(torch.rand(8, 3, SIZE, SIZE))
-    assert not torch.equal(vqkd.quantize.embedding.weight, before)
