@@ -214,7 +214,7 @@ class ThroughputHook(Hook):
 def waits_for_images(share: float) -> str:
     return (
         f'Reading images limits the training: {share:.0%} of the time is spent waiting for them. More workers help, or '
-        'smaller copies of the images (tools/datasets/prepare_resized.py)'
+        'smaller copies of the images (tools/datasets/resize_images.py)'
     )
 
 

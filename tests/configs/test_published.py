@@ -99,7 +99,7 @@ def test_figures_of_a_pretraining_are_those_of_what_starts_from_it():
 def test_a_row_has_a_config_for_each_figure_or_the_reason_why_not():
     for name, table, row in ROWS:
         where = f'{name}: {row["name"]}'
-        assert set(row) <= {'name', 'paper', 'configs', 'weights', 'demo', 'demo_stages', 'why'}, where
+        assert set(row) <= {'name', 'paper', 'configs', 'weights', 'demo', 'demo_stages', 'why', 'start'}, where
         assert set(row.get('paper', {})) | set(row.get('configs', {})) <= set(table['columns']), where
         measured = {column for column in row.get('paper', {}) if 'metric' in table['columns'][column]}
         assert bool(measured - set(row.get('configs', {}))) == ('why' in row), where

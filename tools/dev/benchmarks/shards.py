@@ -94,7 +94,7 @@ def main() -> None:
             originals.mkdir()
             make_images(str(originals), args.images)
         places = {'originals': originals, '256 pixels': Path(folder, 'resized')}
-        prepare('prepare_resized.py', originals, places['256 pixels'], '--short-side', 256, '--workers', 1)
+        prepare('resize_images.py', originals, places['256 pixels'], '--short-side', 256, '--workers', 1)
         for name in list(places):
             shards = Path(folder, f'shards of {name}')
             prepare('make_shards.py', places[name], shards, '--shard-size', '10MB')

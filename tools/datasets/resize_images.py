@@ -1,6 +1,6 @@
 """Copies a folder of images at a smaller size, so that reading them keeps up with a GPU.
 
-    python tools/datasets/prepare_resized.py data/imagenet22k/train data/imagenet22k_256/train --short-side 256
+    python tools/datasets/resize_images.py data/imagenet22k/train data/imagenet22k_256/train --short-side 256
 
 Folders and names stay, so that lists of files still fit. What is larger becomes a JPEG of the short side named,
 upright, in RGB; a.png stays a.png, with a JPEG in it (images are told by their content, not by their ending). Images

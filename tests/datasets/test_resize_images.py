@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from beit_mm.datasets.image_folder import list_images
 from beit_mm.datasets.reading import read_image
 
-TOOL = 'prepare_resized'
+TOOL = 'resize_images'
 
 
 def smooth(height: int, width: int) -> Image.Image:

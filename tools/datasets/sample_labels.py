@@ -1,6 +1,6 @@
 """Writes a list of a few images of each class, for training with few labels.
 
-    python tools/datasets/few_labels.py data/caltech101/train 20 data/caltech101/labels.txt --seed 0
+    python tools/datasets/sample_labels.py data/caltech101/train 20 data/caltech101/labels.txt --seed 0
     python tools/train.py configs/demo/finetune_folder.py --cfg-options train_dataloader.dataset.ann_file=labels.txt
 
 One path a line, relative to the folder. Of each class, in the order of its name, the first images after
