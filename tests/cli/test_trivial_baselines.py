@@ -20,18 +20,18 @@ BASELINES = 'analysis/trivial_baselines.py'
 def test_a_list_holds_what_the_rule_says(tmp_path):
     make_images(tmp_path, per_class=6)
     arguments = (tmp_path / 'train', 4, tmp_path / 'lists/labels.txt', '--seed', 3)
-    run_tool('datasets/few_labels.py', *arguments)
+    run_tool('datasets/sample_labels.py', *arguments)
     generator, expected = random.Random(3), []
     for name in CLASSES:
         images = [f'{name}/{index}.png' for index in range(6)]
         generator.shuffle(images)
         expected += images[:4]
     assert arguments[2].read_text().splitlines() == expected
-    run_tool('datasets/few_labels.py', tmp_path / 'train', 100, tmp_path / 'all.txt')
+    run_tool('datasets/sample_labels.py', tmp_path / 'train', 100, tmp_path / 'all.txt')
     assert len((tmp_path / 'all.txt').read_text().splitlines()) == 18
     for folder, number, message in ((tmp_path / 'none', 4, 'no folder'), (tmp_path / 'train', 0, 'per_class is 0')):
         with pytest.raises(SystemExit, match=f'error: {message}'):
-            run_tool('datasets/few_labels.py', folder, number, tmp_path / 'x.txt')
+            run_tool('datasets/sample_labels.py', folder, number, tmp_path / 'x.txt')
 
 
 def test_colours_are_told_apart_by_thumbnails(tmp_path):
