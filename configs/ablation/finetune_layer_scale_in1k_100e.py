@@ -12,9 +12,14 @@ Time:    as beit/finetune_in1k_100e.py
 Shorter: --cfg-options train_cfg.max_epochs=50 param_scheduler.1.end=50
 Differs: from beit/finetune_in1k_100e.py in LayerScale and the weights it starts from
 """
-_base_ = '../beit/finetune_in1k_100e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 model = dict(
     backbone=dict(
         layer_scale_init=0.1,
-        init_cfg=dict(checkpoint='work_dirs/pretrain_layer_scale_300e/epoch_300.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_layer_scale_300e/epoch_300.pth')))
+train_dataloader = dict(sampler=dict(_delete_=True, type='beit_mm.RepeatedAugmentationSampler', num_repeats=3))

@@ -14,6 +14,10 @@ Time:    as beit/pretrain_300e.py
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the baseline in LayerScale, started at 0.1 as in the released code (the paper does not say)
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(backbone=dict(layer_scale_init=0.1))

@@ -12,12 +12,25 @@ Time:    slightly more than beit/pretrain_300e.py: 196 instead of 75 predictions
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the baseline in the mask: there is none, and the backbone has no mask token
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(backbone=dict(masked_input=False), recover='all')
 
-train_pipeline = [step for step in _base_.train_pipeline if step.type != 'beit_mm.BlockwiseMask']
-val_pipeline = [step for step in _base_.val_pipeline if step.type != 'beit_mm.BlockwiseMask']
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=112),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=112),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader

@@ -13,7 +13,11 @@ Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the baseline in the tokenizer, which must be trained first; the paper's own was not released. See
          ../dvae/discrete_vae_8k_in1k.py
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(
     target_generator=dict(

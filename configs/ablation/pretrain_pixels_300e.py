@@ -13,17 +13,29 @@ Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: the paper states neither the loss nor the normalisation of the pixels and released no code; this is the mean
          squared error on the normalised image
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(
     head=dict(_delete_=True, type='beit_mm.PixelRegressionHead', embed_dims=768, patch_size=16),
-    target_generator=None,
-)
+    target_generator=None)
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].second_size = None  # no view for a tokenizer
-val_pipeline = _base_.val_pipeline
-val_pipeline[1].second_size = None
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader

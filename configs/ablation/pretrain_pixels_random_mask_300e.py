@@ -12,19 +12,29 @@ Time:    about two thirds of beit/pretrain_300e.py, there is no tokenizer
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: as pretrain_pixels_300e.py, with the mask of pretrain_random_mask_300e.py
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(
     head=dict(_delete_=True, type='beit_mm.PixelRegressionHead', embed_dims=768, patch_size=16),
-    target_generator=None,
-)
+    target_generator=None)
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].second_size = None  # no view for a tokenizer
-train_pipeline[3] = dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75)
-val_pipeline = _base_.val_pipeline
-val_pipeline[1].second_size = None
-val_pipeline[2] = train_pipeline[3]
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader

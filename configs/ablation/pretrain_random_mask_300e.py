@@ -12,12 +12,25 @@ Time:    as beit/pretrain_300e.py
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the baseline in the mask alone; always exactly 75 patches
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[3] = dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75)
-val_pipeline = _base_.val_pipeline
-val_pipeline[2] = train_pipeline[3]
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=112),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=112),
+    dict(type='beit_mm.RandomMask', grid=(14, 14), num_masked=75),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader

@@ -12,6 +12,10 @@ Time:    slightly more than beit/pretrain_300e.py: 196 instead of 75 predictions
 Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from the baseline in the patches that count; mim_acc then includes the visible ones
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(recover='all')

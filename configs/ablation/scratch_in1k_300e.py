@@ -21,13 +21,13 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 model = dict(head=dict(init_cfg=dict(std=0.02)))
 train_dataloader = dict(sampler=dict(_delete_=True, type='beit_mm.RepeatedAugmentationSampler', num_repeats=3))
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=1.0), optimizer=dict(lr=1e-3))
 train_cfg = dict(max_epochs=300, val_interval=10)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=300, eta_min_ratio=1e-2)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-2, begin=5, end=300, convert_to_iter_based=True),
+]

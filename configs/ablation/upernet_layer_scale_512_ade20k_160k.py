@@ -17,12 +17,10 @@ _base_ = [
     '../_base_/models/upernet_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
     backbone=dict(
         layer_scale_init=0.1,
-        init_cfg=dict(
-            type='Pretrained', checkpoint='work_dirs/pretrain_layer_scale_300e/epoch_300.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_layer_scale_300e/epoch_300.pth')))
 optim_wrapper = dict(optimizer=dict(lr=7e-4))

@@ -18,7 +18,6 @@ _base_ = [
     '../_base_/models/upernet_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
@@ -26,6 +25,5 @@ model = dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(
-            type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_300e/epoch_300.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_300e/epoch_300.pth')))
 optim_wrapper = dict(optimizer=dict(lr=7e-4))

@@ -23,26 +23,34 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
-load_from = 'work_dirs/finetune_in1k_100e/epoch_100.pth'
 model = dict(backbone=dict(img_size=384))
+load_from = 'work_dirs/finetune_in1k_100e/epoch_100.pth'
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].size = 384  # RandomResizedCrop
-test_pipeline = _base_.test_pipeline
-test_pipeline[1].scale = 384  # ResizeEdge: the whole height or width
-test_pipeline[2].crop_size = 384  # CenterCrop
-train_dataloader = dict(
-    batch_size=32,
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=384),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[124, 116, 104], interpolation='bicubic')),
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
+test_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='ResizeEdge', scale=384, edge='short', backend='pillow', interpolation='bicubic'),
+    dict(type='CenterCrop', crop_size=384),
+    dict(type='PackInputs'),
+]
+train_dataloader = dict(batch_size=32,
     sampler=dict(_delete_=True, type='beit_mm.RepeatedAugmentationSampler', num_repeats=3),
-    dataset=dict(pipeline=train_pipeline),
-)
+    dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
 
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=1.0), optimizer=dict(lr=5e-6, weight_decay=1e-8))
+optim_wrapper = dict(
+    paramwise_cfg=dict(layer_decay_rate=1.0), optimizer=dict(lr=5e-6, weight_decay=1e-8))
 auto_scale_lr = dict(base_batch_size=512)
 train_cfg = dict(max_epochs=10, val_interval=1)
 param_scheduler = [dict(type='LinearLR', start_factor=0.2, begin=0, end=5, convert_to_iter_based=True)]

@@ -22,29 +22,32 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 model = dict(
     data_preprocessor=dict(num_classes=100),
     backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')),
-    head=dict(num_classes=100),
-)
+    head=dict(num_classes=100))
 
 train_pipeline = [
-    *_base_.train_pipeline[:3],  # without RandomErasing
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[124, 116, 104], interpolation='bicubic')),
     dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),
 ]
 train_dataloader = dict(
     batch_size=64,
     sampler=dict(_delete_=True, type='beit_mm.RepeatedAugmentationSampler', num_repeats=3),
-    dataset=dict(data_root='data/cifar100/train', pipeline=train_pipeline),
-)
+    dataset=dict(data_root='data/cifar100/train', pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(data_root='data/cifar100/val'))
 test_dataloader = val_dataloader
 
 optim_wrapper = dict(optimizer=dict(weight_decay=0.3))
 auto_scale_lr = dict(base_batch_size=512)
 train_cfg = dict(max_epochs=150, val_interval=10)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].end = 150  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=2.5e-4, begin=20, end=150, convert_to_iter_based=True),
+]

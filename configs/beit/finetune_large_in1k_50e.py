@@ -20,23 +20,18 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 model = dict(
     backbone=dict(
         arch='large',
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_800e/epoch_800.pth'),
-    ),
-    head=dict(in_channels=1024),
-)
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_800e/epoch_800.pth')),
+    head=dict(in_channels=1024))
 train_dataloader = dict(batch_size=64)
 optim_wrapper = dict(
-    accumulative_counts=2,
-    paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(lr=2e-3),
-)
+    accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=2e-3))
 train_cfg = dict(max_epochs=50)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=50, eta_min_ratio=5e-4)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=5e-4, begin=5, end=50, convert_to_iter_based=True),
+]

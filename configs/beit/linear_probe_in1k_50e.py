@@ -20,23 +20,14 @@ Differs: the released code classifies the class token beside the mean and runs 1
          Which pretraining the paper probes it does not say; that it is the 800 epochs of the main table is inferred.
 """
 _base_ = [
+    '../_base_/models/linear_probe_base.py',
     '../_base_/datasets/finetune_in1k.py',
-    '../_base_/default_runtime.py',
+    '../_base_/schedules/linear_probe_adamw_bs1024_50e.py',
 ]
 
 model = dict(
-    type='beit_mm.LinearProbe',
-    data_preprocessor=dict(
-        type='ClsDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375]),
-    backbone=dict(
-        type='beit_mm.BEiTBackbone',
-        arch='base',
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')),
-    layers=8,  # from 0
-    feature='mean',
-    num_classes=1000)
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')),
+    layers=8)  # from 0
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
@@ -47,14 +38,3 @@ train_pipeline = [
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')
 test_evaluator = val_evaluator
-
-optim_wrapper = dict(
-    type='beit_mm.AutocastOptimWrapper',
-    dtype='bfloat16',
-    optimizer=dict(
-        type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4, fused=True))
-auto_scale_lr = dict(base_batch_size=1024)
-train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=50, val_interval=5)
-val_cfg = dict()
-test_cfg = dict()
-param_scheduler = [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50)]

@@ -12,10 +12,24 @@ Time:    about 2.8 times linear_probe_in1k_50e.py
 Shorter: linear_probe_in1k_50e.py
 Differs: from linear_probe_in1k_50e.py in the model and the block
 """
-_base_ = './linear_probe_in1k_50e.py'
+_base_ = [
+    '../_base_/models/linear_probe_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/linear_probe_adamw_bs1024_50e.py',
+]
 
 model = dict(
     backbone=dict(
         arch='large',
-        init_cfg=dict(checkpoint='work_dirs/pretrain_large_800e/epoch_800.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_800e/epoch_800.pth')),
     layers=13)  # from 0
+
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bilinear'),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(type='PackInputs', meta_keys=('img_path', 'unreadable')),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_evaluator = dict(_delete_=True, type='beit_mm.LayerAccuracy')
+test_evaluator = val_evaluator

@@ -21,5 +21,4 @@ _base_ = [
     '../_base_/models/mim_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/pretrain_runtime.py',
 ]

@@ -21,9 +21,10 @@ _base_ = [
     '../_base_/models/mim_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/pretrain_runtime.py',
 ]
 
 train_cfg = dict(max_epochs=800)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].end = 800  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=800, convert_to_iter_based=True),
+]

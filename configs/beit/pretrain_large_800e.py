@@ -15,7 +15,16 @@ Differs: from pretrain_800e.py in the model and in the gradient clip, 1.0 instea
          hyperparameters). Color jitter after the crop and bfloat16, as there. No large checkpoint of this recipe was
          released.
 """
-_base_ = './pretrain_800e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(backbone=dict(arch='large'), head=dict(embed_dims=1024))
 optim_wrapper = dict(clip_grad=dict(max_norm=1.0))
+train_cfg = dict(max_epochs=800)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=800, convert_to_iter_based=True),
+]

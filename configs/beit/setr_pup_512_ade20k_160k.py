@@ -25,9 +25,7 @@ _base_ = [
     '../_base_/models/setr_pup_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
-    backbone=dict(
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')))
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')))

@@ -15,12 +15,7 @@ Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from setr_pup_512_ade20k_160k.py in the weights it starts from. The paper gives no settings of its own for this
          row.
 """
-_base_ = [
-    '../_base_/models/setr_pup_base.py',
-    '../_base_/datasets/ade20k_512.py',
-    '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
-]
+_base_ = './setr_pup_512_ade20k_160k.py'
 
 model = dict(
     backbone=dict(

@@ -16,7 +16,13 @@ Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from setr_pup_512_ade20k_160k.py, which has SETR's own four heads, in the auxiliary heads. They are on the
          outputs of blocks 5, 8 and 10, without one on the last, and their logits come at the size of the image.
 """
-_base_ = './setr_pup_512_ade20k_160k.py'
+_base_ = [
+    '../_base_/models/setr_pup_base.py',
+    '../_base_/datasets/ade20k_512.py',
+    '../_base_/schedules/segment_adamw_bs16_160k.py',
+]
 
 model = dict(
-    auxiliary_head=[dict(head, num_convs=2) for head in _base_.model.auxiliary_head[:3]])
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_800e/epoch_800.pth')),
+    auxiliary_head=[
+        dict(head, num_convs=2) for head in _base_.model.auxiliary_head if head['in_index'] < 3])  # noqa: F821

@@ -22,10 +22,8 @@ _base_ = [
     '../_base_/models/upernet_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
-    backbone=dict(
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_300e/epoch_300.pth')))
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_300e/epoch_300.pth')))
 optim_wrapper = dict(optimizer=dict(lr=7e-4))

@@ -22,7 +22,11 @@ Differs: the paper says that both tasks are trained together, for 300 epochs, an
          of DINO, the other crops, head, temperature and momentum, is as in pretrain_dino_400e.py, in bfloat16 and with
          its Gaussian blur; optimizer, rate, weight decay and clipping are BEiT's (beit/pretrain_300e.py)
 """
-_base_ = '../beit/pretrain_300e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(
     type='beit_mm.DINOPretrainer',
@@ -35,15 +39,13 @@ custom_hooks = [
     dict(type='beit_mm.DINOHook', momentum=0.996, temperature=(0.04, 0.07), warmup_epochs=50, freeze_last_layer=3),
 ]
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = (0.25, 1.0)
-train_pipeline.insert(
-    4,
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=112, scale=(0.25, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75),
     dict(
-        type='beit_mm.MultiCrop',
-        size=224,
-        scale=(0.25, 1.0),
-        local_size=96,
-        local_scale=(0.05, 0.25),
-        num_local=10))
+        type='beit_mm.MultiCrop', size=224, scale=(0.25, 1.0), local_size=96, local_scale=(0.05, 0.25), num_local=10),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))

@@ -23,8 +23,7 @@ Differs: from the original (facebookresearch/dino, the arguments of its released
 """
 _base_ = [
     '../_base_/models/mim_base.py',
-    '../_base_/datasets/in1k.py',
-    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+    '../_base_/datasets/mim_in1k.py',
     '../_base_/default_runtime.py',
 ]
 
@@ -42,16 +41,10 @@ custom_hooks = [
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),
     dict(
-        type='beit_mm.MultiCrop',
-        size=224,
-        scale=(0.25, 1.0),
-        local_size=96,
-        local_scale=(0.05, 0.25),
-        num_local=10),
+        type='beit_mm.MultiCrop', size=224, scale=(0.25, 1.0), local_size=96, local_scale=(0.05, 0.25), num_local=10),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(
-    batch_size=64, dataset=dict(type='beit_mm.UnlabeledImages', pipeline=train_pipeline))
+train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None
 val_cfg = None
@@ -59,9 +52,15 @@ test_dataloader = None
 test_evaluator = None
 test_cfg = None
 
-optim_wrapper = dict(optimizer=dict(lr=3e-3, weight_decay=0.04))  # 7.5e-4 for 256 images
+optim_wrapper = dict(
+    type='beit_mm.AutocastOptimWrapper',
+    dtype='bfloat16',
+    constructor='beit_mm.BEiTOptimWrapperConstructor',
+    optimizer=dict(  # 7.5e-4 for 256 images
+        type='AdamW', lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.04, fused=True),
+    clip_grad=dict(max_norm=3.0))
 auto_scale_lr = dict(base_batch_size=1024)
-train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=400)
+train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=400)
 param_scheduler = [
     # From 0 (mmengine refuses a factor of exactly 0) to the peak at the last step of epoch 10.
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),

@@ -20,24 +20,35 @@ Differs: from the released command in bfloat16 instead of float16. The norm afte
          head of 21841 classes does not. No mixup, no cutmix, almost no weight decay, as there.
 """
 _base_ = [
-    '../_base_/models/finetune_plus_base.py',
+    '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 model = dict(
-    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')),
-    train_cfg=None,  # no mixup, no cutmix
-)
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
+    backbone=dict(
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')),
+    train_cfg=None)  # no mixup, no cutmix
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[2].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
 train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
 
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85), optimizer=dict(lr=2e-5, weight_decay=1e-8))
 auto_scale_lr = dict(base_batch_size=512)
 train_cfg = dict(max_epochs=30)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=30, eta_min_ratio=0.05)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=0.05, begin=5, end=30, convert_to_iter_based=True),
+]

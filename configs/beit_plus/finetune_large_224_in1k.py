@@ -16,14 +16,40 @@ Time:    about 3.5 times finetune_224_in1k.py (370 against 105 GFLOP an image)
 Shorter: finetune_224_in1k.py
 Differs: from finetune_224_in1k.py in the model, in layer decay and stochastic depth
 """
-_base_ = './finetune_224_in1k.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 model = dict(
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
         arch='large',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.4,
-        init_cfg=dict(checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
-    head=dict(in_channels=1024))
-train_dataloader = dict(batch_size=32)
-optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.9))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+    head=dict(in_channels=1024),
+    train_cfg=None)  # no mixup, no cutmix
+
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
+train_dataloader = dict(batch_size=32, dataset=dict(pipeline=train_pipeline))
+
+optim_wrapper = dict(
+    accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.9), optimizer=dict(lr=2e-5, weight_decay=1e-8))
+auto_scale_lr = dict(base_batch_size=512)
+train_cfg = dict(max_epochs=30)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=0.05, begin=5, end=30, convert_to_iter_based=True),
+]

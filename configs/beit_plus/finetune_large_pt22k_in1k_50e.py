@@ -17,24 +17,37 @@ Differs: from the released command in bfloat16 instead of float16, and in the pa
          drawn (there: the batch in reverse). lr 1e-3 and stochastic depth 0.2 are the released command's; the paper's
          table has 2e-3 to 5e-3 and 0.1 (beit/finetune_large_in1k_50e.py).
 """
-_base_ = './finetune_pt22k_in1k_100e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 model = dict(
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
         arch='large',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.2,
-        init_cfg=dict(checkpoint='work_dirs/pretrain_large_in22k_150e/epoch_150.pth'),
-    ),
-    head=dict(in_channels=1024),
-)
-train_dataloader = dict(batch_size=64)
-optim_wrapper = dict(
-    accumulative_counts=2,
-    paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(lr=1e-3),
-)
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_in22k_150e/epoch_150.pth')),
+    head=dict(in_channels=1024))
+
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
+train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
+
+optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=1e-3))
 train_cfg = dict(max_epochs=50)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=50, eta_min_ratio=1e-3)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-3, begin=5, end=50, convert_to_iter_based=True),
+]

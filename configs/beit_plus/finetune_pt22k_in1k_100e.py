@@ -19,14 +19,26 @@ Differs: from the released command in bfloat16 instead of float16, and in the pa
          pretraining.
 """
 _base_ = [
-    '../_base_/models/finetune_plus_base.py',
+    '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
-model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')))
+model = dict(
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
+    backbone=dict(
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')))
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[2].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))

@@ -18,24 +18,32 @@ Differs: from the released command in having no gradient clip: that names 3.0, b
          instead of float16. No accuracy while training, as there: ImageNet-22K has no validation images.
 """
 _base_ = [
-    '../_base_/models/finetune_plus_base.py',
+    '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 model = dict(
-    data_preprocessor=dict(num_classes=21841),
+    data_preprocessor=dict(
+        num_classes=21841, mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth'),
-    ),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')),
     head=dict(num_classes=21841),
-    train_cfg=None,  # no mixup, no cutmix
-)
+    train_cfg=None)  # no mixup, no cutmix
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[2].hparams.pad_val = [128, 128, 128]  # RandAugment fills with the mean of this pretraining
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
 train_dataloader = dict(batch_size=256, dataset=dict(data_root='data/imagenet22k/train', pipeline=train_pipeline))
 val_dataloader = None
 val_evaluator = None
@@ -47,6 +55,7 @@ test_cfg = None
 optim_wrapper = dict(optimizer=dict(lr=3e-3))
 auto_scale_lr = dict(base_batch_size=4096)
 train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=90, eta_min_ratio=1e-6 / 3e-3)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-6 / 3e-3, begin=5, end=90, convert_to_iter_based=True),
+]

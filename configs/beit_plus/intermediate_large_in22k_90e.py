@@ -18,22 +18,46 @@ Shorter: intermediate_in22k_90e.py
 Differs: from intermediate_in22k_90e.py in the model, in layer decay, batch and lr. The clip of 1.0 that the released
          command names is ignored there, and left out here.
 """
-_base_ = './intermediate_in22k_90e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 model = dict(
+    data_preprocessor=dict(
+        num_classes=21841, mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
         arch='large',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
-        init_cfg=dict(checkpoint='work_dirs/pretrain_large_in22k_150e/epoch_150.pth'),
-    ),
-    head=dict(in_channels=1024),
-)
-train_dataloader = dict(batch_size=64)
-optim_wrapper = dict(
-    accumulative_counts=2,
-    paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(lr=2e-3),
-)
+        drop_path_rate=0.2,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_in22k_150e/epoch_150.pth')),
+    head=dict(num_classes=21841, in_channels=1024),
+    train_cfg=None)  # no mixup, no cutmix
+
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.RandomResizedCrop', size=224),
+    dict(
+        type='beit_mm.RandAugment', policies='timm_increasing', num_policies=2, total_level=10, magnitude_level=9,
+        magnitude_std=0.5, hparams=dict(pad_val=[128, 128, 128], interpolation='bicubic')),  # its own mean
+    dict(type='beit_mm.RandomErasing', prob=0.25),
+    dict(type='PackInputs', meta_keys=('img_path', 'erase_box', 'unreadable')),
+]
+train_dataloader = dict(batch_size=64, dataset=dict(data_root='data/imagenet22k/train', pipeline=train_pipeline))
+val_dataloader = None
+val_evaluator = None
+val_cfg = None
+test_dataloader = None
+test_evaluator = None
+test_cfg = None
+
+optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=2e-3))
 auto_scale_lr = dict(base_batch_size=2048)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].eta_min_ratio = 5e-4  # the cosine
+train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=5e-4, begin=5, end=90, convert_to_iter_based=True),
+]

@@ -23,10 +23,10 @@ Differs: from the paper's main model (beit/) in the architecture; this is what t
          jitter after the crop, not before it.
 """
 _base_ = [
-    '../_base_/models/mim_plus_base.py',
+    '../_base_/models/mim_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/pretrain_runtime.py',
 ]
 
 work_dir = 'work_dirs/beit_plus_pretrain_300e'  # not that of beit/pretrain_300e.py
+model = dict(backbone=dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1))

@@ -16,13 +16,14 @@ Differs: from the released command in bfloat16 instead of float16, and in colour
          steps, must change.
 """
 _base_ = [
-    '../_base_/models/mim_plus_base.py',
+    '../_base_/models/mim_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/pretrain_runtime.py',
 ]
 
-model = dict(data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]))
+model = dict(
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
+    backbone=dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1))
 train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
 
 train_cfg = dict(max_epochs=150, val_interval=5)

@@ -14,8 +14,22 @@ Shorter: pretrain_in22k_150e.py
 Differs: from pretrain_in22k_150e.py in the model, LayerScale from 1e-5, and the gradient clip of 1.0 that the paper
          gives for large models; jitter and precision as there
 """
-_base_ = './pretrain_in22k_150e.py'
+_base_ = [
+    '../_base_/models/mim_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 model = dict(
-    backbone=dict(arch='large', layer_scale_init=1e-5), head=dict(embed_dims=1024))
+    data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
+    backbone=dict(
+        arch='large', abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=1e-5),
+    head=dict(embed_dims=1024))
+train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
+
 optim_wrapper = dict(clip_grad=dict(max_norm=1.0))
+train_cfg = dict(max_epochs=150, val_interval=5)
+param_scheduler = [  # in steps: from 0 to the peak at step 9,999, down to the end of the run
+    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=10000),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=10000, end=1039800),
+]

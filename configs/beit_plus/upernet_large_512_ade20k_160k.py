@@ -21,7 +21,6 @@ _base_ = [
     '../_base_/models/upernet_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
@@ -32,8 +31,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024))

@@ -28,9 +28,8 @@ Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py 
 """
 _base_ = [
     '../_base_/models/upernet_base.py',
-    '../_base_/datasets/ade20k_640.py',
+    '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
@@ -43,17 +42,41 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024),
     test_cfg=dict(crop_size=(640, 640), stride=(426, 426)))
-train_dataloader = dict(batch_size=1)
+
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='RandomResize', scale=(2560, 640), ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type='RandomCrop', crop_size=(640, 640), cat_max_ratio=0.75),
+    dict(type='RandomFlip', prob=0.5),
+    dict(type='PhotoMetricDistortion'),
+    dict(
+        type='PackSegInputs',
+        meta_keys=('img_path', 'seg_map_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip',
+                   'flip_direction', 'reduce_zero_label', 'unreadable')),
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile', _scope_='beit_mm'),
+    dict(type='Resize', scale=(2560, 640), keep_ratio=True),
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='PackSegInputs'),
+]
+tta_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.LoadAnnotation'),
+    dict(type='beit_mm.MultiScaleViews', short_side=640, crop_size=(640, 640)),
+]
+train_dataloader = dict(batch_size=1, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
+test_dataloader = val_dataloader
+
 optim_wrapper = dict(
-    accumulative_counts=2,
-    paramwise_cfg=dict(layer_decay_rate=0.95),
-    optimizer=dict(lr=2e-5))
+    accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.95), optimizer=dict(lr=2e-5))
 train_cfg = dict(max_iters=320000, val_interval=32000)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=3001),

@@ -25,7 +25,6 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 work_dir = 'work_dirs/beit_v2_finetune_after_in22k_in1k_30e'
@@ -36,9 +35,11 @@ model = dict(
         layer_scale_init=0.1,
         drop_path_rate=0.1,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth')),
-    train_cfg=None,  # no mixup, no cutmix
-)
+    train_cfg=None)  # no mixup, no cutmix
+
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=5e-5))
 train_cfg = dict(max_epochs=30)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].update(end=30, eta_min_ratio=0.02)  # the cosine: to 1e-6
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=0.02, begin=20, end=30, convert_to_iter_based=True),
+]

@@ -19,10 +19,9 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_finetune_in1k_100e'  # not that of beit/finetune_in1k_100e.py
+work_dir = 'work_dirs/beit_v2_finetune_in1k_100e'
 model = dict(
     backbone=dict(
         abs_pos_embed=False,
@@ -30,6 +29,9 @@ model = dict(
         layer_scale_init=0.1,
         drop_path_rate=0.2,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_1600e/epoch_1600.pth')))
+
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.6), optimizer=dict(lr=5e-4))
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].eta_min_ratio = 2e-3  # the cosine: to 1e-6
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=2e-3, begin=20, end=100, convert_to_iter_based=True),
+]

@@ -15,18 +15,27 @@ Time:    as beit/finetune_large_in1k_50e.py
 Shorter: finetune_in1k_100e.py
 Differs: from finetune_in1k_100e.py in the model, rate, layer decay and length, as the released command
 """
-_base_ = './finetune_in1k_100e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 work_dir = 'work_dirs/beit_v2_finetune_large_in1k_50e'
 model = dict(
     backbone=dict(
         arch='large',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
-        init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
+        drop_path_rate=0.2,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
     head=dict(in_channels=1024))
 train_dataloader = dict(batch_size=64)
+
 optim_wrapper = dict(accumulative_counts=2, paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-4))
 train_cfg = dict(max_epochs=50)
-param_scheduler = _base_.param_scheduler
-param_scheduler[0].end = 5  # the warm-up
-param_scheduler[1].update(begin=5, end=50, eta_min_ratio=5e-3)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=5e-3, begin=5, end=50, convert_to_iter_based=True),
+]

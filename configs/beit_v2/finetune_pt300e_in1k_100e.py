@@ -15,10 +15,23 @@ Time:    as beit/finetune_in1k_100e.py
 Shorter: --cfg-options train_cfg.max_epochs=50 param_scheduler.1.end=50
 Differs: from finetune_in1k_100e.py in layer decay and stochastic depth, as the released command
 """
-_base_ = './finetune_in1k_100e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 work_dir = 'work_dirs/beit_v2_finetune_pt300e_in1k_100e'
 model = dict(
     backbone=dict(
-        drop_path_rate=0.1, init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_300e/epoch_300.pth')))
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.65))
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        drop_path_rate=0.1,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_300e/epoch_300.pth')))
+
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.65), optimizer=dict(lr=5e-4))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=2e-3, begin=20, end=100, convert_to_iter_based=True),
+]

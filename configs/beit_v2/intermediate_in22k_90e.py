@@ -20,18 +20,17 @@ _base_ = [
     '../_base_/models/finetune_base.py',
     '../_base_/datasets/finetune_in1k.py',
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
-    '../_base_/default_runtime.py',
 ]
 
 work_dir = 'work_dirs/beit_v2_intermediate_in22k_90e'
 model = dict(
+    data_preprocessor=dict(num_classes=21841),
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
         drop_path_rate=0.1,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_1600e/epoch_1600.pth')),
-    data_preprocessor=dict(num_classes=21841),
     head=dict(num_classes=21841))
 train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
 val_dataloader = None
@@ -44,5 +43,7 @@ test_cfg = None
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=6e-4))
 auto_scale_lr = dict(base_batch_size=4096)
 train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].update(end=90, eta_min_ratio=1e-6 / 6e-4)  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-6 / 6e-4, begin=20, end=90, convert_to_iter_based=True),
+]

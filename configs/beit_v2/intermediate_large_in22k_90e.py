@@ -15,13 +15,35 @@ Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 Shorter: intermediate_in22k_90e.py
 Differs: from intermediate_in22k_90e.py in the model and in stochastic depth, as the released command
 """
-_base_ = './intermediate_in22k_90e.py'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/finetune_in1k.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 work_dir = 'work_dirs/beit_v2_intermediate_large_in22k_90e'
 model = dict(
+    data_preprocessor=dict(num_classes=21841),
     backbone=dict(
         arch='large',
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.2,
-        init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
-    head=dict(in_channels=1024))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
+    head=dict(num_classes=21841, in_channels=1024))
+train_dataloader = dict(dataset=dict(data_root='data/imagenet22k/train'))
+val_dataloader = None
+val_evaluator = None
+val_cfg = None
+test_dataloader = None
+test_evaluator = None
+test_cfg = None
+
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=6e-4))
+auto_scale_lr = dict(base_batch_size=4096)
+train_cfg = dict(_delete_=True, type='beit_mm.EpochLoop', max_epochs=90)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=20, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-6 / 6e-4, begin=20, end=90, convert_to_iter_based=True),
+]

@@ -21,21 +21,30 @@ _base_ = [
     '../_base_/models/mim_v2_base.py',
     '../_base_/datasets/mim_in1k.py',
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
-    '../_base_/pretrain_runtime.py',
 ]
 
 work_dir = 'work_dirs/beit_v2_pretrain_1600e'
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].update(second_size=None, scale=(0.2, 1.0))  # TwoViewRandomResizedCrop: one view for both networks
-train_pipeline[3].variant = 'exact'  # BlockwiseMask: always 75
-val_pipeline = _base_.val_pipeline
-val_pipeline[1].second_size = None  # TwoViewCenterCrop
-val_pipeline[2].variant = 'exact'  # BlockwiseMask
+# one view for both networks, and always 75 patches
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 
 train_cfg = dict(max_epochs=1600)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].end = 1600  # the cosine
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=1600, convert_to_iter_based=True),
+]

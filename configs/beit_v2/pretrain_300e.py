@@ -16,11 +16,31 @@ Shorter: --cfg-options train_cfg.max_epochs=100 param_scheduler.1.end=100
 Differs: from pretrain_1600e.py in length, in the second beta of 0.98 and in having no stochastic depth, as the released
          command; from that as pretrain_1600e.py
 """
-_base_ = './pretrain_1600e.py'
+_base_ = [
+    '../_base_/models/mim_v2_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
-work_dir = 'work_dirs/beit_v2_pretrain_300e'  # not that of beit/pretrain_300e.py
+work_dir = 'work_dirs/beit_v2_pretrain_300e'
 model = dict(backbone=dict(drop_path_rate=0.0))
+
+# one view for both networks, and always 75 patches
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+test_dataloader = val_dataloader
+
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.98)))
-train_cfg = dict(max_epochs=300)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].end = 300  # the cosine

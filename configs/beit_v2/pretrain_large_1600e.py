@@ -16,7 +16,38 @@ Shorter: pretrain_large_300e.py
 Differs: from pretrain_1600e.py in the model, LayerScale from 1e-5, and patches taken after block 21 of 24;
          from the released command as pretrain_1600e.py
 """
-_base_ = './pretrain_1600e.py'
+_base_ = [
+    '../_base_/models/mim_v2_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 work_dir = 'work_dirs/beit_v2_pretrain_large_1600e'
-model = dict(early_layers=21, backbone=dict(arch='large', layer_scale_init=1e-5), head=dict(embed_dims=1024))
+model = dict(
+    early_layers=21,
+    backbone=dict(arch='large', layer_scale_init=1e-5),
+    head=dict(embed_dims=1024))
+
+# one view for both networks, and always 75 patches
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+test_dataloader = val_dataloader
+
+train_cfg = dict(max_epochs=1600)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=1600, convert_to_iter_based=True),
+]

@@ -15,12 +15,34 @@ Shorter: pretrain_300e.py
 Differs: from pretrain_300e.py in the model, LayerScale from 1e-5, and patches taken after block 21 of 24;
          from the released command as pretrain_1600e.py
 """
-_base_ = './pretrain_1600e.py'
+_base_ = [
+    '../_base_/models/mim_v2_base.py',
+    '../_base_/datasets/mim_in1k.py',
+    '../_base_/schedules/mim_adamw_bs2048_300e.py',
+]
 
 work_dir = 'work_dirs/beit_v2_pretrain_large_300e'
 model = dict(
-    early_layers=21, backbone=dict(arch='large', layer_scale_init=1e-5, drop_path_rate=0.0), head=dict(embed_dims=1024))
+    early_layers=21,
+    backbone=dict(arch='large', layer_scale_init=1e-5, drop_path_rate=0.0),
+    head=dict(embed_dims=1024))
+
+# one view for both networks, and always 75 patches
+train_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.2, 1.0)),
+    dict(type='beit_mm.TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+val_pipeline = [
+    dict(type='beit_mm.LoadImage'),
+    dict(type='beit_mm.TwoViewCenterCrop', size=224, second_size=None),
+    dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75, variant='exact'),
+    dict(type='beit_mm.PackViews'),
+]
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
+test_dataloader = val_dataloader
+
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.98)))
-train_cfg = dict(max_epochs=300)
-param_scheduler = _base_.param_scheduler
-param_scheduler[1].end = 300  # the cosine

@@ -21,10 +21,9 @@ _base_ = [
     '../_base_/models/upernet_base.py',
     '../_base_/datasets/ade20k_512.py',
     '../_base_/schedules/segment_adamw_bs16_160k.py',
-    '../_base_/segmentation_runtime.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_upernet_512_ade20k_160k'  # not that of beit/upernet_512_ade20k_160k.py
+work_dir = 'work_dirs/beit_v2_upernet_512_ade20k_160k'
 model = dict(
     backbone=dict(
         abs_pos_embed=False,

@@ -16,8 +16,18 @@ Time:    as beit/upernet_512_ade20k_160k.py
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from upernet_512_ade20k_160k.py in layer decay, as the released ..._160k_21ktoade20k.py
 """
-_base_ = './upernet_512_ade20k_160k.py'
+_base_ = [
+    '../_base_/models/upernet_base.py',
+    '../_base_/datasets/ade20k_512.py',
+    '../_base_/schedules/segment_adamw_bs16_160k.py',
+]
 
 work_dir = 'work_dirs/beit_v2_upernet_512_ade20k_160k_after_in22k'
-model = dict(backbone=dict(init_cfg=dict(checkpoint='work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth')))
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85))
+model = dict(
+    backbone=dict(
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
+        layer_scale_init=0.1,
+        drop_path_rate=0.15,
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth')))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85), optimizer=dict(lr=5e-5))

@@ -16,16 +16,22 @@ Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from upernet_512_ade20k_160k.py in the model, rate and layer decay, as the released
          upernet_beit_large_24_512_slide_160k_ade20k.py
 """
-_base_ = './upernet_512_ade20k_160k.py'
+_base_ = [
+    '../_base_/models/upernet_base.py',
+    '../_base_/datasets/ade20k_512.py',
+    '../_base_/schedules/segment_adamw_bs16_160k.py',
+]
 
 work_dir = 'work_dirs/beit_v2_upernet_large_512_ade20k_160k'
 model = dict(
     backbone=dict(
         arch='large',
         out_indices=(7, 11, 15, 23),
+        abs_pos_embed=False,
+        rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024))

@@ -13,17 +13,22 @@ Differs: from finetune_folder.py in reading six bands, so that OpenCV resizes in
          in size (48 pixels, 4 blocks, width 96), in crops of at least 60 % of an image, batch and
          length
 """
-_base_ = ['./finetune_folder.py', '../_base_/datasets/demo_bands.py']
-data_root = 'data/bands'
+_base_ = [
+    '../_base_/models/finetune_base.py',
+    '../_base_/datasets/demo_bands.py',
+    '../_base_/schedules/finetune_adamw_bs1024_100e.py',
+]
 
 model = dict(
     data_preprocessor=dict(num_classes=8, mean=_base_.mean, std=_base_.std),
     backbone=dict(
-        arch=dict(embed_dims=96, num_layers=4, num_heads=4),
+        arch=dict(_delete_=True, embed_dims=96, num_layers=4, num_heads=4),
         in_channels=6,
         img_size=48,
+        patch_size=8,
         init_cfg=dict(type='Pretrained', checkpoint='work_dirs/bands_pretrain/iter_2000.pth')),
-    head=dict(num_classes=8, in_channels=96))
+    head=dict(num_classes=8, in_channels=96),
+    train_cfg=None)  # no mixup, no cutmix
 
 train_pipeline = [
     dict(type='beit_mm.LoadBands', low=_base_.low, high=_base_.high),
@@ -45,21 +50,18 @@ test_pipeline = [
 ]
 train_dataloader = dict(
     batch_size=32,
-    dataset=dict(data_root=data_root, ann_file='meta/few_labels.txt', pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=test_pipeline))
+    dataset=dict(type='beit_mm.ImageFolder', ann_file='meta/few_labels.txt', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=test_pipeline))
 test_dataloader = val_dataloader
+val_evaluator = dict(type='Accuracy', topk=1)
+test_evaluator = val_evaluator
 
-optim_wrapper = dict(optimizer=dict(lr=2e-3))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-3))
+auto_scale_lr = dict(base_batch_size=32)
 train_cfg = dict(max_epochs=60, val_interval=20)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
     dict(
-        type='CosineAnnealingLR',
-        eta_min_ratio=5e-4,
-        begin=10,
-        end=60,
-        T_max=50,
-        convert_to_iter_based=True),
+        type='CosineAnnealingLR', eta_min_ratio=5e-4, begin=10, end=60, T_max=50, convert_to_iter_based=True),
 ]
-auto_scale_lr = dict(base_batch_size=32)
-default_hooks = dict(checkpoint=dict(interval=20))
+default_hooks = dict(checkpoint=dict(interval=20, max_keep_ckpts=2))

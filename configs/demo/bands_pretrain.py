@@ -9,8 +9,11 @@ Expect:  docs/data.md
 Differs: from pretrain.py in reading six bands, without colour jitter; in size (4 blocks, width 96, 14 of 36 patches
          masked; tokens of 4 x 4 pixels), batch, length, and in its pictures, which show bands 4 to 6
 """
-_base_ = ['./pretrain.py', '../_base_/datasets/demo_bands.py']
-data_root = 'data/bands'
+_base_ = [
+    '../_base_/models/demo_mim.py',
+    '../_base_/datasets/demo_bands.py',
+    '../_base_/schedules/demo_mim_7k.py',
+]
 
 model = dict(
     data_preprocessor=dict(mean=_base_.mean, std=_base_.std),
@@ -32,13 +35,13 @@ val_pipeline = [
     dict(type='beit_mm.BlockwiseMask', grid=(6, 6), num_masked=14, min_block=4),
     dict(type='beit_mm.PackViews'),
 ]
-train_dataloader = dict(batch_size=32, dataset=dict(data_root=data_root, pipeline=train_pipeline))
-val_dataloader = dict(dataset=dict(data_root=data_root, pipeline=val_pipeline))
+train_dataloader = dict(batch_size=32, dataset=dict(type='beit_mm.UnlabeledImages', pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(type='beit_mm.UnlabeledImages', pipeline=val_pipeline))
 test_dataloader = val_dataloader
-custom_hooks = [
-    *[hook for hook in _base_.custom_hooks if hook['type'] != 'beit_mm.ReconstructionHook'],  # draws bands 1 to 3
-    dict(type='beit_mm.ReconstructionHook', channels=[3, 4, 5]),
-]
+val_evaluator = dict(type='beit_mm.MIMMetric')
+test_evaluator = val_evaluator
+# draws bands 4 to 6, not 1 to 3
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook', channels=[3, 4, 5])]
 
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.999)))
 param_scheduler = [

@@ -13,7 +13,24 @@ Batch:   1 process x 8 images, lr 6e-3
 Differs: from segment_upernet.py in the data, as a pattern for folders and classes of your own, and in length: 600
          steps, 13 times through the 367 frames
 """
-_base_ = './segment_upernet.py'
+_base_ = [
+    '../_base_/models/upernet_base.py',
+    '../_base_/datasets/demo_segmentation.py',
+    '../_base_/schedules/segment_adamw_bs16_160k.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=(128, 128)),
+    backbone=dict(
+        arch=dict(_delete_=True, embed_dims=128, num_layers=5, num_heads=4),
+        img_size=128,
+        patch_size=8,
+        out_indices=(1, 2, 3, 4),
+        init_cfg=dict(type='Pretrained', checkpoint='demo')),
+    neck=dict(embed_dim=128, rescales=[2, 1, 0.5, 0.25]),
+    decode_head=dict(in_channels=[128, 128, 128, 128], channels=64, num_classes=11),
+    auxiliary_head=dict(in_channels=128, channels=64, num_classes=11),
+    test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
 
 folder = dict(data_root='data/camvid', classes='classes.txt', reduce_zero_label=True)
 training = dict(img_path='images/training', seg_map_path='annotations/training')
@@ -21,12 +38,13 @@ validation = dict(img_path='images/validation', seg_map_path='annotations/valida
 train_dataloader = dict(dataset=dict(folder, data_prefix=training))
 val_dataloader = dict(dataset=dict(folder, data_prefix=validation))
 test_dataloader = val_dataloader
-model = dict(
-    decode_head=dict(num_classes=11),
-    auxiliary_head=dict(num_classes=11))
 
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=6e-3))
+auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=600, val_interval=600)
+# mmengine's schedulers arrive at their last factor one step before `end`
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=61),
     dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=601),
 ]
+default_hooks = dict(checkpoint=dict(interval=100, max_keep_ckpts=2))

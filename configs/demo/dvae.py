@@ -10,7 +10,7 @@ Steps:   3,000, five minutes of one CPU core with bfloat16
 Expect:  on held-out images of Caltech-101 at 96 pixels recon_mae_01 0.062 from tokens, 0.060 from probabilities
 Differs: from ../dvae/discrete_vae_8k_in1k.py in size, schedule and learning rate; the temperature ends at 1/8
 """
-_base_ = ['../_base_/datasets/demo_images.py', '../_base_/pretrain_runtime.py']
+_base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -54,7 +54,10 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=3000, T_max=2950, eta_min=4e-5),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3000, val_interval=1000)
+val_cfg = dict()
+test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=16)
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=100, max_keep_ckpts=2))
 log_processor = dict(by_epoch=False)
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]

@@ -12,30 +12,11 @@ Differs: from ../beit/pretrain_800e.py in size (58 of 12 x 12 patches masked in 
          pixels as patches, so that the second view is as large as the first), in crops of at least 30 % of an image,
          in beta2, and in having no stochastic depth
 """
-_base_ = ['../_base_/datasets/demo_images.py', '../_base_/pretrain_runtime.py']
-
-model = dict(
-    type='beit_mm.BEiTPretrainer',
-    data_preprocessor=dict(
-        type='beit_mm.TwoViewDataPreprocessor',
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375]),
-    backbone=dict(
-        type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=128, num_layers=5, num_heads=4),
-        img_size=96,
-        patch_size=8,
-        masked_input=True),
-    head=dict(type='beit_mm.BEiTMIMHead', embed_dims=128, vocab_size=1024),
-    target_generator=dict(
-        type='beit_mm.DiscreteVAE',
-        arch='conv',
-        hidden=48,
-        vocab_size=1024,
-        embed_dims=64,
-        num_levels=3,
-        bottleneck_blocks=2,
-        checkpoint='demo'))
+_base_ = [
+    '../_base_/models/demo_mim.py',
+    '../_base_/datasets/demo_images.py',
+    '../_base_/schedules/demo_mim_7k.py',
+]
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage', cache_bytes=2**30),
@@ -55,20 +36,4 @@ val_dataloader = dict(dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(type='beit_mm.MIMMetric')
 test_evaluator = val_evaluator
-
-optim_wrapper = dict(
-    type='beit_mm.AutocastOptimWrapper',
-    dtype='bfloat16',
-    constructor='beit_mm.BEiTOptimWrapperConstructor',
-    optimizer=dict(
-        type='AdamW', lr=2e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.05, fused=True),
-    clip_grad=dict(max_norm=3.0))
-param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=300),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=300, end=7000, T_max=6700, eta_min=1e-5),
-]
-train_cfg = dict(type='beit_mm.IterLoop', max_iters=7000, val_interval=1000)
-auto_scale_lr = dict(base_batch_size=64)
-default_hooks = dict(
-    logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=250, max_keep_ckpts=2))
-log_processor = dict(by_epoch=False)
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]

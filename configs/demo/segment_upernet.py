@@ -12,8 +12,9 @@ Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of ima
          1.5, in rate, warm-up and layer decay, and in no distortion of colours, with which a short run learns less
 """
 _base_ = [
-    '../_base_/models/upernet_base.py', '../_base_/demo_segmentation.py',
-    '../_base_/segmentation_runtime.py'
+    '../_base_/models/upernet_base.py',
+    '../_base_/datasets/demo_segmentation.py',
+    '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
 model = dict(
@@ -28,4 +29,13 @@ model = dict(
     decode_head=dict(in_channels=[128, 128, 128, 128], channels=64, num_classes=13),
     auxiliary_head=dict(in_channels=128, channels=64, num_classes=13),
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
+
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=6e-3))
+auto_scale_lr = dict(base_batch_size=8)
+train_cfg = dict(max_iters=300, val_interval=300)
+# mmengine's schedulers arrive at their last factor one step before `end`
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=31),
+    dict(type='PolyLR', power=1.0, eta_min=0, by_epoch=False, begin=0, end=301),
+]
 default_hooks = dict(checkpoint=dict(interval=100, max_keep_ckpts=2))

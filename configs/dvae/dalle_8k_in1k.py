@@ -19,7 +19,7 @@ Shorter: discrete_vae_8k_in1k.py
 Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least 40 % of
          the image, antialiased bicubic) and in float32 (theirs: mixed precision)
 """
-_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/pretrain_runtime.py']
+_base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -52,6 +52,10 @@ val_pipeline = [
 train_dataloader = dict(batch_size=32, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(batch_size=32, dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
+val_evaluator = dict(type='beit_mm.TokenizerMetric')
+test_evaluator = val_evaluator
+val_cfg = dict()
+test_cfg = dict()
 
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
@@ -65,6 +69,7 @@ param_scheduler = [
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3_000_000, val_interval=50_000)
 log_processor = dict(by_epoch=False)
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]
 # DALL-E averages its weights with a factor of 0.999 a step; the average is what checkpoints hold.
 default_hooks = dict(
     checkpoint=dict(by_epoch=False, interval=10_000),

@@ -22,7 +22,7 @@ Differs: the paper says no more than "based on DALLE-pytorch, 8K, ImageNet-1K wi
 Options: DALLE-pytorch's network, two residual blocks at the bottleneck, 16.67 M parameters, a fifth of the arithmetic:
          --cfg-options model.bottleneck_blocks=2
 """
-_base_ = ['../_base_/datasets/dvae_in1k.py', '../_base_/pretrain_runtime.py']
+_base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 
 model = dict(
     type='beit_mm.DiscreteVAE',
@@ -52,6 +52,10 @@ val_pipeline = [
 train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(batch_size=64, dataset=dict(pipeline=val_pipeline))
 test_dataloader = val_dataloader
+val_evaluator = dict(type='beit_mm.TokenizerMetric')
+test_evaluator = val_evaluator
+val_cfg = dict()
+test_cfg = dict()
 
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
@@ -66,4 +70,5 @@ param_scheduler = [
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=50_000, val_interval=5000)
 log_processor = dict(by_epoch=False)
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]
 default_hooks = dict(checkpoint=dict(by_epoch=False, interval=5000))

@@ -4,15 +4,15 @@ Moving average of the weights, which is then what is evaluated (released code: -
 --cfg-options default_hooks.ema.type=EMAHook default_hooks.ema.momentum=0.0001
 With accumulation its `interval` is accumulative_counts, because mmengine counts batches.
 """
+_base_ = '../default_runtime.py'
+
 optim_wrapper = dict(
     type='beit_mm.AutocastOptimWrapper',
     dtype='bfloat16',
     constructor='beit_mm.BEiTOptimWrapperConstructor',
     paramwise_cfg=dict(layer_decay_rate=0.65),
-    optimizer=dict(type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True),
-)
+    optimizer=dict(type='AdamW', lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05, fused=True))
 auto_scale_lr = dict(base_batch_size=1024)
-
 train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=100, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
