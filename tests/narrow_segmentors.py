@@ -43,43 +43,19 @@ def narrow_segmentor(
     variant: str = 'bias', head: str = 'beit_mm.EfficientUPerHead', bgr_to_rgb: bool = False, **test_cfg: object
 ) -> nn.Module:
     """A SlidingSegmentor of four blocks, windows of 64 pixels 43 apart, in evaluation mode."""
-    backbone = dict(
-        type='beit_mm.BEiTBackbone',
-        arch=dict(embed_dims=WIDTH, num_layers=4, num_heads=4),
-        img_size=CROP,
-        out_type='featmap',
-        **VARIANTS[variant],
+    backbone = {key: value for key, value in SEGMENTOR['backbone'].items() if key not in VARIANTS['bias']}
+    decode_head = dict(SEGMENTOR['decode_head'], type=head if '.' in head else f'mmseg.{head}')
+    parts = dict(
+        backbone=dict(backbone, **VARIANTS[variant]),
+        neck=dict(SEGMENTOR['neck'], type='mmseg.Feature2Pyramid'),
+        decode_head=decode_head,
+        data_preprocessor=dict(SEGMENTOR['data_preprocessor'], type='mmseg.SegDataPreProcessor', bgr_to_rgb=bgr_to_rgb),
+        test_cfg=ConfigDict(dict(SEGMENTOR['test_cfg'], **test_cfg)),
     )
-    norm = dict(type='BN')
-    common = dict(type=head, num_classes=CLASSES, norm_cfg=norm)
     if 'SETR' in head:
-        parts = dict(
-            backbone=backbone,
-            decode_head=dict(
-                common, in_channels=WIDTH, in_index=0, channels=16, num_convs=4, up_scale=2, dropout_ratio=0
-            ),
-        )
-    else:
-        parts = dict(
-            backbone=dict(backbone, out_indices=[0, 1, 2, 3]),
-            neck=dict(type='mmseg.Feature2Pyramid', embed_dim=WIDTH, norm_cfg=norm),
-            decode_head=dict(common, in_channels=[WIDTH] * 4, in_index=[0, 1, 2, 3], channels=WIDTH),
-        )
-    parts['decode_head']['type'] = head if '.' in head else f'mmseg.{head}'
-    model = MODELS.build(
-        dict(
-            type='beit_mm.SlidingSegmentor',
-            data_preprocessor=dict(
-                type='mmseg.SegDataPreProcessor', mean=[127.5] * 3, std=[127.5] * 3, bgr_to_rgb=bgr_to_rgb
-            ),
-            test_cfg=ConfigDict(
-                dict(
-                    dict(mode='slide', crop_size=(CROP, CROP), stride=(STRIDE, STRIDE), precision='float32'), **test_cfg
-                )
-            ),
-            **parts,
-        )
-    )
+        del parts['neck'], parts['backbone']['out_indices']
+        decode_head.update(in_channels=WIDTH, in_index=0, channels=16, num_convs=4, up_scale=2, dropout_ratio=0)
+    model = MODELS.build(dict(parts, type='beit_mm.SlidingSegmentor'))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -89,3 +65,11 @@ def narrow_segmentor(
                 scale = 0.5 if tensor.ndim < 2 or name.endswith('table') else tensor[0].numel() ** -0.5
                 tensor.normal_(0, scale, generator=generator)
     return model.eval()
+
+
+def every_class_wins(model: nn.Module) -> nn.Module:
+    """The segmentor with other biases, by which each class is the likeliest somewhere."""
+    with torch.no_grad():
+        logits = model(torch.randn(1, 3, CROP, CROP, generator=torch.Generator().manual_seed(0)))
+        model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
+    return model

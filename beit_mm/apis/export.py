@@ -65,7 +65,7 @@ def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> fl
     model = copy.deepcopy(model).cpu().float().eval()
     _resample_positions(model.backbone, size)
     if divisor:
-        model = WholeImage(model)
+        model = WholeImage(model).eval()
     channels = backbone.patch_embed.proj.in_channels
     images = torch.randn(3, channels, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
