@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT, refused, run_tool, tree
+from helpers import refused, run_tool, tree
 from PIL import Image, ImageOps
 
 from beit_mm.datasets.image_folder import list_images
@@ -98,17 +98,3 @@ def test_mistakes_are_one_line(source, tmp_path):
         with pytest.raises(SystemExit, match='2'):
             run_tool(f'datasets/{TOOL}.py', source, tmp_path / 'target', '--short-side', 48, option, wrong)
         assert not (tmp_path / 'target').exists()
-
-
-def test_progress_tells_rate_and_time_left(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / 'tools/datasets')
-    import _progress
-
-    clock = iter(range(100))
-    monkeypatch.setattr(_progress.time, 'monotonic', lambda: next(clock) * 5)  # seconds
-    assert list(_progress.track(range(6), total=1006, done=1000)) == list(range(6))
-    assert capsys.readouterr().err.splitlines() == [
-        '1,002 of 1,006 images, 0/s, 0:00:20 left',
-        '1,004 of 1,006 images, 0/s, 0:00:10 left',
-        '1,006 of 1,006 images, 0/s, 0:00:00 left',
-    ]

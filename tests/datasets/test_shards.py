@@ -332,4 +332,4 @@ def test_a_writer_leaves_what_is_not_its_own(root):
     refused('red/1.png: cannot be read as an image (No such file', 'make_shards', root / 'data/train', root / 'new')
     before.pop('data/train/red/1.png')
     assert tree(root) == before
-    refused('holds shards; name the folder of images', 'few_labels', root / 'shards', 1, root / 'list')
+    refused('holds shards; name the folder of images', 'sample_labels', root / 'shards', 1, root / 'list')

@@ -9,15 +9,11 @@ preprocessor.
 
 import argparse
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run
-
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, run
 
 SAMPLED = 10_000  # pixels of an image that its statistics are taken from
 
@@ -71,14 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path, help='of .tif and .npy files')
     parser.add_argument('--bands', type=int, nargs='+', metavar='BAND', help='bands to take, counted from 0')
-    parser.add_argument(
-        '--percentiles',
-        type=float,
-        nargs=2,
-        default=(1, 99),
-        metavar=('LOW', 'HIGH'),
-        help='of the values of a band that become 0 and 255 (default: 1 99)',
-    )
+    ends = 'of the values of a band that become 0 and 255 (default: 1 99)'
+    parser.add_argument('--percentiles', type=float, nargs=2, default=(1, 99), metavar=('LOW', 'HIGH'), help=ends)
     parser.add_argument('--num-images', type=int, default=200, help='drawn at random (default: %(default)s)')
     args = parser.parse_args()
     from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images

@@ -13,24 +13,28 @@ import argparse
 import io
 import os
 import re
-import sys
 import tarfile
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _archives import BLOCK
-from _archives import Member as TarMember
-from _cli import run
-from _progress import track
-
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, run, with_bar
 
 UNITS = dict(KB=10**3, MB=10**6, GB=10**9)
 CLASS = re.compile(rb'\s*(\d{1,6})\s*')
 MAX_CLASS = 32  # bytes of a .cls file
+
+
+class TarMember(tarfile.TarInfo):
+    """A member of an archive. tarfile takes a damaged header for the end of the archive; here it is an error."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> 'TarMember':
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(str(error)) from None
 
 
 class Member(NamedTuple):
@@ -64,8 +68,8 @@ class IndexWriter:
         self.shards += os.fsencode(archive.name) + b'\0'
         self.sizes.append(archive.stat().st_size)
 
-    def write(self, folder: Path) -> tuple[int, int]:
-        """Writes the index, which `image_folder.read_shards` reads, and returns how many images and classes there are.
+    def write(self, folder: Path) -> None:
+        """Writes the index, which `image_folder.read_shards` reads, and prints how many images and classes there are.
 
         It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards`,
         the names of the S archives; `sizes` (S,), their bytes; `names` of the N images; `shard`, `offset`, `length`
@@ -94,7 +98,8 @@ class IndexWriter:
 
         with atomic_file(folder / INDEX) as file:
             np.savez(file, **arrays)
-        return len(label), len(classes) or int(label.max()) + 1
+        number = len(classes) or int(label.max()) + 1
+        print(f'{folder}: {len(label):,} images of {number:,} classes in {len(self.sizes):,} archives')
 
 
 def size_of(text: str) -> int:
@@ -176,7 +181,7 @@ def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
             archive.members = []  # it would keep all headers
-            yield Member(name, archive.offset - -(-info.size // BLOCK) * BLOCK, info.size)
+            yield Member(name, archive.offset - -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, info.size)
             if archive.offset >= size:
                 return
 
@@ -205,14 +210,14 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
         done += len(members)
     (target / INDEX).unlink(missing_ok=True)  # until all is there again
     remove_leftovers(target)
-    names = track((paths[row] for row in range(done, len(paths))), len(paths), done)
+    names = with_bar((paths[row] for row in range(done, len(paths))), len(paths) - done)
     while done < len(paths):
         name = shard_name(number)
         with atomic_file(target / name) as file:
             members = list(write_shard(file, folder, names, size))
         index.add(target / name, members)
         done, number = done + len(members), number + 1
-    print_counts(target, number, *index.write(target))
+    index.write(target)
 
 
 def shard_name(number: int) -> str:
@@ -222,17 +227,11 @@ def shard_name(number: int) -> str:
 def index_shards(folder: Path) -> None:
     """Writes the index of the tar archives in a folder, in the order of their names."""
     index, archives = IndexWriter(), sorted(folder.glob('*.tar'))
-    for path in archives:
-        members = scan(path)
-        index.add(path, members)
-        print(f'{path}: {len(members):,} images', file=sys.stderr, flush=True)
+    for path in with_bar(archives, len(archives)):
+        index.add(path, scan(path))
     if not index.length:
         raise FileNotFoundError(f'no images in {folder}; expected uncompressed .tar archives with images')
-    print_counts(folder, len(archives), *index.write(folder))
-
-
-def print_counts(folder: Path, archives: int, images: int, classes: int) -> None:
-    print(f'{folder}: {images:,} images of {classes:,} classes in {archives:,} archives')
+    index.write(folder)
 
 
 def main() -> None:

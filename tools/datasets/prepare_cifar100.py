@@ -8,9 +8,10 @@ val/<class>/*.png (the 10,000 of its test set).
 
 import argparse
 import shutil
-import sys
 import tempfile
 from pathlib import Path
+
+from beit_mm.terminal import UserError, run
 
 
 def main() -> None:
@@ -21,12 +22,9 @@ def main() -> None:
     from torchvision.datasets import CIFAR100
     from torchvision.datasets.utils import check_integrity, extract_archive
 
-    # Its pickles could run a program: read none but the official ones.
-    if not check_integrity(args.source, CIFAR100.tgz_md5):
-        sys.exit(
-            f'error: {args.source} is missing, incomplete or another file (MD5 {CIFAR100.tgz_md5} expected); '
-            'download it again'
-        )
+    if not check_integrity(args.source, CIFAR100.tgz_md5):  # its pickles could run a program
+        found = f'{args.source} is missing, incomplete or another file'
+        raise UserError(f'{found} (MD5 {CIFAR100.tgz_md5} expected); download it again')
     with tempfile.TemporaryDirectory() as unpacked:
         extract_archive(args.source, unpacked)
         for split in ('train', 'val'):
@@ -45,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -1,95 +1,123 @@
-"""Unpacks ImageNet-1K (ILSVRC 2012) from its three official archives into class folders.
+"""Unpacks ImageNet-1K or ImageNet-22K from the official archives into class folders.
 
     python tools/datasets/prepare_imagenet.py DOWNLOADS data/imagenet
+    python tools/datasets/prepare_imagenet.py fall11_whole.tar data/imagenet22k/train
 
 DOWNLOADS holds ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz of
-https://image-net.org (after registration). It makes train/<class>/*.JPEG and val/<class>/*.JPEG, 145 GB, beside the
-archives; run again after an interruption, it goes on where it was.
+https://image-net.org (after registration), of which train/<class>/*.JPEG and val/<class>/*.JPEG are made, 145 GB.
+ImageNet-22K is fall11_whole.tar (21,841 classes, as in the paper), winter21_whole.tar.gz (19,167) or a folder of one
+n########.tar a class. After an interruption the same command goes on.
 """
 
 import argparse
-import io
-import sys
+import lzma
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from _archives import SYNSET, ArchiveError, Budget, memory_limit, one_line_errors, open_tar, unpack_classes, write_file
+from make_shards import TarMember
+
+from beit_mm.terminal import UserError, run, with_bar
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
-SYNSETS, LABELS = 'meta.mat', 'ILSVRC2012_validation_ground_truth.txt'  # in the development kit
-MAX_TABLE = 50_000_000  # bytes of each of the two
 NUM_IMAGES = dict(train=1_281_167, val=50_000)
+RELEASES = {21_841: 'fall 2011', 19_167: 'winter 2021'}  # of ImageNet-22K, by their classes
+CONFIG_CLASSES = 21_841  # in configs/beit_plus/intermediate_*in22k_90e.py
+SYNSET = re.compile(r'n\d{8}')  # name of a class
+
+
+def unpack_classes(source: Path, target: Path) -> None:
+    """Unpacks a tar archive, or a folder, of one archive a class; classes that are there are left as they are.
+
+    Raises:
+        UserError: it holds something else, or is damaged.
+    """
+    name = None
+    try:
+        for name, open_file in with_bar(class_archives(source), None):
+            if not SYNSET.fullmatch(name):
+                raise UserError(f'{source} holds {name!r}, expected n########.tar for each class: another archive?')
+            if (target / name).exists():
+                continue
+            part = target / f'.{name}.part'  # hidden: whoever lists the classes meanwhile does not see it
+            shutil.rmtree(part, ignore_errors=True)
+            with tarfile.open(fileobj=open_file(), mode='r|', tarinfo=TarMember) as archive:
+                archive.extractall(part, filter='data')  # nothing is written outside of the folder
+            part.rename(target / name)
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f'{source}: damaged or incomplete ({error}); download it again') from error
+    if name is None:
+        raise UserError(f'{source} holds no archive of a class, expected n########.tar for each')
+
+
+def class_archives(source: Path) -> Iterator[tuple[str, Callable[[], BinaryIO]]]:
+    """Name of each class, and what opens its archive."""
+    if source.is_dir():
+        for path in sorted(source.glob('*.tar')):
+            yield path.stem, lambda path=path: path.open('rb')
+        return
+    try:
+        whole = tarfile.open(source, 'r:', tarinfo=TarMember)
+    except tarfile.ReadError:  # compressed, a stream: going back in it would begin anew
+        whole = tarfile.open(source, 'r|*', tarinfo=TarMember)
+    with whole:
+        for member in whole:
+            if member.isfile():
+                yield Path(member.name).stem, lambda member=member: whole.extractfile(member)
+
+
+def unpack_val(downloads: Path, target: Path) -> None:
+    """Unpacks the validation images, whose classes are in the development kit, with torchvision, which checks MD5s."""
+    from torchvision.datasets.imagenet import load_meta_file, parse_devkit_archive, parse_val_archive
+
+    part = target.resolve() / '.val.part'
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            parse_devkit_archive(folder, str((downloads / DEVKIT).resolve()))
+            parse_val_archive(target, str((downloads / VAL).resolve()), load_meta_file(folder)[1], part.name)
+    except RuntimeError as error:
+        raise UserError(str(error)) from error
+    part.rename(target / 'val')
+
+
+def unpack_1k(downloads: Path, target: Path) -> None:
+    if missing := [name for name in (TRAIN, VAL, DEVKIT) if not (downloads / name).is_file()]:
+        raise FileNotFoundError(f'no {", ".join(missing)} in {downloads}; download from https://image-net.org')
+    if not (target / 'val').exists():
+        unpack_val(downloads, target)
+    unpack_classes(downloads / TRAIN, target / 'train')
+    for split, expected in NUM_IMAGES.items():
+        count = sum(1 for _ in (target / split).glob('*/*.JPEG'))
+        print(f'{target / split}: {count:,} images')
+        if count != expected:
+            raise UserError(f'{target / split} holds {count:,} images, expected {expected:,}')
+
+
+def unpack_22k(source: Path, target: Path) -> None:
+    unpack_classes(source, target)
+    count = sum(path.is_dir() for path in target.glob('n*'))
+    options = f'--cfg-options model.data_preprocessor.num_classes={count} model.head.num_classes={count}'
+    if count not in RELEASES:
+        releases = ' or '.join(f'{number:,} ({name})' for number, name in RELEASES.items())
+        raise UserError(f'{target} holds {count:,} classes, expected {releases}; if it is meant, train with {options}')
+    advice = '' if count == CONFIG_CLASSES else f'; train configs/beit_plus/intermediate_*in22k_90e.py with {options}'
+    print(f'{target}: {count:,} classes, the release of {RELEASES[count]}{advice}')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('source', type=Path, help='folder of the three archives')
-    parser.add_argument('target', type=Path, help='folder to make train/ and val/ in')
+    parser.add_argument('source', type=Path, help='folder of the three archives; or archive, or folder of archives')
+    parser.add_argument('target', type=Path, help='folder to make train/ and val/ in; or the class folders')
     args = parser.parse_args()
-    if missing := [name for name in (TRAIN, VAL, DEVKIT) if not (args.source / name).is_file()]:
-        sys.exit(f'error: no {", ".join(missing)} in {args.source}; download from https://image-net.org')
-    with one_line_errors(args.source / DEVKIT):
-        class_of = val_classes(args.source / DEVKIT)
-    with one_line_errors(args.source / VAL):
-        unpack_val(args.source / VAL, args.target / 'val', class_of)
-    with one_line_errors(args.source / TRAIN):
-        unpack_classes(args.source / TRAIN, args.target / 'train')
-    for split, expected in NUM_IMAGES.items():
-        count = sum(1 for _ in (args.target / split).glob('*/*.JPEG'))
-        print(f'{args.target / split}: {count:,} images')
-        if count != expected:
-            sys.exit(f'error: {args.target / split} holds {count:,} images, expected {expected:,}')
-
-
-def val_classes(devkit: Path) -> dict[str, str]:
-    """Name of each validation image -> its class (WordNet id), from the development kit.
-
-    Raises:
-        ArchiveError: it is damaged or another archive.
-    """
-    with open_tar(devkit) as archive:
-        content = {
-            Path(member.name).name: archive.extractfile(member).read()
-            for member in archive
-            if member.isfile() and member.name.endswith((f'/{SYNSETS}', f'/{LABELS}')) and member.size <= MAX_TABLE
-        }
-    if len(content) != 2:
-        raise ArchiveError(f'{devkit} lacks {SYNSETS} or {LABELS}: is it another archive?')
-    from scipy.io import loadmat
-
-    try:
-        with memory_limit():
-            synsets = loadmat(io.BytesIO(content[SYNSETS]), squeeze_me=True, variable_names=['synsets'])['synsets']
-        names = {int(number): str(name) for number, name in zip(synsets['ILSVRC2012_ID'], synsets['WNID'], strict=True)}
-        labels = [names[int(label)] for label in content[LABELS].split()]
-    except Exception as error:  # scipy at work on damaged bytes raises nearly everything
-        raise ArchiveError(f'{devkit}: damaged or incomplete ({type(error).__name__}); download it again') from error
-    if unsafe := [name for name in labels if not SYNSET.fullmatch(name)]:  # it would be a path to write to
-        raise ArchiveError(f'{devkit} names the class {unsafe[0]!r}, expected n########: is it another archive?')
-    return {f'ILSVRC2012_val_{i:08}.JPEG': name for i, name in enumerate(labels, start=1)}
-
-
-def unpack_val(source: Path, target: Path, class_of: dict[str, str]) -> None:
-    """Unpacks the validation images into class folders; files that are there already are skipped.
-
-    Args:
-        source: a tar archive of images.
-        target: folder for the class folders.
-        class_of: name of a file -> its class.
-    """
-    from rich.progress import track
-
-    budget = Budget(source)
-    with open_tar(source) as archive:
-        for member in track(archive, 'validation images', total=len(class_of)):
-            name = Path(member.name).name
-            if member.isdir():
-                continue
-            if name not in class_of or not member.isfile():
-                raise ArchiveError(f'{source} holds {member.name!r}, which is no validation image: another archive?')
-            path = target / class_of[name] / name
-            if not path.exists() or path.stat().st_size != member.size:
-                write_file(archive.extractfile(member), path, budget)
+    of_1k = any((args.source / name).exists() for name in (TRAIN, VAL, DEVKIT))
+    (unpack_1k if of_1k else unpack_22k)(args.source, args.target)
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

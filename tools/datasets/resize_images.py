@@ -13,15 +13,10 @@ import hashlib
 import io
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run
-from _progress import track
-
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, run, with_bar
 
 MAX_SIDE = 65_500  # pixels of a JPEG
 
@@ -43,8 +38,8 @@ class ResizedCopies:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        """'' for an image that is copied; else 'unreadable' or 'stop', and the reason."""
+    def __getitem__(self, index: int) -> str:
+        """'' for an image that is copied, else why it cannot be read."""
         from beit_mm.datasets.reading import UnreadableImageError
 
         path = self.paths[index]
@@ -53,23 +48,12 @@ class ResizedCopies:
             if not os.path.isfile(target) or not os.path.getsize(target):  # empty: after a power cut
                 write_file(target, resized(os.path.join(self.source, path), self.short_side, self.quality))
         except UnreadableImageError as error:
-            return 'unreadable', str(error)
-        except OSError as error:
-            return 'stop', str(error)
-        return '', ''
+            return str(error)
+        return ''
 
 
 def resized(path: str, short_side: int, quality: int) -> bytes:
-    """The file of an image at the size wanted: a JPEG, or its own bytes if it is no larger.
-
-    Args:
-        path: of the image.
-        short_side: in pixels.
-        quality: of JPEG.
-
-    Raises:
-        UnreadableImageError: it cannot be read.
-    """
+    """The file of an image at the size wanted: a JPEG, or its own bytes if it is no larger."""
     from PIL import Image
 
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, read_image, unreadable
@@ -123,13 +107,8 @@ def main() -> None:
     if not (args.source.is_dir() and (paths := list_images(str(args.source)))):
         raise FileNotFoundError(f'no images in {args.source}; expected a folder of images')
     copies = ResizedCopies(args.source, args.target, paths, args.short_side, args.quality)
-    broken = []
     loader = DataLoader(copies, batch_size=None, num_workers=args.workers, worker_init_fn=ignore_interrupts)
-    for kind, reason in track(loader, len(paths)):
-        if kind == 'stop':
-            raise OSError(reason)
-        if kind:
-            broken.append(reason)
+    broken = [reason for reason in with_bar(loader, len(paths)) if reason]
     print(f'{args.target}: {len(paths) - len(broken):,} images')
     if broken:
         print(*broken, sep='\n')

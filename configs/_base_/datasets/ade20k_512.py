@@ -1,6 +1,6 @@
 """ADE20K's 150 classes at 512 pixels: data/ade20k/{images,annotations}/{training,validation}.
 
-tools/datasets/prepare_ade20k.py makes these folders from the official archive. Classes of your own, in the same layout,
+They are those of the official archive, ADEChallengeData2016.zip, unpacked. Classes of your own, in the same layout,
 are a config of a few lines on top of any that has this base:
 
     _base_ = 'configs/beit/upernet_512_ade20k_160k.py'
