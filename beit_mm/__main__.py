@@ -7,35 +7,36 @@ import os
 import sys
 
 # With -m, Python looks for modules where the user is, perhaps in somebody's folder of images.
-if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
+if {'', os.getcwd()} & {*sys.path}:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
     sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]
-    os.environ.setdefault('PYTHONSAFEPATH', '1')  # for processes that read images
 
 import argparse
-import runpy
+from collections.abc import Sequence
 from typing import Any
 
 import beit_mm
 from beit_mm import files, terminal
+from beit_mm.apis import commands
 
 MAX_LINES = 20  # of results on the terminal
 CHECKPOINT = 'demo (packaged weights), a file, the folder of a run, or the name of a released model'
 
 
-def main() -> None:
-    if sys.argv[1:2] == ['train']:  # tools/train.py has its own options
-        train(sys.argv[2:])
-        return
-    arguments = vars(parser().parse_args())
-    chosen = arguments.pop('verb')
-    if chosen == 'config':
+def main(words: Sequence[str] | None = None) -> None:
+    """Obeys a command line, by default that of this process, from the verb on."""
+    words = sys.argv[1:] if words is None else words
+    arguments = vars(parser().parse_args(words))
+    verb = arguments.pop('verb')
+    if verb in ('train', 'test'):
+        getattr(commands, verb)(words[1:])
+    elif verb == 'config':
         print(terminal.quiet_import('beit_mm.apis.configs').config_text(**arguments))
-        return
-    with terminal.quiet():
-        result = getattr(beit_mm, chosen)(**arguments)  # imported only now
-    show(chosen, result, arguments.get('out'))
+    else:
+        with terminal.quiet():
+            result = getattr(beit_mm, verb)(**arguments)  # imported only now
+        show(verb, result, arguments.get('out'))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,9 +47,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 
-    def add(name: str, help: str, example: str) -> argparse.ArgumentParser:
+    def add(name: str, help: str, example: str, **more: Any) -> argparse.ArgumentParser:
         example = f'Example: {program} {name} {example}'
-        return verbs.add_parser(name, help=help, description=help, epilog=example)
+        return verbs.add_parser(name, help=help, epilog=example, **dict(dict(description=help), **more))
 
     verb = add('pretrain', 'learn from images without labels', 'images/ --out run --minutes 15')
     length = add_training(verb, 'folder of images, searched to any depth')
@@ -94,7 +95,13 @@ def parser() -> argparse.ArgumentParser:
     add_out(verb, 'FILE', 'features.npz', 'with `features` and `paths`')
     verb.set_defaults(on_error='skip')
 
-    add('train', 'train a config, with the options of tools/train.py', 'beit/pretrain_300e --work-dir run')
+    for name, of_config, help, example in (
+        ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
+        ('test', commands.test_parser(), 'test a checkpoint of a config', 'beit/pretrain_300e run/epoch_300.pth'),
+    ):
+        as_given = dict(description=of_config.description, formatter_class=of_config.formatter_class)
+        add(name, help, example, parents=[of_config], add_help=False, **as_given)
+
     verb = add('config', 'print a config, to be changed', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
@@ -125,48 +132,38 @@ def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = 
 
 def show(verb: str, result: Any, out: str | None) -> None:
     """Prints what a verb returned; exits with code 1 where none of its images could be read."""
+    lines: list[object] = []
     if verb in ('reconstruct', 'attention'):
-        terminal.say(result)
-    elif verb == 'embed':
-        show_unreadable(result['skipped'])
-        terminal.say(f'{out}: {" x ".join(map(str, result["features"].shape))}')
-    elif verb == 'segment':
-        show_unreadable(result)
-        terminal.say(f'{sum("error" not in image for image in result)} images: labels and overlays in {out}')
+        lines = [result]
     elif verb == 'classify':
-        from beit_mm.apis.inference import summary_of
-
-        for image in result[:MAX_LINES]:
-            name, probability = summary_of(image)
-            name = name if 'error' in image else files.readable(name)  # errors are readable
-            terminal.say(f'{files.readable(image["path"])}  {name}  {probability}'.rstrip())
+        lines = [*map(line_of, result[:MAX_LINES])]
         if len(result) > MAX_LINES:
-            terminal.say(f'... and {len(result) - MAX_LINES} more{"" if out else "; --out FILE writes all"}')
-        if out:
-            terminal.say(out)
+            lines.append(f'... and {len(result) - MAX_LINES} more{"" if out else "; --out FILE writes all"}')
+        lines += [out] if out else []
+    elif verb in ('segment', 'embed'):
+        images = result if verb == 'segment' else result['skipped']
+        lines = [f'unreadable: {image["error"]}' for image in images if 'error' in image]
+        if verb == 'segment':
+            lines.append(f'{len(images) - len(lines)} images: labels and overlays in {out}')
+        else:
+            lines.append(f'{out}: {" x ".join(map(str, result["features"].shape))}')
+    for line in lines:
+        terminal.say(line)
     if verb in ('segment', 'classify') and all('error' in image for image in result):
         sys.exit(1)
 
 
-def show_unreadable(images: list[dict[str, Any]]) -> None:
-    for image in images:
-        if 'error' in image:
-            terminal.say(f'unreadable: {image["error"]}')
+def line_of(image: dict[str, Any]) -> str:
+    """A result of `classify`."""
+    from beit_mm.apis.inference import summary_of
 
-
-def train(words: list[str]) -> None:
-    places = [folder.parent / 'tools/train.py' for folder in files.config_folders()]
-    tool = next((path for path in places if path.is_file()), None)
-    if tool is None:
-        raise FileNotFoundError('tools/train.py is not beside the configs; install beit_mm again')
-    if words and not words[0].startswith('-'):
-        words[0] = str(terminal.quiet_import('beit_mm.apis.configs').find_config(words[0]))
-    sys.argv = [str(tool), *words]
-    sys.path.insert(0, str(tool.parent))
-    runpy.run_path(str(tool), run_name='__main__')
+    name, probability = summary_of(image)
+    name = name if 'error' in image else files.readable(name)  # errors are readable
+    return f'{files.readable(image["path"])}  {name}  {probability}'.rstrip()
 
 
 def script() -> None:
+    os.environ.setdefault('PYTHONSAFEPATH', '1')  # for processes that read images
     terminal.run(main)
 
 

@@ -43,10 +43,11 @@ def program() -> str:
 
 
 def typed() -> str | None:
-    """The command line that called a verb; None where a verb was called in Python."""
+    """The command line that called a verb or tools/train.py; None where it was called in Python."""
     if program() == SCRIPT:
         return shlex.join([SCRIPT, *sys.argv[1:]])
-    return shlex.join(sys.orig_argv) if Path(sys.argv[0]).parts[-2:] == ('beit_mm', '__main__.py') else None
+    of_ours = Path(sys.argv[0]).absolute().parts[-2:] in (('beit_mm', '__main__.py'), ('tools', 'train.py'))
+    return shlex.join(sys.orig_argv) if of_ours else None
 
 
 def say(text: object) -> None:

@@ -117,7 +117,7 @@ def parse_tool(script: str, *words: str) -> argparse.Namespace:
 
     path = ROOT / script
     assert path.is_file(), f'{script} is not there'
-    if 'parse_args(' not in path.read_text():
+    if path.name == 'doctor.py':
         assert not words, f'{script} takes no arguments'
         return argparse.Namespace()
     with pytest.MonkeyPatch.context() as patch:

@@ -25,10 +25,10 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
+from beit_mm.apis.options import merge_options
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.interruption import EpochLoop, IterLoop
 from beit_mm.registry import MODELS
-from tools._cli import check_key, parse_options
 
 ROOT = Path(__file__).parents[1]
 WEIGHT_AND_BIAS = ('weight', 'bias')
@@ -59,10 +59,7 @@ def load_config(name: str) -> Config:
 def with_options(name: str, options: list[str]) -> Config:
     """A config with --cfg-options, whose keys tools/train.py would take."""
     cfg = Config(load_config(name).to_dict())
-    parsed = parse_options(options)
-    for key in parsed:
-        check_key(cfg, key)
-    cfg.merge_from_dict(parsed)
+    merge_options(cfg, options)
     return cfg
 
 

@@ -16,13 +16,12 @@ from doc_commands import (
     Command,
     blocks,
     commands,
-    config,
     config_of,
     header_commands,
     inline_commands,
     parse_tool,
 )
-from helpers import ROOT, library_tools, list_configs, run_tool
+from helpers import ROOT, library_tools, list_configs, run_tool, with_options
 from mkdocs.commands import build
 from mkdocs.config import load_config
 from mmengine.config import Config
@@ -31,7 +30,7 @@ from mmengine.registry import Registry
 import beit_mm
 from beit_mm import registry
 from beit_mm.__main__ import parser
-from tools import _cli
+from beit_mm.apis.configs import find_config
 
 OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', '.venv/bin/python', 'sbatch']
 
@@ -92,10 +91,9 @@ def check_command(command: Command) -> None:
     words = ['python', '-m', 'beit_mm', *words[1:]] if words[0] == 'beit-mm' else words
     script, *rest = words[1:] if words[0] == 'bash' else words
     if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
-        verb = parser().parse_args(rest[2:3] if rest[2] == 'train' else rest[2:]).verb
-        if verb in ('train', 'config'):
-            name = rest[3] if rest[3].endswith('.py') else f'configs/{rest[3]}.py'
-            check_config(command, parse_tool('tools/train.py', name, *rest[4:]))
+        args = parser().parse_args(rest[2:])
+        if args.verb in ('train', 'test', 'config'):
+            check_config(command, args)
     elif script == 'python' and rest[0] == '-m':
         assert importlib.util.find_spec(rest[1]), f'no module {rest[1]}'
     elif script == 'python' and rest[1:] == ['--help']:
@@ -128,12 +126,11 @@ def check_command(command: Command) -> None:
 
 def check_config(command: Command, args: argparse.Namespace) -> None:
     """The config is there, and so is each key of --cfg-options, as tools/train.py checks them."""
-    path = config_of(command.block, getattr(args, 'config', 'CONFIG'))
+    path = config_of(command.block, getattr(args, 'config', getattr(args, 'name', 'CONFIG')))
     if path.startswith(('work_dirs/', 'run/')) or path == 'mine.py':  # written by a run, or by the reader
         return
-    assert (ROOT / path).is_file(), f'{path} is not there'
-    for key in _cli.parse_options(getattr(args, 'cfg_options', [])):
-        _cli.check_key(config(path), key)
+    path = str(find_config(str(ROOT / path) if path.endswith('.py') else path).relative_to(ROOT / 'configs'))
+    with_options(path, getattr(args, 'cfg_options', []))
 
 
 @pytest.mark.parametrize('page', PAGES)

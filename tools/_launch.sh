@@ -61,11 +61,11 @@ launch() {
   [[ -n $devices ]] || { echo "$0: $PYTHON cannot import torch or yapf: see tools/doctor.py." >&2; exit 1; }
   read -r visible cores <<<"$devices"
 
-  if ((visible == 0 && gpus <= cores)); then
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / gpus))}
+  if ((visible == 0 && (gpus <= cores || ${OVERSUBSCRIBE:-0}))); then
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus < cores ? cores / gpus : 1))}
     echo "No GPU is visible: $gpus process(es) on the CPU with gloo, threads of each: $OMP_NUM_THREADS." >&2
   elif ((visible == 0)); then
-    too_many "$cores" "none visible, and only $cores cores for processes on the CPU"
+    too_many "$cores" "none visible, and only $cores cores for processes on the CPU (OVERSUBSCRIBE=1 starts more)"
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -30,7 +29,7 @@ from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS, LOOPS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, typed
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_TO_CONNECT = 60.0  # for all processes together
@@ -196,12 +195,11 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 
 def resuming_command() -> str:
     """What a user types to resume; a scheduler that starts the same again need not."""
-    command = os.environ.get('BEIT_MM_COMMAND', '')  # set by dist_train.sh and slurm_train.sh
-    if not command and get_world_size() == 1 and Path(sys.argv[0]).name == 'train.py':
-        command = shlex.join(sys.orig_argv)
-    if not command:
+    command = os.environ.get('BEIT_MM_COMMAND') or typed()  # set by dist_train.sh and slurm_train.sh
+    if not command or get_world_size() > 1 and 'BEIT_MM_COMMAND' not in os.environ:
         return 'the same command and --resume'
-    return command if '--resume' in command else f'{command} --resume'
+    has_no_option = sys.argv[1:2] in (['pretrain'], ['finetune'])
+    return command if '--resume' in command or has_no_option else f'{command} --resume'
 
 
 class WorkerInit:

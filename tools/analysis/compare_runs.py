@@ -14,15 +14,11 @@ import argparse
 import ast
 import itertools
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     from beit_mm.pictures import Scalars

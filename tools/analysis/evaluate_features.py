@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run  # noqa: E402
+from beit_mm.terminal import run
 
 
 def main() -> None:

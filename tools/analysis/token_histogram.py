@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import merge_options, parse_options, run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.apis.options import merge_options
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +45,7 @@ def main() -> None:
     with quiet():
         from beit_mm.engine.metrics import entropy
 
-        tokenizer, pipeline = load(args.source, args.size, parse_options(args.cfg_options))
+        tokenizer, pipeline = load(args.source, args.size, args.cfg_options)
         views, tokens = encode(tokenizer, pipeline, args.images, args.max_images)
     counts = tokens.flatten().bincount(minlength=tokenizer.vocab_size)
     used, nats = int((counts > 0).sum()), entropy(tokens.flatten().numpy())
@@ -64,7 +61,7 @@ def main() -> None:
     print(args.out)
 
 
-def load(source: str, size: int | None, options: dict[str, Any]) -> tuple[Tokenizer, list[dict]]:
+def load(source: str, size: int | None, options: list[str]) -> tuple[Tokenizer, list[dict]]:
     """The tokenizer of a config or checkpoint, and the transforms that make its view of an image."""
     from mmengine.config import Config
     from mmengine.registry import init_default_scope

@@ -25,14 +25,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from _cli import merge_options, parse_options, run
-
-from beit_mm.terminal import UserError
+from beit_mm.apis.options import merge_options
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     from mmengine.dataset import BaseDataset
@@ -55,7 +52,7 @@ def main() -> None:
         from mmengine.registry import init_default_scope
 
         cfg = Config.fromfile(args.config)
-        merge_options(cfg, parse_options(args.cfg_options))
+        merge_options(cfg, args.cfg_options)
         init_default_scope(cfg.default_scope)
         segmentation = cfg.default_scope == 'mmseg'
         train, val = (dataset(cfg, split, segmentation) for split in ('train', 'val'))

@@ -9,11 +9,9 @@ seed the shorter list is part of the longer one. A class with fewer images gives
 """
 
 import argparse
+import random
 import sys
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-from _cli import few_of_each  # noqa: E402
 
 
 def main() -> None:
@@ -26,7 +24,7 @@ def main() -> None:
     if args.per_class < 1:
         sys.exit(f'error: per_class is {args.per_class}; expected 1 or more')
     from beit_mm.datasets import ImageFolder
-    from beit_mm.datasets.image_folder import INDEX, quoted
+    from beit_mm.datasets.image_folder import INDEX, list_images, quoted
 
     if Path(args.folder, INDEX).exists():
         sys.exit(f'error: {args.folder} holds shards; name the folder of images that they were made of')
@@ -34,7 +32,11 @@ def main() -> None:
         dataset = ImageFolder(args.folder, pipeline=[])
     except FileNotFoundError as error:
         sys.exit(f'error: {error}')
-    chosen = few_of_each(args.folder, dataset.metainfo['classes'], args.per_class, args.seed)
+    generator, chosen = random.Random(args.seed), []
+    for name in dataset.metainfo['classes']:
+        images = list(list_images(args.folder, subfolders=[name]))
+        generator.shuffle(images)
+        chosen += images[: args.per_class]
     args.target.parent.mkdir(parents=True, exist_ok=True)
     args.target.write_text(''.join(f'{quoted(path)}\n' for path in chosen), encoding='utf-8')
     print(f'{args.target}: {len(chosen):,} of {len(dataset):,} images of {len(dataset.metainfo["classes"])} classes')

@@ -11,18 +11,14 @@ is computed and no weights are needed.
 from __future__ import annotations
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import argument_parser, load_config, run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     from mmengine.config import Config

@@ -7,11 +7,9 @@ point looks least and white where it looks most; the contour encloses the smalle
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run  # noqa: E402
+from beit_mm.terminal import run
 
 
 def main() -> None:

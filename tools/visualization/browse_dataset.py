@@ -10,15 +10,12 @@ images, and label maps as colours. Crops, jitter and masks are those of the firs
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import argument_parser, load_config, run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

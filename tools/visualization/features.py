@@ -12,15 +12,11 @@ the cosine; scatter.png (--scatter) the folder's images in a plane, coloured by 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     import numpy as np

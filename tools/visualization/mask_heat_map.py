@@ -5,14 +5,11 @@ python tools/visualization/mask_heat_map.py configs/beit/pretrain_800e.py --out 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _cli import argument_parser, load_config, run  # noqa: E402
-
-from beit_mm.terminal import UserError
+from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:
     import numpy as np

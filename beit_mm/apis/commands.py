@@ -1,0 +1,266 @@
+"""`train` and `test`: what a config describes is trained, or a checkpoint tested, with OpenMMLab's arguments.
+
+Only the standard library is imported before the arguments are parsed, see `options`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.terminal import UserError, quiet, without_output
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+
+def train(arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
+
+    Args:
+        arguments: words of the command line; None takes those of this process.
+        prog: what stands before them, for the help.
+    """
+    args = train_parser(prog).parse_args(arguments)
+    with contextlib.nullcontext() if args.verbose else quiet():
+        import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
+        from mmengine.registry import RUNNERS
+
+        cfg = train_config(args)
+        if args.verbose or 'runner_type' in cfg:
+            RUNNERS.build(cfg).train()
+        else:
+            train_quietly(cfg, Path(args.config).stem)
+
+
+def train_parser(prog: str | None = None) -> argparse.ArgumentParser:
+    """Parser of the arguments of `train`."""
+    parser = argument_parser(
+        """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
+
+            %(prog)s configs/beit/pretrain_300e.py
+            tools/dist_train.sh configs/beit/pretrain_800e.py 16
+        """,
+        prog,
+    )
+    resume = 'resume from a checkpoint, or from the newest intact one of the work directory'
+    parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
+    short = 'make it a run of N steps: warm-up and schedules keep their shares; a validation at the end'
+    parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
+    parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
+    scaled = "scale the learning rate by the ratio of this run's batch to the recipe's"
+    parser.add_argument('--auto-scale-lr', action='store_true', help=scaled)
+    parser.add_argument('--verbose', action='store_true', help='print the whole log instead of a line now and then')
+    parser.add_argument('--compile', action='store_true', help="compile the model's part of a step (CompileHook)")
+    return parser
+
+
+def number_of_steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f'{text!r}; expected a whole number from 1')
+    return int(text)
+
+
+def train_config(args: argparse.Namespace) -> Config:
+    """The config that the arguments of `train` ask for."""
+    cfg = load_config(args)
+    if args.resume:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if args.steps:
+        shorten(cfg, args.steps)
+    if args.no_validate:
+        cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.auto_scale_lr:
+        if 'auto_scale_lr' not in cfg:
+            raise UserError(f'--auto-scale-lr: {args.config} has no auto_scale_lr, the batch that its rates belong to')
+        cfg.auto_scale_lr.enable = True
+    if args.amp and cfg.optim_wrapper.get('dtype', 'float32') == 'float32':
+        cfg.optim_wrapper.update(type='beit_mm.AutocastOptimWrapper', dtype='bfloat16')
+    if args.compile:
+        cfg.custom_hooks = [*cfg.get('custom_hooks', []), dict(type='beit_mm.CompileHook')]
+    return cfg
+
+
+def train_quietly(cfg: Config, name: str) -> None:
+    """Trains with a line on the terminal now and then, which begins with a name."""
+    from beit_mm.engine.interruption import resuming_command
+    from beit_mm.engine.steps import SECONDS, ProgressHook, QuietRunner
+
+    progress = ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
+    with without_output():
+        runner = QuietRunner.from_cfg(cfg)
+        runner.register_hook(progress)
+        progress.say(f'{cfg.work_dir}: checkpoints; {os.path.relpath(runner.log_dir)}: the whole log')
+        try:
+            runner.train()
+        except SystemExit:  # a signal: its checkpoint is written
+            progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
+            raise
+
+
+def shorten(cfg: Config, steps: int) -> None:
+    """Changes a config to a run of so many steps (of mmengine's, before accumulation) in which all has its share.
+
+    Warm-ups and other schedules end where they would have ended, as a part of the run. A warm-up has at least two
+    steps, since mmengine's does not end in one. What hooks count in epochs is rounded; in a run that is counted in
+    epochs its share is not known, and taken for none.
+    """
+    unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
+    length = cfg.train_cfg[unit]
+
+    def moved(place: int) -> int:  # mmengine's PolyLR is given an end one step behind the run's
+        return steps + place - length if place >= length else place and min(steps, max(2, place * steps // length))
+
+    schedulers, given = [], cfg.get('param_scheduler') or []
+    for scheduler in [given] if isinstance(given, dict) else given:
+        if scheduler.get('by_epoch', True) != (unit == 'max_epochs'):
+            raise UserError(f'--steps: a {scheduler.type} does not count as the run does, by {unit}; write a config')
+        begin, end = moved(scheduler.get('begin', 0)), moved(scheduler.get('end', length))
+        scheduler.update(begin=begin, end=end, by_epoch=False)
+        scheduler.pop('convert_to_iter_based', None)
+        if 'T_max' in scheduler:
+            scheduler.T_max = max(1, end - begin)
+        if 'milestones' in scheduler:
+            scheduler.milestones = [moved(place) for place in scheduler.milestones]
+        if begin < end:
+            schedulers.append(scheduler)
+    cfg.param_scheduler = schedulers
+    for part in (cfg.model, *cfg.get('custom_hooks', [])):
+        for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
+            if key in part:
+                part[key] = moved(part[key])
+        for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
+            if key in part:
+                part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
+    cfg.default_hooks.logger.update(interval=min(cfg.default_hooks.logger.interval, max(1, steps // 10)))
+    cfg.log_processor.update(by_epoch=False)
+
+
+def test(arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """Tests a checkpoint on the held-out images of its config; arguments as of `train`."""
+    args = test_parser(prog).parse_args(arguments)
+    from mmengine.dist import is_main_process
+    from mmengine.registry import RUNNERS
+
+    from beit_mm.engine import Predictions
+
+    cfg = test_config(args)
+    runner = RUNNERS.build(cfg)
+    if args.checkpoint:
+        try:  # in full: the numbers of a half-loaded model would mislead
+            runner.load_checkpoint(args.checkpoint, strict=True)
+        except RuntimeError as error:
+            raise UserError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
+    predictions = None
+    if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
+        predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])
+        runner.test_evaluator.metrics.append(predictions)
+    if args.out:  # a folder that cannot be made shows before the test
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = runner.test()
+    if args.out and is_main_process():
+        if predictions is not None and predictions.predicted:
+            report = dict(report, classes=predictions.classes, predictions=predictions.predicted)
+        text = json.dumps(report, indent=2, default=lambda value: value.tolist())  # mmseg's are numpy's numbers
+        args.out.write_text(f'{text}\n', encoding='utf-8')
+
+
+def test_parser(prog: str | None = None) -> argparse.ArgumentParser:
+    """Parser of the arguments of `test`."""
+    parser = argument_parser(
+        r"""Tests a checkpoint on the held-out images of its config.
+
+            %(prog)s configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
+            %(prog)s configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
+            %(prog)s configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta --show-dir pictures
+            %(prog)s configs/dvae/dalle_8k_in1k.py --cfg-options \
+                model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
+
+        --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and
+        `predictions`: for each image its path, label and name of the most likely class, and scores,
+        [label, probability] of the five best.
+        """,
+        prog,
+    )
+    checkpoint = "path of the checkpoint; none where the config's model.checkpoint names one"
+    parser.add_argument('checkpoint', nargs='?', help=checkpoint)
+    parser.add_argument('--out', type=json_file, metavar='FILE', help='also write metrics and predictions to it, JSON')
+    parser.add_argument('--show-dir', metavar='FOLDER', help='also draw the predictions on the images')
+    default = 'without them the mean score of an image and its mirror image'
+    augmentation = f"test-time augmentation: the config's tta_model and tta_pipeline; {default}"
+    parser.add_argument('--tta', action='store_true', help=augmentation)
+    return parser
+
+
+def json_file(text: str) -> Path:
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f'{text} is a folder; expected a file')
+    return Path(text)
+
+
+def test_config(args: argparse.Namespace) -> Config:
+    """The config that the arguments of `test` ask for."""
+    cfg = load_config(args)
+    if cfg.get('test_dataloader') is None:
+        raise UserError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
+    if not args.checkpoint and not cfg.model.get('checkpoint'):
+        raise UserError('no CHECKPOINT given; name it behind the config')
+    if args.amp:
+        cfg.test_cfg.fp16 = True
+    if args.tta:
+        augment(cfg)
+    if args.show_dir:
+        draw(cfg, args.show_dir)
+    cfg.default_hooks.pop('ema', None)  # the checkpoint's weights are the averaged ones already
+    return cfg
+
+
+def augment(cfg: Config) -> None:
+    """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
+    dataset = cfg.test_dataloader.dataset
+    if 'module' in cfg.model:
+        raise UserError(f'--tta: the model is a {cfg.model.type} already, which tests with augmentation; leave it out')
+    if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
+        raise UserError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
+    if 'tta_model' not in cfg:
+        *transforms, pack = dataset.pipeline
+        if pack.type != 'PackInputs':
+            raise UserError(
+                f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
+                'classifiers and segmentors have test-time augmentation'
+            )
+        if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
+            raise UserError(
+                '--tta averages the scores of one classifier, this probe has one for each layer; set model.layers=...'
+            )
+        mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+        cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
+        cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]
+    cfg.model = dict(cfg.tta_model, module=cfg.model)
+    dataset.pipeline = cfg.tta_pipeline
+
+
+def draw(cfg: Config, folder: str) -> None:
+    """Changes a config so that the libraries' own hooks draw each prediction into a folder."""
+    if cfg.test_dataloader.dataset.pipeline[0].type.endswith('LoadBands'):
+        raise UserError('--show-dir draws on RGB images, and these have other bands; leave it out')
+    if cfg.default_scope == 'mmseg':
+        cfg.default_hooks.visualization = dict(type='SegVisualizationHook', draw=True, interval=1)
+        backends = [dict(type='LocalVisBackend')]
+        cfg.visualizer = dict(dict(vis_backends=backends), **cfg.get('visualizer', {}))
+        cfg.visualizer.update(type='SegLocalVisualizer', save_dir=folder)
+    elif cfg.test_dataloader.dataset.pipeline[-1].type == 'PackInputs':
+        cfg.default_hooks.visualization = dict(type='VisualizationHook', enable=True, interval=1, out_dir=folder)
+        cfg.visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
+    else:
+        raise UserError('--show-dir draws what classifiers and segmentors predict of single images; leave --tta out')
