@@ -16,16 +16,18 @@ from beit_mm.datasets.transforms import (
 )
 from beit_mm.terminal import UserError
 
-TYPES = ('uint8', 'uint16', 'int16', 'float32', 'float64')
-
 
 def values_of(dtype: str, count: int = 6) -> np.ndarray:
     """An image of 40 x 30 pixels without symmetry."""
     return (np.random.default_rng(0).random((40, 30, count)) * 200).astype(dtype)
 
 
-@pytest.mark.parametrize('dtype', TYPES)
-@pytest.mark.parametrize('count, byteorder', [(6, '<'), (6, '>'), (2, '<')])
+def assert_read(path, values: np.ndarray) -> None:
+    found = read_bands(str(path))
+    assert found.dtype == values.dtype and found.dtype.isnative and np.array_equal(found, values)
+
+
+@pytest.mark.parametrize(('dtype', 'count', 'byteorder'), [('uint16', 6, '>'), ('float64', 6, '<'), ('uint8', 2, '<')])
 @pytest.mark.parametrize(
     'options',
     [
@@ -34,44 +36,37 @@ def values_of(dtype: str, count: int = 6) -> np.ndarray:
         dict(tile=(16, 32)),
         dict(compression='lzw', predictor=True),
         dict(compression='zlib', predictor=True, tile=(16, 16)),
-        dict(compression='zstd', rowsperstrip=7),
-        dict(compression='lzma'),
-        dict(compression='packbits'),
+        *(dict(compression=name) for name in ('zstd', 'lzma', 'packbits')),
     ],
 )
 def test_every_layout_of_a_tif_gives_the_same_values(tmp_path, dtype, count, byteorder, options):
-    values, path = values_of(dtype, count), tmp_path / 'a.tif'
+    values = values_of(dtype, count)
     planes = values.transpose(2, 0, 1)
-    options = dict(options, photometric='minisblack', byteorder=byteorder)
     for array, layout in (
         (values, dict(planarconfig='contig')),
         (planes, dict(planarconfig='separate')),
         (planes, {}),  # a page for each band
         (planes, dict(metadata=dict(axes='CYX'), ome=True)),
     ):
-        imwrite(path, array, **options, **layout)
-        found = read_bands(str(path))
-        assert found.dtype == dtype and found.dtype.isnative and np.array_equal(found, values)
+        imwrite(tmp_path / 'a.tif', array, photometric='minisblack', byteorder=byteorder, **options, **layout)
+        assert_read(tmp_path / 'a.tif', values)
 
 
 def test_overviews_are_no_bands(tmp_path):
-    values = values_of('uint16', 1)[..., 0]
+    values = values_of('uint16', 1)
     with TiffWriter(tmp_path / 'a.tif') as file:
-        file.write(values, photometric='minisblack')
-        file.write(values[::2, ::2], photometric='minisblack', subfiletype=1)
-        file.write(values + 1, photometric='minisblack', subfiletype=1)
-    assert np.array_equal(read_bands(str(tmp_path / 'a.tif')), values[..., None])
+        for page, kind in ((values, 0), (values[::2, ::2], 1), (values + 1, 1)):
+            file.write(page[..., 0], photometric='minisblack', subfiletype=kind)
+    assert_read(tmp_path / 'a.tif', values)
 
 
-@pytest.mark.parametrize('dtype', TYPES)
-@pytest.mark.parametrize('count', [1, 6, 16])
-def test_npy_files(tmp_path, dtype, count):
-    values, path = values_of(dtype, count), tmp_path / 'a.npy'
+@pytest.mark.parametrize('count', [1, 6])
+def test_npy_files(tmp_path, count):
+    values = values_of('int16', count)
     plane = [values[..., 0]] * (count == 1)
-    for array in (values, np.asfortranarray(values), values.astype(values.dtype.newbyteorder('>')), *plane):
-        np.save(path, array)
-        found = read_bands(str(path))
-        assert found.dtype == dtype and found.dtype.isnative and np.array_equal(found, values)
+    for array in (values, np.asfortranarray(values), values.astype('>i2'), *plane):
+        np.save(tmp_path / 'a.npy', array)
+        assert_read(tmp_path / 'a.npy', values)
 
 
 def test_without_tifffile_only_tif_files_are_refused(tmp_path, monkeypatch):
@@ -92,10 +87,9 @@ def test_bands_are_taken_in_order_and_scaled_each_by_its_own_range():
     expected = (values[..., [4, 0]] - np.array([50.0, 20])) / 100
     assert found['img'].dtype == np.float32 and found['img_shape'] == found['ori_shape'] == (40, 30)
     assert np.allclose(found['img'], 255 * expected.clip(0, 1), atol=1e-4)
-    assert found['img'].min() == 0 and found['img'].max() == 255
-    for bands in ([0, 1, 2, 3, 4, 5], [4, 0]):  # uint8 stays as it is
-        image = LoadBands(bands=bands if len(bands) < 6 else None)(dict(img=octets))['img']
-        assert image.dtype == np.uint8 and np.array_equal(image, octets[..., bands])
+    for bands in (None, [4, 0]):  # uint8 stays as it is
+        image = LoadBands(bands=bands)(dict(img=octets))['img']
+        assert image.dtype == np.uint8 and np.array_equal(image, octets[..., bands or slice(None)])
 
 
 def test_what_is_no_number_becomes_0_or_255():
@@ -106,10 +100,9 @@ def test_what_is_no_number_becomes_0_or_255():
 
 
 @pytest.mark.parametrize(
-    'wrong, message',
+    ('wrong', 'message'),
     [
         (dict(low=0), 'both or neither'),
-        (dict(low=[0, 0], high=[1]), 'as many in each'),
         (dict(bands=[0, 1], low=[0], high=[1]), 'as many in each'),
         (dict(bands=list(range(17))), '1 to 16 bands'),
         (dict(bands=[-1]), 'counted from 0'),
@@ -122,50 +115,36 @@ def test_impossible_settings_are_refused(wrong, message):
 
 
 @pytest.mark.parametrize(
-    'settings, dtype, message',
+    ('settings', 'dtype', 'message'),
     [
         ({}, 'uint16', 'type uint16; expected uint8, or low=... and high='),
         (dict(bands=[6]), 'uint8', r'6 bands, counted from 0; bands=\[6\]'),
         (dict(low=[0] * 4, high=[1] * 4), 'uint8', '6 bands; expected 4'),
-        ({}, 'bool', 'type bool'),
         ({}, 'complex64', 'type complex64'),
+        ({}, None, '40 bands; expected 1 to 16'),  # rows taken for bands
     ],
 )
 def test_files_that_are_not_as_the_config_says_are_named(tmp_path, settings, dtype, message):
-    np.save(tmp_path / 'a.npy', values_of('uint8').astype(dtype))
+    values = values_of('uint8').transpose(2, 1, 0) if dtype is None else values_of('uint8').astype(dtype)
+    np.save(tmp_path / 'a.npy', values)
     with pytest.raises(UnreadableImageError, match=f'a.npy: .*{message}') as error:
         LoadBands(**settings)(dict(img_path=str(tmp_path / 'a.npy')))
     assert '\n' not in str(error.value) and error.value.path.endswith('a.npy')
 
 
-def test_rows_taken_for_bands_are_noticed(tmp_path):
-    imwrite(tmp_path / 'a.tif', values_of('uint8'), photometric='minisblack')  # tifffile: 40 pages of 30 x 6
-    np.save(tmp_path / 'a.npy', values_of('uint8').transpose(2, 0, 1))
-    for name in ('a.tif', 'a.npy'):
-        with pytest.raises(UnreadableImageError, match='[34]0 bands; expected 1 to 16'):
-            LoadBands()(dict(img_path=str(tmp_path / name)))
+# --- views, folders, statistics -------------------------------------------------------------------
 
 
-# --- views ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('count, dtype', [(1, 'uint8'), (6, 'float32'), (16, 'uint8')])
-def test_views_keep_bands_and_type(count, dtype):
+@pytest.mark.parametrize(('count', 'dtype'), [(1, 'uint8'), (6, 'float32')])
+def test_views_keep_bands_and_type_and_what_changes_colours_is_refused(count, dtype):
     for crop in (TwoViewRandomResizedCrop(32, 16, flip_prob=1), TwoViewCenterCrop(32, 16)):
         inputs = PackViews()(crop(dict(img=values_of(dtype, count))))['inputs']
         assert inputs['images'].shape == (32, 32, count) and inputs['tokenizer_images'].shape == (16, 16, count)
         assert {str(inputs[key].dtype) for key in ('images', 'tokenizer_images')} == {f'torch.{dtype}'}
-
-
-@pytest.mark.parametrize('transform', [TwoViewColorJitter(), RandAugment('timm_increasing', 2, 9)])
-@pytest.mark.parametrize('dtype, count', [('uint8', 6), ('uint8', 1), ('float32', 3)])
-def test_what_changes_colours_is_refused_in_one_line(transform, dtype, count):
-    with pytest.raises(ValueError, match='RGB images, not .*leave it out') as error:
-        transform(dict(img=values_of(dtype, count)))
-    assert '\n' not in str(error.value)
-
-
-# --- folders and statistics -----------------------------------------------------------------------
+    for transform in (TwoViewColorJitter(), RandAugment('timm_increasing', 2, 9)):
+        for image in (values_of(dtype, count), values_of('float32', 3)):
+            with pytest.raises(ValueError, match='RGB images, not .*leave it out'):
+                transform(dict(img=image))
 
 
 def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
@@ -173,13 +152,11 @@ def test_datasets_take_the_files_that_their_loader_reads(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     bands, rgb = [dict(type='beit_mm.LoadBands')], [dict(type='beit_mm.LoadImage')]
-
-    def names(dataset) -> list[str]:
-        return [dataset.get_data_info(index)['img_path'].split('/')[-1] for index in range(len(dataset))]
-
     for kind in (UnlabeledImages, ImageFolder):
-        assert names(kind(str(tmp_path), pipeline=bands)) == ['1.npy', '2.tif', '3.TIFF']
-        assert names(kind(str(tmp_path), pipeline=rgb)) == ['2.tif', '3.TIFF', '4.jpg']
+        for pipeline, names in ((bands, ['1.npy', '2.tif', '3.TIFF']), (rgb, ['2.tif', '3.TIFF', '4.jpg'])):
+            dataset = kind(str(tmp_path), pipeline=pipeline)
+            infos = [dataset.get_data_info(index) for index in range(len(dataset))]
+            assert [info['img_path'].split('/')[-1] for info in infos] == names
     (tmp_path / 'b/3.TIFF').unlink()
     with pytest.raises(FileNotFoundError, match="b'; expected files ending in .tif .tiff .npy"):
         ImageFolder(str(tmp_path), pipeline=bands)
@@ -192,18 +169,16 @@ def test_statistics_are_percentiles_and_what_the_loader_makes_of_them(tmp_path, 
     rng = np.random.default_rng(0)
     values = (rng.gamma(2, (300, 40, 5), (8, 64, 64, 3)) + (1000, 0, 0)).astype(np.float32)
     values[0, 0, 0] = np.nan
-    for index, image in enumerate(values):
-        np.save(tmp_path / f'{index}.npy', image)
     paths = [str(tmp_path / f'{index}.npy') for index in range(8)]
-    found = band_statistics(paths)
-    pixels = values.reshape(-1, 3)
+    for path, image in zip(paths, values, strict=True):
+        np.save(path, image)
+    found, pixels = band_statistics(paths), values.reshape(-1, 3)
     low, high = np.nanpercentile(pixels, (1, 99), axis=0)
     assert np.allclose(found['low'], low, rtol=1e-4) and np.allclose(found['high'], high, rtol=1e-4)
     scaled = 255 * ((np.nan_to_num(pixels) - low) / (high - low)).clip(0, 1)
     assert np.allclose(found['mean'], scaled.mean(0), atol=0.1) and np.allclose(found['std'], scaled.std(0), atol=0.1)
     run_tool('datasets/band_statistics.py', tmp_path, '--bands', 2, 0)
-    printed = capsys.readouterr().out
-    assert f'bands=[2, 0], low=[{found["low"][2]}, {found["low"][0]}]' in printed
+    assert f'bands=[2, 0], low=[{found["low"][2]}, {found["low"][0]}]' in capsys.readouterr().out
     np.save(tmp_path / '8.npy', values[0, ..., :2])
     with pytest.raises(ValueError, match='8.npy has 2 bands, files before it 3'):
         band_statistics([*paths, str(tmp_path / '8.npy')])

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from labelled import CLASSES, TEST_PIPELINE, make_images
-from mmengine.dataset import ClassBalancedDataset, ConcatDataset, default_collate
+from mmengine.dataset import ClassBalancedDataset, ConcatDataset
+from mmpretrain.datasets import CustomDataset
+from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from beit_mm.datasets import UnreadableImageError, image_folder
 from beit_mm.datasets.image_folder import Samples, quoted, unquoted
@@ -51,9 +53,6 @@ def found(dataset):
 
 
 def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
-    from mmpretrain.datasets import CustomDataset
-    from torchvision.datasets import ImageFolder as TorchvisionFolder
-
     (folder / 'Zebra/deep').mkdir(parents=True)  # capitals sort first
     (folder / 'red/0.png').rename(folder / 'Zebra/deep/0.png')
     (folder / 'notes.txt').write_text('no class')
@@ -64,29 +63,21 @@ def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
     assert [ours.get_data_info(i)['img_path'] for i in range(9)] == [info['img_path'] for info in mmpretrain]
 
 
-def test_a_folder_is_searched_at_any_depth_in_sorted_order(folder):
-    for name in ('b.PNG', 'c 1/my image.jpg', 'deep/er/a.webp', '.hidden/a.png', 'red/._0.png', 'red/0.txt'):
+def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(folder, monkeypatch):
+    """Where nothing reads it."""
+    said = []
+    monkeypatch.setattr(image_folder, 'print_log', lambda message, **options: said.append(message))
+    monkeypatch.setattr(image_folder, 'HeifImageFile', None)
+    monkeypatch.setattr(image_folder, 'EXTENSIONS', ('.png', '.jpg', '.webp'))
+    odd = 'b.PNG', 'c 1/my image.jpg', 'deep/er/a.webp', '.hidden/a.png', 'red/._0.png', 'red/0.txt'
+    for name in (*odd, 'b.HEIC', 'deep/e.heic', 'heic'):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     colours = [name for name, _ in WHOLE]
     expected = ['b.PNG', *colours[:3], 'c 1/my image.jpg', 'deep/er/a.webp', *colours[3:]]
     assert found(unlabeled(folder)) == [(name, None) for name in expected]
-    assert [name for name, _ in found(unlabeled(folder.parent, data_prefix='train/red', indices=2))] == [
-        '0.png',
-        '1.png',
-    ]
-
-
-def test_heic_images_are_counted_where_nothing_reads_them(tmp_path, monkeypatch):
-    for name in ('a.jpg', 'b.HEIC', 'c.heif', 'd/e.heic', 'd/f.png', 'heic'):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    said = []
-    monkeypatch.setattr(image_folder, 'print_log', lambda message, **options: said.append(message))
-    monkeypatch.setattr(image_folder, 'HeifImageFile', None)
-    assert list(image_folder.list_images(str(tmp_path), ('.jpg', '.png'))) == ['a.jpg', 'd/f.png']
-    assert said == [f'{tmp_path}: 3 HEIC images are left out; to have them read, pip install pillow-heif']
-    assert not len(image_folder.list_images(str(tmp_path), image_folder.BAND_EXTENSIONS)) and len(said) == 1
+    assert said == [f'{folder}/: 2 HEIC images are left out; to have them read, pip install pillow-heif']
+    assert not len(image_folder.list_images(str(folder), image_folder.BAND_EXTENSIONS)) and len(said) == 1
 
 
 def test_given_classes_are_matched_by_name(folder):
@@ -103,10 +94,8 @@ def test_lists_with_and_without_labels_of_any_names(folder):
     (folder / 'list.txt').write_bytes(b'\xef\xbb\xbfblue/1.png\r\nred/\xe9\xff.png 2\n\n')  # as Windows writes it
     assert found(build(folder, ann_file='list.txt')) == [('blue/1.png', 0), (odd, 2)]
     (folder / 'list.txt').write_text('my image.png 7\n../blue/1.png 0\n')  # in no class folders, as ImageNet's
-    assert found(unlabeled(folder, data_prefix='red', ann_file='list.txt')) == [
-        ('my image.png', None),
-        ('../blue/1.png', None),
-    ]
+    paths = [path for path, _ in found(unlabeled(folder, data_prefix='red', ann_file='list.txt'))]
+    assert paths == ['my image.png', '../blue/1.png']
     names = [str(number) for number in range(8)]
     assert [label for _, label in found(build(folder, ann_file='list.txt', classes=names))] == [7, 0]
 
@@ -141,56 +130,37 @@ def test_a_subclass_may_filter_or_list_dicts(folder):
 
     class Filtered(base):
         def filter_data(self):
-            return [info for info in self.data_list if info['gt_label'] != 1]
+            return [dict(info, more=1) for info in self.data_list if info['gt_label'] != 1]
 
-    class Longer(base):
-        def load_data_list(self):
-            return [dict(info, more=1) for info in super().load_data_list()]
-
-    assert found(Filtered(str(folder))) == [entry for entry in WHOLE if entry[1] != 1]
-    longer = Longer(str(folder))
-    assert longer.get_data_info(8)['more'] == 1 and longer.serialize_data
+    filtered = Filtered(str(folder))
+    assert found(filtered) == [entry for entry in WHOLE if entry[1] != 1] and filtered.get_data_info(5)['more'] == 1
 
 
 # --- samples --------------------------------------------------------------------------------------
 
 
-def test_a_sample_is_what_the_contract_says(folder):
-    batch = default_collate([unlabeled(folder, pipeline=PIPELINE)[i] for i in range(4)])['inputs']
-    assert batch.pop('unreadable') == [''] * 4
-    shapes = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items()}
-    assert shapes == dict(
-        images=(torch.uint8, (4, 32, 32, 3)),
-        tokenizer_images=(torch.uint8, (4, 16, 16, 3)),
-        mask=(torch.bool, (4, 14, 14)),
-        positions=(torch.int64, (4, 75)),
-    )
+def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder):
+    """mmpretrain's draw from numpy."""
+    flip = dict(type='mmpretrain.RandomFlip', prob=0.5)
+    theirs = [TEST_PIPELINE[0], dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow'), flip]
+    theirs = build(folder, pipeline=[*theirs, dict(type='mmpretrain.PackInputs')])
+    for dataset in (unlabeled(folder, pipeline=PIPELINE), theirs):
 
+        def draw(key, dataset=dataset):
+            inputs = dataset[key]['inputs']
+            parts = [inputs] if dataset is theirs else [inputs['images'], inputs['positions']]
+            return torch.cat([part.ravel() for part in parts])
 
-@pytest.mark.parametrize('crop', ['beit_mm.TwoViewRandomResizedCrop', 'mmpretrain.RandomResizedCrop'])
-def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder, crop):
-    pipeline, dataset = PIPELINE, unlabeled
-    if crop.startswith('mmpretrain'):
-        random = [dict(type=crop, scale=16, backend='pillow'), dict(type='mmpretrain.RandomFlip', prob=0.5)]
-        pipeline, dataset = [TEST_PIPELINE[0], *random, dict(type='mmpretrain.PackInputs')], build
-    dataset = dataset(folder, pipeline=pipeline)
-
-    def draw(key):
-        inputs = dataset[key]['inputs']
-        return (
-            inputs if isinstance(inputs, torch.Tensor) else torch.cat([inputs['images'].ravel(), inputs['positions']])
-        )
-
-    first = draw(SampleKey(0, 0, 3))
-    np.random.rand(7)
-    draw(SampleKey(0, 0, 2))
-    assert torch.equal(draw(SampleKey(0, 0, 3)), first) and torch.equal(draw(3), first)
-    assert not any(torch.equal(draw(SampleKey(*key, 3)), first) for key in ((0, 1), (1, 0)))
+        first = draw(SampleKey(0, 0, 3))
+        np.random.rand(7)
+        draw(SampleKey(0, 0, 2))
+        assert torch.equal(draw(SampleKey(0, 0, 3)), first) and torch.equal(draw(3), first)
+        assert not any(torch.equal(draw(SampleKey(*key, 3)), first) for key in ((0, 1), (1, 0)))
 
 
 def test_unreadable_images_by_policy(folder):
     (folder / 'blue/1.png').write_bytes(b'broken')
-    for raising in (dict(), dict(on_error='skip', test_mode=True)):
+    for raising in ({}, dict(on_error='skip', test_mode=True)):
         with pytest.raises(UnreadableImageError, match='1.png'):
             unlabeled(folder, pipeline=PIPELINE, **raising)[1]
     dataset = unlabeled(folder, pipeline=PIPELINE, on_error='skip')
@@ -220,33 +190,26 @@ def test_unreadable_images_by_policy(folder):
 )
 def test_wrong_lines_of_a_list_are_named(folder, text, message):
     (folder / 'list.txt').write_text(text)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=f'^.*{message}.*$'):
         build(folder, ann_file='list.txt')
-    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ('kind', 'settings', 'message'),
     [
-        ('ImageFolder', dict(data_prefix='gone'), "no folder '.*gone"),
         ('ImageFolder', dict(data_prefix='red'), "no class folders in '.*red"),
         ('ImageFolder', {}, "no images in '.*/empty'"),
         ('ImageFolder', dict(classes=['pink']), "no folder '.*/pink'"),
         ('ImageFolder', dict(classes='gone.txt'), "no file 'gone.txt'"),
-        ('ImageFolder', dict(ann_file='gone.txt'), 'gone.txt'),
+        ('ImageFolder', dict(classes=['red', 'red']), "holds 'red' twice"),
+        ('UnlabeledImages', dict(ann_file='gone.txt'), 'gone.txt'),
         ('UnlabeledImages', dict(data_prefix='gone'), "no folder '.*gone"),
         ('UnlabeledImages', dict(data_prefix='empty'), 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
+        ('UnlabeledImages', dict(on_error='ignore'), "on_error is 'ignore'"),
+        ('UnlabeledImages', dict(data_root='http://site.org'), 'the address http://site.org; expected a local folder'),
     ],
 )
-def test_what_is_missing_or_empty_is_named(folder, kind, settings, message):
+def test_what_is_missing_empty_or_wrong_is_named(folder, kind, settings, message):
     (folder / 'empty').mkdir()
-    with pytest.raises(FileNotFoundError, match=message) as error:
-        build(folder, kind, **settings)
-    assert '\n' not in str(error.value)
-
-
-def test_wrong_settings_are_refused(folder):
-    with pytest.raises(ValueError, match="holds 'red' twice"):
-        build(folder, classes=['red', 'red'])
-    with pytest.raises(ValueError, match='ignore'):
-        unlabeled(folder, on_error='ignore')
+    with pytest.raises((ValueError, FileNotFoundError), match=f'^.*{message}.*$'):
+        DATASETS.build(dict(dict(type=f'beit_mm.{kind}', data_root=str(folder)), **settings))

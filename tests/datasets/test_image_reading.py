@@ -22,6 +22,12 @@ def save(path, image, **kwargs):
     return str(path)
 
 
+def exif_of(tag: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    return exif
+
+
 @pytest.fixture
 def scene():
     """A smooth picture without symmetry, 40x30."""
@@ -29,38 +35,28 @@ def scene():
     return Image.fromarray(np.stack([x * 6, y * 8, 128 + x - y], -1).astype(np.uint8))
 
 
-def test_plain_jpeg_has_pillows_pixels(tmp_path, scene):
-    path = save(tmp_path / 'a.jpg', scene, quality=90)
-    pixels = read_image(path)
-    assert pixels.dtype == np.uint8 and pixels.shape == (30, 40, 3) and pixels.flags.c_contiguous
-    assert np.abs(pixels.astype(int) - np.asarray(Image.open(path))).max() <= 1
-
-
-@pytest.mark.parametrize('options', [dict(fp='a.jpg', quality=95), dict(fp='a.png'), dict(fp='a.tiff')])
+@pytest.mark.parametrize('name', ['a.jpg', 'a.png', 'a.tiff'])
 @pytest.mark.parametrize('tag', range(1, 9))
-def test_exif_orientation(tmp_path, monkeypatch, scene, tag, options):
+def test_exif_orientation(tmp_path, scene, tag, name):
     # the camera stores the pixels turned; a viewer must see the scene
     turns = 'FLIP_LEFT_RIGHT', 'ROTATE_180', 'FLIP_TOP_BOTTOM', 'TRANSPOSE', 'ROTATE_90', 'TRANSVERSE', 'ROTATE_270'
     stored = scene if tag == 1 else scene.transpose(Image.Transpose[turns[tag - 2]])
-    exif = Image.Exif()
-    exif[0x0112] = tag
-    monkeypatch.chdir(tmp_path)
-    stored.save(**options, exif=exif)
-    pixels = read_image(options['fp'])
-    assert pixels.shape == (30, 40, 3)
+    pixels = read_image(path := save(tmp_path / name, stored, exif=exif_of(tag), quality=95))
+    assert pixels.shape == (30, 40, 3) and pixels.dtype == np.uint8 and pixels.flags.c_contiguous
     assert np.abs(pixels.astype(int) - np.asarray(scene)).mean() < 3
+    if tag == 1:
+        assert np.abs(pixels.astype(int) - np.asarray(Image.open(path))).max() <= 1
 
 
 def test_broken_exif_does_not_matter(tmp_path, scene):
-    path = save(tmp_path / 'a.jpg', scene, exif=b'Exif\0\0garbage')
-    assert read_image(path).shape == (30, 40, 3)
-    exif = Image.Exif()
-    exif[0x0112], exif[0x011A] = 6, (72, 1)
+    assert read_image(save(tmp_path / 'a.jpg', scene, exif=b'Exif\0\0garbage')).shape == (30, 40, 3)
+    exif = exif_of(6)
+    exif[0x011A] = (72, 1)
     odd = exif.tobytes().replace(b'\x01\x1a\x00\x05', b'\x01\x1a\x00\x01')  # the resolution is said to be of bytes
-    turned = Image.open(save(tmp_path / 'b.jpg', scene, exif=odd))
+    path = save(tmp_path / 'b.jpg', scene, exif=odd)
     with pytest.raises(TypeError):
-        ImageOps.exif_transpose(turned)
-    assert read_image(str(tmp_path / 'b.jpg')).shape == (40, 30, 3)
+        ImageOps.exif_transpose(Image.open(path))
+    assert read_image(path).shape == (40, 30, 3)
 
 
 @pytest.mark.parametrize('mode', ['CMYK', 'L', '1', 'P', 'YCbCr', 'RGBA', 'LA'])
@@ -71,24 +67,15 @@ def test_modes_become_rgb(tmp_path, scene, mode):
     assert pixels.shape == (30, 40, 3) and np.abs(pixels.astype(int) - np.asarray(expected)).mean() <= loss
 
 
-@pytest.mark.parametrize('name', ['a.png', 'a.pgm', 'a.tiff'])
-@pytest.mark.parametrize('step', [100, 257])
-def test_sixteen_bits_are_scaled_neither_clipped_nor_stretched(tmp_path, name, step):
-    values = (np.arange(256) * step).astype(np.uint16).reshape(16, 16)
-    pixels = read_image(save(tmp_path / name, Image.fromarray(values)))
-    assert np.abs(pixels[..., 0].astype(float) - values / 257).max() < 0.51
-
-
-@pytest.mark.parametrize(
-    'values',
-    [
-        np.linspace(-1e6, 1e6, 256, dtype=np.float32),
-        *((np.arange(256, dtype=np.int32) - 9) * n for n in (1, 257, 9000)),
-    ],
-)
-def test_deep_images_use_their_own_range(tmp_path, values):
-    pixels = read_image(save(tmp_path / 'a.tiff', Image.fromarray(values.reshape(16, 16))))
-    assert (pixels[..., 1].ravel() == np.arange(256)).all()
+def test_sixteen_bits_are_scaled_neither_clipped_nor_stretched_and_more_by_their_own_range(tmp_path):
+    steps = np.arange(256).reshape(16, 16)
+    for name in ('a.png', 'a.pgm', 'a.tiff'):
+        values = (steps * 100).astype(np.uint16)
+        pixels = read_image(save(tmp_path / name, Image.fromarray(values)))
+        assert np.abs(pixels[..., 0].astype(float) - values / 257).max() < 0.51
+    for values in ((steps - 9).astype(np.int32) * 9000, (steps - 127.5).astype(np.float32) * 1e4):
+        pixels = read_image(save(tmp_path / 'a.tiff', Image.fromarray(values)))
+        assert (pixels[..., 1] == steps).all()
 
 
 def test_transparency_lies_on_white(tmp_path, scene):
@@ -97,8 +84,7 @@ def test_transparency_lies_on_white(tmp_path, scene):
     rgba = scene.copy()
     rgba.putalpha(alpha)
     pixels = read_image(save(tmp_path / 'rgba.png', rgba))
-    assert (pixels[:, 20:] == 255).all()
-    assert (pixels[:, :20] == np.asarray(scene)[:, :20]).all()
+    assert (pixels[:, 20:] == 255).all() and (pixels[:, :20] == np.asarray(scene)[:, :20]).all()
 
     palette = Image.new('P', (4, 4), 1)
     palette.putpalette([10, 20, 30, 40, 50, 60])
@@ -108,7 +94,7 @@ def test_transparency_lies_on_white(tmp_path, scene):
 
     deep = Image.fromarray(np.array([[1000, 40000]], np.uint16))
     pixels = read_image(save(tmp_path / 'deep.png', deep, transparency=1000))
-    assert pixels[0, 0, 0] == 255 and pixels[0, 1, 0] == round(40000 / 257)
+    assert pixels[0, :, 0].tolist() == [255, round(40000 / 257)]
 
 
 def test_first_frame_of_an_animation(tmp_path):
@@ -126,9 +112,9 @@ def test_broken_files_are_named(tmp_path, scene, kind):
         path.write_bytes(path.read_bytes()[: 3 if kind == 'head.jpg' else path.stat().st_size // 2])
     elif kind != 'gone.jpg':
         path.write_bytes(b'<html>not found</html>' if kind == 'page.jpg' else b'')
-    with pytest.raises(UnreadableImageError, match=kind) as error:
+    with pytest.raises(UnreadableImageError, match=f'^[^\n]*{kind}[^\n]*$') as error:
         read_image(str(path))
-    assert '\n' not in str(error.value) and 'object at' not in str(error.value)
+    assert 'object at' not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -146,29 +132,30 @@ def test_only_what_a_file_causes_makes_it_unreadable(tmp_path, monkeypatch, scen
 
     path = save(tmp_path / 'a.png', scene)
     monkeypatch.setattr(place, fail)
-    with pytest.raises(expected, match='odd tag') as error:
+    with pytest.raises(expected, match='odd tag' if expected is raised else f'^{path}: .*odd tag'):
         read_image(path)
-    assert expected is raised or str(error.value).startswith(path)
 
 
-def test_what_needs_another_reader_is_said(tmp_path, monkeypatch):
-    """A HEIC file without its package, and a .tif of six bands."""
+def test_what_needs_another_reader_or_is_too_large_is_said(tmp_path, monkeypatch, scene):
     monkeypatch.setattr('beit_mm.datasets.reading.HeifImageFile', None)
     (tmp_path / 'a.heic').write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
-    with pytest.raises(UnreadableImageError, match='a.heic: .*HEIC; pip install pillow-heif'):
-        read_image(str(tmp_path / 'a.heic'))
-    options = dict(photometric='minisblack', planarconfig='contig')
-    imwrite(tmp_path / 'bands.tif', np.zeros((4, 4, 6), np.uint8), **options)
-    with pytest.raises(UnreadableImageError, match='bands.tif: .*docs/data.md and LoadBands'):
-        read_image(str(tmp_path / 'bands.tif'))
+    imwrite(tmp_path / 'b.tif', np.zeros((4, 4, 6), np.uint8), photometric='minisblack', planarconfig='contig')
+    scene.save(tmp_path / 'c.png')
+    assert LoadImage(max_pixels=1200)(dict(img_path=str(tmp_path / 'c.png')))['img_shape'] == (30, 40)
+    for name, message in (
+        ('a.heic', 'HEIC; pip install pillow-heif'),
+        ('b.tif', 'docs/data.md and LoadBands'),
+        ('c.png', '40 x 30 pixels, more than max_pixels=1,199'),
+    ):
+        with pytest.raises(UnreadableImageError, match=f'{name}: .*{message}'):
+            LoadImage(max_pixels=1199)(dict(img_path=str(tmp_path / name)))
 
 
 def test_heic_is_read_where_pillow_heif_is_and_by_us_alone(tmp_path, scene):
     heif = pytest.importorskip('pillow_heif')
     path, image = tmp_path / 'a.heic', scene.resize((80, 60))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    heif.from_pillow(image.transpose(Image.Transpose.ROTATE_90)).save(path, quality=95, exif=exif.tobytes())
+    turned = heif.from_pillow(image.transpose(Image.Transpose.ROTATE_90))
+    turned.save(path, quality=95, exif=exif_of(6).tobytes())
     found = read_image(str(path))
     assert found.shape == (60, 80, 3) and np.abs(found.astype(int) - np.asarray(image)).mean() < 8
     assert '.heic' in EXTENSIONS
@@ -176,20 +163,12 @@ def test_heic_is_read_where_pillow_heif_is_and_by_us_alone(tmp_path, scene):
         Image.open(path)
 
 
-def test_too_many_pixels_are_refused(tmp_path, scene):
-    path = save(tmp_path / 'bomb.png', scene)
-    assert LoadImage(max_pixels=1200)(dict(img_path=path))['img_shape'] == (30, 40)
-    with pytest.raises(UnreadableImageError, match='bomb.png.*40 x 30 pixels, more than max_pixels=1,199'):
-        LoadImage(max_pixels=1199)(dict(img_path=path))
-
-
 def test_an_array_of_openmmlabs_inferencers_is_bgr(tmp_path):
     rgb = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     path = save(tmp_path / 'a.png', Image.fromarray(rgb))
-    load = LoadImage()
-    of_file, of_array = load.transform(dict(img_path=path)), load.transform(dict(img=mmcv.imread(path)))
-    assert np.array_equal(of_array['img'], rgb) and np.array_equal(of_file['img'], rgb)
-    assert of_array['ori_shape'] == of_file['ori_shape'] == (7, 9)
+    for source in (dict(img_path=path), dict(img=mmcv.imread(path)), path, mmcv.imread(path)):
+        found = LoadImage().transform(source)
+        assert np.array_equal(found['img'], rgb) and found['ori_shape'] == found['img_shape'] == (7, 9)
 
 
 def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, monkeypatch):

@@ -42,19 +42,17 @@ def reference_mask(height, width, num_masked, min_block):
     return np.array(mask)
 
 
-@pytest.mark.parametrize(
-    ('law', 'draws', 'tolerance'), [((14, 14, 75, 16), (20_000, 12_000), 0.015), ((7, 20, 50, 8), (4000, 2000), 0.05)]
-)
-def test_released_law(law, draws, tolerance):
-    masks = draw(draws[0], BlockwiseMask(law[:2], *law[2:]))
-    assert masks.dtype == np.bool_ and masks.shape == (draws[0], *law[:2])
+def test_the_law_of_a_rectangle_is_the_released_one():
+    law = (7, 20, 50, 8)
+    masks = draw(4000, BlockwiseMask(law[:2], *law[2:]))
+    assert masks.dtype == np.bool_ and masks.shape == (4000, *law[:2])
     random.seed(1)
-    expected = np.stack([reference_mask(*law) for _ in range(draws[1])])
+    expected = np.stack([reference_mask(*law) for _ in range(2000)])
     assert abs(masks.sum((1, 2)).mean() - expected.sum((1, 2)).mean()) < 0.1
     # the law knows no left and right, no up and down: four cells of the reference are one
     expected = expected.mean(0)
     expected = np.mean([expected, expected[::-1], expected[:, ::-1], expected[::-1, ::-1]], axis=0)
-    assert np.abs(masks.mean(0) - expected).max() < tolerance
+    assert np.abs(masks.mean(0) - expected).max() < 0.05
 
 
 def test_numbers_of_the_released_code():
@@ -93,13 +91,13 @@ def test_random_mask_is_uniform():
     [(BlockwiseMask((14, 14), 75), 75), (BlockwiseMask((6, 9), 20, 4, 'exact'), 20), (RandomMask((5, 8), 15), 15)],
 )
 def test_positions_list_the_masked_patches_in_slots_whose_number_never_changes(transform, slots):
-    shorter = 0
-    for _ in range(200):
+    counts = set()
+    for _ in range(50):
         inputs = PackViews()(transform.transform(dict(IMAGE)))['inputs']
         masked = inputs['mask'].flatten().nonzero().flatten().tolist()
         assert inputs['positions'].tolist() == masked + [-1] * (slots - len(masked))
-        shorter += len(masked) < slots
-    assert bool(shorter) == (slots == 75)  # the law of the released code stops early now and then
+        counts.add(len(masked))
+    assert max(counts) == slots and len(counts) > (slots == 75)  # the law of the released code stops early at times
 
 
 def test_a_mask_without_a_limit_has_no_slots_and_one_beyond_its_limit_is_refused():
@@ -130,10 +128,8 @@ def test_impossible_settings_are_refused(settings, named):
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize('variant', ['released', 'exact', 'paper'])
-@pytest.mark.parametrize('settings', [((14, 14), 196, 150), ((2, 2), 4, 1), ((4, 4), 8, 16), ((14, 14), 1, 1)])
-def test_every_accepted_setting_ends(settings, variant):
-    counts = draw(50, BlockwiseMask(*settings, variant)).sum((1, 2))
-    if variant == 'exact':
-        assert (counts == settings[1]).all()
-    elif variant == 'released':
-        assert (counts <= settings[1]).all()
+def test_every_accepted_setting_ends(variant):
+    for *settings, most, block in ((14, 14, 196, 150), (2, 2, 4, 1), (4, 4, 8, 16), (14, 14, 1, 1)):
+        counts = draw(50, BlockwiseMask(settings, most, block, variant)).sum((1, 2))
+        if variant != 'paper':
+            assert (counts <= most).all() and (variant == 'released' or (counts == most).all())

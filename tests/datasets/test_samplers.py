@@ -83,7 +83,6 @@ def test_neighbouring_keys_have_unrelated_seeds():
 
 def test_what_a_key_draws_does_not_change_between_versions():
     """A resumed run must draw what the interrupted one would have drawn."""
-    assert mixed_seed(*SampleKey(0, 0, 0), 0) == 11619761522075635141
     assert mixed_seed(*SampleKey(7, 3, 12345), 0) == 2016577477655178880
     seed_generators(SampleKey(7, 3, 12345))
     assert random.random() == random.Random(2016577477655178880).random()

@@ -1,6 +1,5 @@
 """Tar shards give the samples that the folder gives, and what is wrong with them ends in one line."""
 
-import copy
 import gzip
 import io
 import os
@@ -77,24 +76,34 @@ def image_bytes(value: int = 100) -> bytes:
 # --- the same samples -----------------------------------------------------------------------------
 
 
-def both(made: Path, kind: str, **settings) -> tuple[list[dict], list[dict]]:
-    """The samples of the folder and of its shards, after a check that they are the same."""
-    datasets = [build(made / folder, kind, **settings) for folder in ('data/train', 'shards')]
-    files, members = ([dataset[index] for index in range(len(dataset))] for dataset in datasets)
-    assert datasets[0].metainfo.get('classes') == datasets[1].metainfo.get('classes') and len(files) == len(members)
+def labels_of(made: Path, kind: str, **settings) -> list[int | None]:
+    """The labels in the shards, after a check that they hold the samples of the folder."""
+    files, members = (build(made / folder, kind, **settings) for folder in ('data/train', 'shards'))
+    assert files.metainfo.get('classes') == members.metainfo.get('classes') and len(files) == len(members)
     for file, member in zip(files, members, strict=True):
         assert np.array_equal(file['img'], member['img']) and file.get('gt_label') == member.get('gt_label')
-    return files, members
+        shard, name = member['img_path'].removeprefix(f'{made}/shards/').split('/', 1)
+        assert name == os.path.relpath(file['img_path'], made / 'data/train') and shard.startswith('shard-00000')
+    return [member.get('gt_label') for member in members]
 
 
 @pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
-def test_pixels_order_and_labels_are_the_folders(made, kind):
-    files, members = both(made, kind)
-    assert len(files) == 18
-    for file, member in zip(files, members, strict=True):
-        assert np.array_equal(member['img'], np.asarray(Image.open(file['img_path'])))
-        shard, name = member['img_path'].removeprefix(f'{made}/shards/').split('/', 1)
-        assert name == os.path.relpath(file['img_path'], made / 'data/train') and shard.startswith('shard-00000')
+def test_samples_order_and_lists_are_the_folders(made, tmp_path, kind):
+    assert len(labels_of(made, kind)) == 18
+    (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
+    assert len(labels_of(made, kind, ann_file=str(tmp_path / 'list'))) == 2
+    (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
+    with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
+        build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
+
+
+def test_classes_are_chosen_as_in_the_folder(made):
+    for classes in (('red', 'blue'), ('green', 'red', 'blue')):
+        expected = [label for label in range(len(classes)) for _ in range(6)]
+        assert labels_of(made, 'ImageFolder', classes=classes) == expected
+    with pytest.raises(FileNotFoundError, match="no folder .*'grey'; expected one folder a class"):
+        build(made / 'shards', classes=['red', 'grey'])
+    assert len(build(made / 'shards', classes=['red', 'grey'], test_mode=True)) == 6
 
 
 def test_the_archives_are_ordinary_ones(made):
@@ -111,6 +120,7 @@ def batches(folder: Path, workers: int = 0, skip: int = 0) -> list[bytes]:
     """What is drawn in the second epoch, from a sample on, as a run that goes on does it."""
     dataset = build(folder, 'UnlabeledImages', TWO_VIEWS)
     dataset[0]  # the main process has an archive open when its workers are forked
+    dataset = pickle.loads(pickle.dumps(dataset))  # as a spawned worker gets it
     sampler = SeededSampler(dataset, seed=5)
     sampler.set_epoch(1)
     sampler.skip(skip)
@@ -120,26 +130,14 @@ def batches(folder: Path, workers: int = 0, skip: int = 0) -> list[bytes]:
 
 def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
     whole = batches(made / 'data/train')
-    assert len(set(whole)) == 5 and batches(made / 'shards') == whole == batches(made / 'shards', workers=2)
+    assert len(set(whole)) == 5 and batches(made / 'shards', workers=2) == whole
     assert batches(made / 'shards', skip=8) == whole[2:]
 
 
-def test_what_base_dataset_promises_holds(made):
-    dataset = build(made / 'shards')
-    expected = [sample['img'].tobytes() for sample in dataset]
-    for same in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), build(made / 'shards', lazy_init=True)):
-        assert [same[index]['img'].tobytes() for index in range(18)] == expected
-    for part, indices in ((dataset.get_subset([5, 1]), [5, 1]), (build(made / 'shards', indices=2), [0, 1])):
-        assert [part[index]['img'].tobytes() for index in range(2)] == [expected[index] for index in indices]
-
-
-@pytest.mark.parametrize('name', ['a.jpg', 'a.webp', 'a.gif', 'a.ppm', 'a.tif', 'lzw.tif', 'a.npy'])
+@pytest.mark.parametrize('name', ['a.jpg', 'a.webp', 'a.gif', 'a.ppm', 'a.tif', 'a.npy'])
 def test_every_format_is_read_as_from_a_file(tmp_path, name):
     pixels, path = np.random.default_rng(0).integers(0, 256, (31, 40, 3), dtype=np.uint8), tmp_path / name
-    if name == 'a.npy':
-        np.save(path, pixels)
-    else:
-        Image.fromarray(pixels).save(path, **dict(compression='tiff_lzw') if name == 'lzw.tif' else {})
+    np.save(path, pixels) if name == 'a.npy' else Image.fromarray(pixels).save(path)
     content, archive = path.read_bytes(), tmp_path / 'a.tar'
     archive.write_bytes(b'x' * 700 + content + b'x' * 100)
     member = MemberPath(f'{archive}/{name}', str(archive), 700, len(content))
@@ -149,47 +147,19 @@ def test_every_format_is_read_as_from_a_file(tmp_path, name):
         assert np.array_equal(read_image(member), read_image(str(path)))
 
 
-@pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
-def test_lists_name_images_as_in_the_folder(made, tmp_path, kind):
-    (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
-    assert len(both(made, kind, ann_file=str(tmp_path / 'list'))[0]) == 2
-    (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
-    with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
-        build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
-
-
-def test_classes_are_chosen_as_in_the_folder(made):
-    for classes in (('red', 'blue'), ('green', 'red', 'blue')):
-        files, _ = both(made, 'ImageFolder', classes=classes)
-        assert [file['gt_label'] for file in files] == [label for label in range(len(classes)) for _ in range(6)]
-    with pytest.raises(FileNotFoundError, match="no folder .*'grey'; expected one folder a class"):
-        build(made / 'shards', classes=['red', 'grey'])
-    assert len(build(made / 'shards', classes=['red', 'grey'], test_mode=True)) == 6
-
-
-# --- webdataset's own archives ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def web(tmp_path) -> Path:
-    """Three images with .cls files in two archives."""
+def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     for shard, numbers in enumerate([(2, 0), (1,)]):
         members = {'./.hidden.png': b'', '0.json': b'{}'}
         for index, number in enumerate(numbers):
             members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': image_bytes(number)}
-        make_tar(tmp_path / 'web' / f'train-{shard}.tar', members)
-    run_tool('datasets/make_shards.py', '--index-only', tmp_path / 'web')
-    return tmp_path / 'web'
-
-
-def test_cls_files_number_the_classes(web):
+        make_tar(tmp_path / f'web/train-{shard}.tar', members)
+    web = tmp_path / 'web'
+    run_tool('datasets/make_shards.py', '--index-only', web)
     dataset = build(web)
     assert [(sample['gt_label'], sample['img'][0, 0, 0]) for sample in dataset] == [(0, 0), (1, 1), (2, 2)]
     assert dataset.CLASSES == ('0', '1', '2') and build(web, classes=['x', 'y', 'z']).CLASSES[2] == 'z'
     assert len(build(web, 'UnlabeledImages')) == 3
 
-
-def test_what_cls_files_do_not_say_is_refused(web):
     with pytest.raises(ValueError, match='train-0.tar/0.png has class 2; expected numbers from 0 to 1'):
         build(web, classes=['x', 'y'])
     (web / 'list').write_text('0.png 1\n')
@@ -201,59 +171,52 @@ def test_what_cls_files_do_not_say_is_refused(web):
         build(web)
 
 
-@pytest.mark.parametrize(
-    ('members', 'kind', 'message'),
-    [
-        *(
-            ({}, getattr(tarfile, kind), 'a/b.png is a link, a sparse file or a device; expected plain files')
-            for kind in ('SYMTYPE', 'LNKTYPE', 'GNUTYPE_SPARSE', 'FIFOTYPE')
-        ),
-        ({'a.cls': b'cat', 'a.png': b''}, None, "a.cls holds b'cat'; expected the number of a class"),
-        ({'a.cls': b'1' * 100, 'a.png': b''}, None, 'expected the number of a class'),
-        ({'a.json': b'{}'}, None, 'expected uncompressed .tar archives with images'),
-    ],
-)
-def test_what_is_no_plain_image_is_refused(tmp_path, members, kind, message):
-    other = tarfile.TarInfo('a/b.png')
-    other.type, other.linkname = kind, '/etc/passwd'
-    make_tar(tmp_path / 'web/web.tar', members, *[other] * bool(kind))
-    refused(message, 'make_shards', '--index-only', tmp_path / 'web')
-    assert not (tmp_path / 'web' / INDEX).exists()
+# --- what is wrong --------------------------------------------------------------------------------
+
+NO_FILE = 'a/b.png is a link, a sparse file or a device; expected plain files'
+NO_ARCHIVE = 'web.tar is no whole tar archive ('
+
+
+def other(kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo('a/b.png')
+    info.type, info.linkname = kind, '/etc/passwd'
+    return info
 
 
 def negative(content: bytes) -> bytes:
     """The second member claims to be -1536 bytes long, so that its successor would be the first."""
     info = tarfile.TarInfo('b.png')
     info.size = -1536
-    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    return content[:1024] + bytes(header) + content[1024:]
+    return content[:1024] + bytes(info.tobuf(tarfile.GNU_FORMAT)) + content[1024:]
 
 
-DAMAGES = {
-    'cut': lambda content: content[:900],
-    'cut header': lambda content: content[:1800],
-    'header': lambda content: content[:1100] + b'\xff' + content[1101:],
-    'gzip': gzip.compress,
-    'HTML': lambda _: b'<html>not found</html>' * 90,
-    'empty': lambda _: b'',
-    'circle': negative,
-}
-
-
-@pytest.mark.parametrize('damage', DAMAGES)
-def test_damaged_archives_are_refused(tmp_path, damage):
-    path = make_tar(tmp_path / 'web/web.tar', {'a.png': b'1' * 500, 'b.png': b'2' * 500})
-    path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    refused('web.tar is no whole tar archive (', 'make_shards', '--index-only', tmp_path / 'web')
-
-
-# --- damaged shards --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ('members', 'others', 'message'),
+    [
+        *(({}, [other(kind)], NO_FILE) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.GNUTYPE_SPARSE)),
+        ({'a.cls': b'cat', 'a.png': b''}, [], "a.cls holds b'cat'; expected the number of a class"),
+        ({'a.cls': b'1' * 100, 'a.png': b''}, [], 'expected the number of a class'),
+        ({'a.json': b'{}'}, [], 'expected uncompressed .tar archives with images'),
+        (lambda content: content[:900], [], NO_ARCHIVE),
+        (lambda content: content[:1800], [], NO_ARCHIVE),
+        (lambda content: content[:1100] + b'\xff' + content[1101:], [], NO_ARCHIVE),
+        (gzip.compress, [], NO_ARCHIVE),
+        (lambda _: b'<html>not found</html>' * 90, [], NO_ARCHIVE),
+        (negative, [], NO_ARCHIVE),
+    ],
+)
+def test_an_archive_without_plain_whole_images_is_refused(tmp_path, members, others, message):
+    damage = members if callable(members) else bytes
+    members = {'a.png': b'1' * 500, 'b.png': b'2' * 500} if callable(members) else members
+    path = make_tar(tmp_path / 'web/web.tar', members, *others)
+    path.write_bytes(damage(path.read_bytes()))
+    refused(message, 'make_shards', '--index-only', tmp_path / 'web')
+    assert not (tmp_path / 'web' / INDEX).exists()
 
 
 def test_missing_and_cut_archives_stop_a_run_before_it_begins(root):
     path = root / 'shards/shard-000001.tar'
-    content = path.read_bytes()
-    path.write_bytes(content[:-10])
+    path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match='^.*shard-000001.tar is cut, or another archive than .*; copy it.*$'):
         build(root / 'shards')
     path.unlink()
@@ -267,15 +230,12 @@ def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
     with open(path.archive, 'r+b') as file:
         file.seek(path.offset)
         file.write(b'broken')
-    with pytest.raises(UnreadableImageError, match='shard-00000.*/red/deep/longlong.*: cannot be read') as error:
+    with pytest.raises(UnreadableImageError, match='^.*shard-00000.*/red/deep/longlong.*: cannot be read.*$') as error:
         read_image(path)
-    assert error.value.path == path and '\n' not in str(error.value)
-    assert dataset[17]['inputs']['unreadable'] == path
-    with open(path.archive, 'r+b') as file:
-        file.truncate(path.offset + 50)
+    assert error.value.path == path == dataset[17]['inputs']['unreadable']
+    os.truncate(path.archive, path.offset + 50)
     with pytest.raises(UnreadableImageError, match='the archive ends before it; copy the archive again'):
         read_image(path)
-    assert dataset[17]['inputs']['unreadable'] == path
     with pytest.raises(UnreadableImageError, match='more than 16 bytes for each of 10 pixels'):
         read_image(MemberPath('a', path.archive, 0, 161), max_pixels=10)
 
@@ -283,24 +243,21 @@ def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
 class Trap:
     """Leaves a mark when it is unpickled."""
 
-    def __init__(self, path):
-        self.path = path
-
     def __reduce__(self):
-        return os.mkdir, (self.path,)
+        return os.mkdir, ('ran',)
 
 
-@pytest.mark.parametrize('damage', ['empty', 'cut', 'pickle', 'objects', 'another'])
+@pytest.mark.parametrize('damage', ['cut', 'pickle', 'objects', 'another'])
 def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage, monkeypatch):
     monkeypatch.chdir(root)
     path = root / 'shards' / INDEX
     content, arrays = path.read_bytes(), dict(np.load(path))
     if damage == 'objects':
-        np.savez(path, **dict(arrays, length=np.array([Trap('ran')] * 18, object)))
+        np.savez(path, **dict(arrays, length=np.array([Trap()] * 18, object)))
     elif damage == 'another':
         np.savez(path, names=arrays['names'])
     else:
-        path.write_bytes(dict(empty=b'', cut=content[:300], pickle=pickle.dumps(Trap('ran')))[damage])
+        path.write_bytes(dict(cut=content[:300], pickle=pickle.dumps(Trap()))[damage])
     with pytest.raises(ValueError, match='^.* is no index of shards .*; make it again: .* --index-only .*$'):
         build(root / 'shards')
     assert not (root / 'ran').exists()
@@ -308,14 +265,13 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
     assert path.read_bytes() == content  # what the headers tell is what was written
 
 
-# --- writing ---------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_writer_goes_on(root):
     shards, whole = root / 'shards', tree(root / 'shards')
-    (shards / INDEX).unlink()
-    for number in (2, 3, 4):
-        (shards / f'shard-00000{number}.tar').unlink()
+    for name in (INDEX, *(f'shard-00000{number}.tar' for number in (2, 3, 4))):
+        (shards / name).unlink()
     (shards / 'shard-000002.tar.0123abcd.part').write_bytes(b'half')
     first = (shards / 'shard-000000.tar').stat().st_mtime_ns
     run_tool('datasets/make_shards.py', root / 'data/train', shards, '--shard-size', '20KB')
@@ -323,13 +279,12 @@ def test_an_interrupted_writer_goes_on(root):
 
 
 def test_a_writer_leaves_what_is_not_its_own(root):
+    (root / 'data/train/red/1.png').unlink()
     before = tree(root)
     refused('shard-000000.tar holds other images than', 'make_shards', root / 'data/val/red', root / 'shards')
     refused('lies in it; expected a folder elsewhere', 'make_shards', root / 'data', root / 'data/train')
     refused('no images in', 'make_shards', root / 'nowhere', root / 'new')
-    (root / 'data/train/red/1.png').unlink()
     (root / 'data/train/red/1.png').symlink_to('nowhere')
     refused('red/1.png: cannot be read as an image (No such file', 'make_shards', root / 'data/train', root / 'new')
-    before.pop('data/train/red/1.png')
-    assert tree(root) == before
     refused('holds shards; name the folder of images', 'sample_labels', root / 'shards', 1, root / 'list')
+    assert tree(root) == before
