@@ -13,10 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
-from helpers import ROOT, with_peak_memory
-from mmengine.config import Config
-from mmengine.dataset import Compose
-from mmengine.registry import DefaultScope
+from helpers import with_peak_memory
 from PIL import Image
 
 from beit_mm.datasets.image_folder import list_images
@@ -30,6 +27,10 @@ POSTSCRIPT = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\
 BANDS = dict(photometric='minisblack', planarconfig='contig')
 
 
+def load_image(path: str) -> dict:
+    return LoadImage()(dict(img_path=path))
+
+
 def refused(path: Path, message: str, read: Callable[[str], object] | None = None, **settings) -> None:
     """One line that begins with the path; by default of a file of many bands."""
     with pytest.raises(UnreadableImageError, match=message) as error:
@@ -37,31 +38,19 @@ def refused(path: Path, message: str, read: Callable[[str], object] | None = Non
     assert '\n' not in str(error.value) and str(error.value).startswith(str(path))
 
 
-# --- what runs, or is waited for ------------------------------------------------------------------
-
-
-@pytest.fixture
-def ghostscript(tmp_path, monkeypatch) -> Path:
-    """A program named gs, first in PATH, and the mark that it leaves."""
-    (tmp_path / 'bin').mkdir()
-    mark = tmp_path / 'mark'
-    program = tmp_path / 'bin/gs'
+@pytest.mark.parametrize('read', [read_image, read_labels, load_image])
+def test_postscript_named_jpg_starts_no_program(tmp_path, monkeypatch, read):
+    mark, program, path = tmp_path / 'mark', tmp_path / 'gs', tmp_path / 'scraped.jpg'
     program.write_text(f'#!/bin/sh\ntouch {mark}\n')
     program.chmod(0o755)
-    monkeypatch.setenv('PATH', f'{program.parent}:{os.environ["PATH"]}')
-    monkeypatch.setattr('PIL.EpsImagePlugin.gs_binary', None)  # Pillow looks it up once
-    return mark
-
-
-@pytest.mark.parametrize('read', [read_image, read_labels, lambda path: LoadImage()(dict(img_path=path))])
-def test_postscript_named_jpg_starts_no_program(tmp_path, ghostscript, read):
-    path = tmp_path / 'scraped.jpg'
     path.write_bytes(POSTSCRIPT)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+    monkeypatch.setattr('PIL.EpsImagePlugin.gs_binary', None)  # Pillow looks it up once
     refused(path, 'unknown format', read)
-    assert not ghostscript.exists()
+    assert not mark.exists()
     with pytest.raises(OSError), Image.open(path) as image:  # the program would have been run
         image.load()
-    assert ghostscript.exists()
+    assert mark.exists()
 
 
 @pytest.mark.parametrize('read', [read_image, read_labels, read_bands])
@@ -76,36 +65,38 @@ def test_only_regular_files_are_opened(tmp_path, read):
 
 
 class Program:
-    def __init__(self, mark: Path):
-        self.mark = str(mark)
-
     def __reduce__(self):
-        return open, (self.mark, 'w')
+        return pytest.fail, ('a program ran',)
 
 
-def test_pickles_in_npy_files_are_not_opened(tmp_path):
-    mark = tmp_path / 'mark'
-    np.save(tmp_path / 'objects.npy', np.array([Program(mark)], dtype=object), allow_pickle=True)
-    (tmp_path / 'pickle.npy').write_bytes(pickle.dumps(Program(mark)))
-    np.savez(tmp_path / 'a.npz', a=np.zeros((4, 4), np.uint8))
-    (tmp_path / 'a.npz').rename(tmp_path / 'zip.npy')
-    np.save(tmp_path / 'records.npy', np.zeros((4, 4), [('a', 'u1')]))
-    refused(tmp_path / 'objects.npy', 'Object arrays cannot be loaded')
-    refused(tmp_path / 'records.npy', 'type .*; expected integers')
-    refused(tmp_path / 'pickle.npy', 'neither .tif nor .npy')
-    refused(tmp_path / 'zip.npy', 'neither .tif nor .npy')
-    assert not mark.exists()
-
-
-def npy_header(shape: tuple[int, ...]) -> bytes:
+def npy(shape: tuple[int, ...]) -> bytes:
+    """A header that promises a shape, and 24 bytes behind it."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, dict(shape=shape, fortran_order=False, descr='<u2'))
+    return file.getvalue() + bytes(24)
+
+
+def written(save: Callable, array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    save(file, array)
     return file.getvalue()
 
 
-def test_npy_headers_are_no_programs(tmp_path):
-    (tmp_path / 'a.npy').write_bytes(npy_header((2, 2, 3)).replace(b'False', b'bool()') + bytes(24))
-    refused(tmp_path / 'a.npy', 'cannot be read')
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (written(np.save, np.array([Program()], dtype=object)), 'Object arrays cannot be loaded'),
+        (written(np.save, np.zeros((4, 4), [('a', 'u1')])), 'type .*; expected integers'),
+        (pickle.dumps(Program()), 'neither .tif nor .npy'),
+        (written(np.savez, np.zeros((4, 4), np.uint8)), 'neither .tif nor .npy'),
+        (npy((10, 10, 10**12)), 'cannot be read'),
+        (npy((0, 10, 6)), 'not empty'),
+        (npy((2, 2, 3, 1)), r'expected \(height, width, bands\)'),
+    ],
+)
+def test_npy_files_hold_an_array_of_numbers(tmp_path, content, message):
+    (tmp_path / 'a.npy').write_bytes(content)
+    refused(tmp_path / 'a.npy', message, low=0, high=1)
 
 
 def test_other_files_that_a_tif_names_stay_closed(tmp_path):
@@ -136,29 +127,17 @@ def test_pages_in_a_circle_end(tmp_path):
     refused(path, 'bands')
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    'shape', [(50_000, 50_000, 6), (10, 10, 10**12), (100, 100, 6), (0, 10, 6), (-1, -100, 6), (2, 2, 3, 1)]
-)
-def test_npy_headers_that_lie(tmp_path, shape):
-    (tmp_path / 'a.npy').write_bytes(npy_header(shape) + bytes(24))
-    refused(tmp_path / 'a.npy', 'cannot be read as an image', low=0, high=1)
-
-
-def test_files_without_pixels_take_no_memory(tmp_path):
+def test_a_tif_without_pixels_takes_no_memory(tmp_path):
     side, nothing = (4, 1, 10_000), (4, 1, 0)  # type, count, value
     tags = {256: side, 257: side, 258: (3, 1, 8), 273: nothing, 277: (3, 1, 1), 278: side, 279: nothing}
     content = b'II*\0' + struct.pack('<IH', 8, len(tags))
     content += b''.join(struct.pack('<HHII', tag, *value) for tag, value in tags.items()) + bytes(4)
     (tmp_path / 'a.tif').write_bytes(content)
-    assert len(content) < 134
     refused(tmp_path / 'a.tif', 'none of its blocks of pixels is stored')
 
 
 @pytest.mark.parametrize('name', ['a.tif', 'a.npy'])
-@pytest.mark.parametrize('dtype, bands', [('uint8', 4), ('float32', 4), ('float64', 2)])
+@pytest.mark.parametrize('dtype, bands', [('uint8', 4), ('float64', 2)])
 def test_the_limits_count_pixels_and_the_float32_that_is_made(tmp_path, name, dtype, bands):
     path = tmp_path / name
 
@@ -176,14 +155,17 @@ def test_the_limits_count_pixels_and_the_float32_that_is_made(tmp_path, name, dt
     assert LoadBands(max_pixels=16 * 16)(dict(img_path=str(path)))['img'].shape == (16, 16, 2)
 
 
-@pytest.mark.parametrize('size', [(5000, 1), (1, 20_000)])
-def test_an_image_that_is_hardly_more_than_a_line_is_refused(size, tmp_path):
+def test_an_image_that_is_hardly_more_than_a_line_is_refused(tmp_path):
     """97 bytes would become gigabytes, where a pipeline enlarges the short side first."""
-    Image.new('RGB', size).save(tmp_path / 'line.png')
-    np.save(tmp_path / 'line.npy', np.zeros((*size, 6), np.uint8))
-    said = 'pixels; expected a long side of at most 50 short'
-    refused(tmp_path / 'line.png', said, lambda path: LoadImage()(dict(img_path=path)))
-    refused(tmp_path / 'line.npy', said)
+    for size in ((50, 1), (51, 1), (1, 50), (1, 51)):
+        Image.new('RGB', size).save(tmp_path / 'line.png')
+        np.save(tmp_path / 'line.npy', np.zeros((*size[::-1], 6), np.uint8))
+        if 51 in size:
+            said = 'pixels; expected a long side of at most 50 short'
+            refused(tmp_path / 'line.png', said, load_image)
+            refused(tmp_path / 'line.npy', said)
+        else:
+            assert load_image(str(tmp_path / 'line.png'))['img_shape'] == size[::-1]
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -204,56 +186,12 @@ def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
         file.truncate(10**11)
 
     def read_all() -> None:
-        warnings.simplefilter('error')
+        warnings.simplefilter('error')  # Pillow's own, of a limit for the process
         for path in tmp_path.iterdir():
             limit = r'60000 x 60000 pixels, more than max_pixels=178,956,970' if path.suffix == '.png' else ''
             refused(path, f'cannot be read as an image.*{limit}', read_image)
 
-    _, added = with_peak_memory(read_all)
-    assert added < 500
-
-
-def test_no_warning_between_pillows_two_limits(tmp_path, monkeypatch):
-    Image.new('L', (40, 30)).save(tmp_path / 'a.png')
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert read_image(str(tmp_path / 'a.png')).shape == (30, 40, 3)
-
-
-PIPELINES = [
-    ('_base_/datasets/mim_in1k.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
-    ('_base_/datasets/finetune_in1k.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
-    ('beit_plus/finetune_large_512_in1k.py', 'mmpretrain', 'test_pipeline'),
-    ('_base_/datasets/ade20k_512.py', 'mmseg', 'train_pipeline', 'test_pipeline'),
-    ('demo/pretrain.py', 'mmpretrain', 'train_pipeline', 'val_pipeline'),
-    ('demo/finetune_folder.py', 'mmpretrain', 'train_pipeline', 'test_pipeline'),
-    ('demo/bands_finetune.py', 'mmpretrain', 'test_pipeline'),
-]
-
-
-@pytest.mark.parametrize(('config', 'scope', 'names'), [(file, scope, names) for file, scope, *names in PIPELINES])
-def test_the_longest_images_take_little_memory_in_the_configs(config, scope, names, tmp_path):
-    cfg = Config.fromfile(ROOT / 'configs' / config)
-    with DefaultScope.overwrite_default_scope(scope):
-        pipelines = [Compose(cfg[name]) for name in names]
-    for width, height in ((50, 1), (1, 50), (40, 2000)):
-        if 'bands' in config:
-            np.save(path := tmp_path / f'{width}.npy', np.zeros((height, width, 6), np.uint16))
-        else:
-            Image.new('RGB', (width, height)).save(path := tmp_path / f'{width}.png')
-            Image.new('L', (width, height)).save(tmp_path / 'labels.png')
-        sample = dict(img_path=str(path), seg_map_path=str(tmp_path / 'labels.png'), gt_label=0, num_classes=150)
-
-        def prepare(sample: dict = sample) -> None:
-            for pipeline in pipelines:
-                pipeline(dict(sample))
-
-        _, added = with_peak_memory(prepare)
-        assert added < 400
-
-
-# --- damage ---------------------------------------------------------------------------------------
+    assert with_peak_memory(read_all)[1] < 500
 
 
 def test_images_inside_of_a_tif_are_refused(tmp_path):
@@ -262,7 +200,7 @@ def test_images_inside_of_a_tif_are_refused(tmp_path):
     refused(path, 'compression 7, .*expected none, LZW')
 
 
-@pytest.mark.parametrize('options', [{}, dict(compression='zlib'), dict(compression='lzw'), dict(tile=(16, 16))])
+@pytest.mark.parametrize('options', [{}, dict(compression='lzw'), dict(tile=(16, 16))])
 def test_truncated_files_are_unreadable(tmp_path, options):
     path = tmp_path / 'a.tif'
     values = np.random.default_rng(0).integers(0, 255, (64, 64, 6), dtype=np.uint8)
@@ -271,24 +209,6 @@ def test_truncated_files_are_unreadable(tmp_path, options):
     for size in (0, 3, 8, 100, len(data) // 2, len(data) - 40):
         path.write_bytes(data[:size])
         refused(path, 'cannot be read as an image')
-
-
-def test_random_bytes_in_a_tif_are_unreadable_or_read(tmp_path):
-    rng, path = np.random.default_rng(0), tmp_path / 'a.tif'
-    tifffile.imwrite(path, np.zeros((16, 16, 6), np.uint8), **BANDS, compression='lzw')
-    data = np.frombuffer(path.read_bytes(), np.uint8)
-    for _ in range(200):
-        broken = data.copy()
-        places = rng.integers(4, len(data), 3)
-        broken[places] = rng.integers(0, 256, 3)
-        path.write_bytes(broken.tobytes())
-        try:
-            read_bands(str(path), max_pixels=10**6)
-        except UnreadableImageError:
-            pass
-
-
-# --- folders --------------------------------------------------------------------------------------
 
 
 def put(folder: Path, *names: str) -> None:
@@ -331,6 +251,5 @@ def test_a_folder_without_permission_is_named_in_one_line(tmp_path, monkeypatch)
         return scandir(path)
 
     monkeypatch.setattr(os, 'scandir', scan)  # a test may be run by root, who has every permission
-    with pytest.raises(PermissionError, match=f'no permission to list the folder {tmp_path}/closed; ') as error:
+    with pytest.raises(PermissionError, match=f'^no permission to list the folder {tmp_path}/closed; .*$'):
         list_images(str(tmp_path))
-    assert '\n' not in str(error.value)
