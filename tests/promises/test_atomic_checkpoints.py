@@ -2,58 +2,48 @@
 
 import copy
 import os
+import shutil
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import narrow_pretraining
 from helpers import file_size_limit, make_runner, train
 from mmengine.config import Config
+from mmengine.logging import MessageHub
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
 from beit_mm.engine import checkpoints
 from beit_mm.files import atomic_file
 
 
-@pytest.fixture
-def config(images: Path, tmp_path: Path) -> Config:
-    """Six steps, a checkpoint after each, one of them kept."""
-    config = narrow_pretraining(images, tmp_path)
-    config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
+def six_steps(images: Path, folder: Path, **checkpoint: object) -> Config:
+    """A checkpoint after each step, one of them kept."""
+    config = narrow_pretraining(images, folder)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1)
+    kept = dict(type='beit_mm.CheckpointHook', by_epoch=False, interval=1, max_keep_ckpts=1)
+    config.default_hooks.checkpoint = dict(kept, **checkpoint)
     return config
 
 
 @pytest.fixture
-def scored(config, images, monkeypatch):
-    """A function that gives the config two validations, with these scores."""
-
-    def set_scores(*scores: dict, **checkpoint: object) -> None:
-        narrow = narrow_pretraining(images, Path(config.work_dir).parent)
-        for key in ('val_cfg', 'val_dataloader', 'val_evaluator'):
-            config[key] = narrow[key]
-        config.train_cfg.val_interval = 1
-        config.default_hooks.checkpoint.update(checkpoint)
-        rest = iter(scores)
-        monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: next(rest))
-
-    return set_scores
+def config(images: Path, tmp_path: Path) -> Config:
+    return six_steps(images, tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def _pathlib_calls_os_unlink(monkeypatch):
-    """Python 3.10's pathlib keeps a reference of its own, which a test that replaces os.unlink would miss."""
+@pytest.fixture(scope='module')
+def trained(images: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a run that kept its last three checkpoints."""
+    return train(six_steps(images, tmp_path_factory.mktemp('trained'), max_keep_ckpts=3)).work_dir
 
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
 
-    monkeypatch.setattr(Path, 'unlink', unlink)
+@pytest.fixture
+def folder(config, trained) -> Path:
+    """A copy of it where the config's run would write."""
+    return Path(shutil.copytree(trained, config.work_dir))
 
 
 class Killed(BaseException):
@@ -66,6 +56,7 @@ def readable(folder: Path) -> list[str]:
 
 
 def names(config: Config) -> list[str]:
+    """Files in the work directory."""
     files = [file for file in Path(config.work_dir).glob('*') if file.is_file() and file.suffix != '.py']
     return sorted(file.name for file in files if file.name != 'run.lock')
 
@@ -79,29 +70,24 @@ def chosen(config: Config, **changes: object) -> str | None:
     return runner._load_from
 
 
-# --- how a file is written ------------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(config, monkeypatch):
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     """A power cut leaves the old file or the new one: bytes first, then the name, then the folder's list of names."""
-    folder, done, fsync, replace = Path(config.work_dir), [], os.fsync, os.replace
+    path, done, fsync, replace = tmp_path / 'file', [], os.fsync, os.replace
 
     def synced(number):
         fsync(number)
-        done.append(('fsync', os.readlink(f'/proc/self/fd/{number}'), os.fstat(number).st_size))
+        done.append((os.readlink(f'/proc/self/fd/{number}'), os.fstat(number).st_size))
 
     def renamed(source, target):
         replace(source, target)
-        done.append(('replace', str(source), str(target)))
+        done.append((str(source), str(target)))
 
     monkeypatch.setattr(os, 'fsync', synced)
     monkeypatch.setattr(os, 'replace', renamed)
-    train(config)
-    for name in ('iter_6.pth', 'last_checkpoint'):
-        path = folder / name
-        last = max(index for index, (what, _, target) in enumerate(done) if what == 'replace' and target == str(path))
-        bytes_first, (_, partial, _), (what, where, _) = done[last - 1 : last + 2]
-        assert bytes_first == ('fsync', partial, path.stat().st_size) and (what, where) == ('fsync', str(folder))
+    with atomic_file(path) as file:
+        file.write(b'new')
+    (partial, size), rename, (folder, _) = done
+    assert size == 3 and rename == (partial, str(path)) and folder == str(tmp_path)
 
 
 def test_an_atomic_file_is_whole_or_not_there(tmp_path):
@@ -115,25 +101,6 @@ def test_an_atomic_file_is_whole_or_not_there(tmp_path):
     assert path.read_bytes() == b'old' and os.listdir(path.parent) == ['file']
     (tmp_path / 'other').touch()
     assert path.stat().st_mode == (tmp_path / 'other').stat().st_mode
-
-
-def test_there_is_a_good_file_before_and_after_every_change_of_the_folder(config, monkeypatch):
-    """The folder is looked at whenever a file gets its name or goes."""
-    folder, seen = Path(config.work_dir), []
-    for name in ('replace', 'unlink'):
-        change = getattr(os, name)
-
-        def looked(*args, change=change, **kwargs):
-            seen.append(readable(folder))
-            change(*args, **kwargs)
-            seen.append(readable(folder))
-
-        monkeypatch.setattr(os, name, looked)
-    train(config)
-    first = next(index for index, found in enumerate(seen) if found)
-    assert first <= 4 and len(seen) > 20 and all(seen[first:])
-    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
-    assert (folder / 'last_checkpoint').read_text() == str(folder / 'iter_6.pth')
 
 
 @pytest.mark.parametrize('full', [(3, 4), (3, 4, 5, 6)])
@@ -160,9 +127,7 @@ def test_a_full_disk_ends_no_run_and_takes_no_file_away(full, config, monkeypatc
         **{step: stays if step in full else [f'iter_{step}.pth'] for step in (5, 6)},
     }
     assert 'iter_4.pth could not be written' in ' '.join(capfd.readouterr())
-
-
-# --- what a run resumes from ----------------------------------------------------------------------
+    assert (folder / 'last_checkpoint').read_text() == str(folder / ('iter_2.pth' if 6 in full else 'iter_6.pth'))
 
 
 def damaged(path: Path) -> None:
@@ -179,10 +144,6 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def emptied(path: Path) -> None:
-    path.write_bytes(b'')
-
-
 STRANGE = {
     'an iteration that is no number': dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}),
     'a meta that is a list': dict(meta=[1], state_dict={}, optimizer={}),
@@ -192,13 +153,8 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize(
-    ('harm', 'pointer'), [(damaged, 'iter_6.pth'), (cut_short, 'iter_99.pth'), (emptied, ''), (damaged, None)]
-)
-def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, capfd):
-    config.default_hooks.checkpoint.max_keep_ckpts = 3
-    folder = Path(config.work_dir)
-    train(config)
+@pytest.mark.parametrize(('harm', 'pointer'), [(damaged, 'iter_6.pth'), (cut_short, 'iter_99.pth'), (damaged, None)])
+def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, folder, capfd):
     harm(folder / 'iter_6.pth')
     for name, content in STRANGE.items():
         torch.save(content, folder / f'{name}.pth')
@@ -213,38 +169,39 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     assert all(f'{name}.pth' in passed_over for name in STRANGE if name != 'numbers')
 
 
-def test_a_flipped_bit_in_a_named_file_is_noticed_too(config):
-    train(config)
-    path = Path(config.work_dir, 'iter_6.pth')
+def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
+    path = folder / 'iter_6.pth'
     damaged(path)
     for resume in (True, False):
         with pytest.raises(CheckpointError, match=r'iter_6.pth is damaged .* does not have its check sum'):
             train(config, load_from=str(path), resume=resume)
 
 
-def test_checkpoints_of_which_none_is_whole_are_not_started_over(config):
-    train(config)
-    emptied(Path(config.work_dir, 'iter_6.pth'))
-    said = r"None of this run's checkpoints in .* can be resumed: iter_6.pth is no checkpoint"
+def test_checkpoints_of_which_none_is_whole_are_not_started_over(config, folder):
+    before = names(config)
+    for path in folder.glob('*.pth'):
+        path.write_bytes(b'')
+    said = r"None of this run's checkpoints in .* can be resumed: iter_4.pth is no checkpoint"
     with pytest.raises(CheckpointError, match=said):
         train(config, resume=True)
-    assert names(config) == ['iter_6.pth', 'last_checkpoint', 'run_id']
+    assert names(config) == before
 
 
-def test_an_empty_folder_starts_at_the_beginning_and_a_restarted_run_resumes(config, monkeypatch):
+def test_an_empty_folder_starts_at_the_beginning(config):
     assert train(config, resume=True).iter == 6
-    for variable in ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'):
-        for count, expected in (('0', None), ('1', f'{config.work_dir}/iter_6.pth')):
-            monkeypatch.setenv(variable, count)
-            assert chosen(config) == expected, (variable, count)
-        monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize('variable', ['TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'])
+def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
+    for count, expected in (('0', None), ('1', f'{folder}/iter_6.pth')):
+        monkeypatch.setenv(variable, count)
+        assert chosen(config) == expected
 
 
 @pytest.mark.parametrize(('place', 'left'), [('save', None), ('after_train', 'iter_2.pth')])
-def test_no_run_resumes_from_one_before_the_last(config, place, left, monkeypatch):
+def test_no_run_resumes_from_one_before_the_last(config, folder, place, left, monkeypatch):
     """A new run in the folder of an old one, which came farther; killed before and after its first checkpoint."""
-    train(config)
-    folder, hook = Path(config.work_dir), checkpoints.CheckpointHook
+    hook = checkpoints.CheckpointHook
     (folder / 'iter_6.pth').rename(folder / 'iter_9.pth')
     config.train_cfg.max_epochs = 1
     config.default_hooks.checkpoint.update(interval=2, save_last=False)
@@ -265,48 +222,44 @@ def test_no_run_resumes_from_one_before_the_last(config, place, left, monkeypatc
     assert chosen(config) == (left and str(folder / left))
 
 
-def test_a_test_looks_for_no_checkpoint(config, images, monkeypatch):
-    train(config)
-    leftover = Path(config.work_dir) / f'x.{"0" * 8}.part'
-    leftover.touch()
-    monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
-    runner = make_runner(narrow_pretraining(images, Path(config.work_dir).parent))
-    runner.test()
-    assert runner._load_from is None and leftover.exists()
-
-
-# --- the best -------------------------------------------------------------------------------------
-
-
 TWO = ['mim_loss', 'single-label/accuracy']
+SCORES = [dict(zip(TWO, scores, strict=True)) for scores in ((1.0, 3.0), (2.0, 4.0))]
 
 
 @pytest.mark.parametrize(
     ('wanted', 'scores', 'kept'),
     [  # a loss is good when it is low, an accuracy when it is high
-        ('auto', [dict(mim_loss=2.0, x=0), dict(mim_loss=1.0, x=0)], ['best_mim_loss_iter_6.pth']),
-        ('auto', [dict(mim_loss=1.0), dict(mim_loss=1.0)], ['best_mim_loss_iter_3.pth']),
-        (
-            TWO,
-            [dict(zip(TWO, (1.0, 3.0), strict=True)), dict(zip(TWO, (2.0, 4.0), strict=True))],
-            ['best_mim_loss_iter_3.pth', 'best_single-label_accuracy_iter_6.pth'],
-        ),
+        ('auto', [dict(mim_loss=2.0, x=0), dict(mim_loss=1.0, x=0)], {'best_mim_loss_iter_2.pth'}),
+        ('auto', [dict(mim_loss=1.0), dict(mim_loss=1.0)], {'best_mim_loss_iter_1.pth'}),
+        (TWO, SCORES, {'best_mim_loss_iter_1.pth', 'best_single-label_accuracy_iter_2.pth'}),
         ('mim_los', [dict(mim_loss=1.0)], 'the validation measures mim_loss'),
         ('x', [dict(x=1.0)], "whether a high x is good is unknown; set the CheckpointHook's rule"),
     ],
 )
-def test_the_best_of_each_metric_is_kept(wanted, scores, kept, config, scored):
-    scored(*scores, save_best=wanted)
-    if isinstance(kept, str):
-        with pytest.raises(ValueError, match=kept):
-            train(config)
-    else:
-        train(config)
-        assert sorted(path.name for path in Path(config.work_dir).glob('best_*')) == kept
+def test_the_best_of_each_metric_is_kept(wanted, scores, kept, tmp_path, monkeypatch):
+    hook, files = checkpoints.CheckpointHook(by_epoch=False, save_best=wanted), set()
+    runner = SimpleNamespace(message_hub=MessageHub.get_instance(str(tmp_path)), work_dir=tmp_path)
+
+    def save(runner, name, resumable, replaces):
+        assert not resumable
+        files.difference_update(replaces)
+        files.add(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(hook, 'save', save)
+    with pytest.raises(ValueError, match=kept) if isinstance(kept, str) else nullcontext():
+        for number, metrics in enumerate(scores, start=1):
+            for metric in hook.save_best:
+                hook.save_if_best(runner, metric, metrics, number)
+        assert files == kept
 
 
-def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, scored):
-    scored(*(dict(mim_loss=score) for score in (2.0, 3.0, 1.0)), by_epoch=True, save_best='mim_loss')
+def test_a_run_that_was_resumed_twice_replaces_its_best_checkpoint(config, images, monkeypatch):
+    narrow, scores = narrow_pretraining(images, Path()), iter([2.0, 3.0, 1.0])
+    config.update({key: narrow[key] for key in ('val_cfg', 'val_dataloader', 'val_evaluator')})
+    config.custom_hooks = [hook for hook in config.custom_hooks if hook.type != 'beit_mm.ReconstructionHook']
+    config.default_hooks.checkpoint.update(by_epoch=True, save_best='mim_loss')
+    monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: dict(mim_loss=next(scores)))
     for epochs in (1, 2, 3):
         config.train_cfg.max_epochs = epochs
         train(config, resume=True)

