@@ -50,7 +50,6 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interv
     monkeypatch.setattr('beit_mm.engine.steps.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
     pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
-    pretrain_config.param_scheduler = []
     pretrain_config.default_hooks.logger.interval = interval
     runner = make_runner(pretrain_config)
     complete = []  # steps after which the history has them all
@@ -86,16 +85,6 @@ def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(loop, pr
     pretrain_config.custom_hooks = []
     with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each of 1 processes'):
         make_runner(pretrain_config).train()
-
-
-def test_second_view_of_the_wrong_size_is_refused_before_the_first_step(pretrain_config):
-    for transform in pretrain_config.train_dataloader.dataset.pipeline:
-        if 'second_size' in transform:
-            transform.second_size = 16
-    runner = make_runner(pretrain_config)
-    with pytest.raises(ValueError, match='set second_size to 32 x 32'):
-        runner.train()
-    assert runner.iter == 0
 
 
 def test_another_tokenizer_at_resume_is_warned_of(pretrain_config):

@@ -1,13 +1,11 @@
 """Parameter groups, learning rates and schedules against the released rules; precision, clipping and stored state."""
 
 import copy
-import math
-import warnings
 
 import pytest
 import torch
 from helpers import narrow_model
-from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+from mmengine.registry import init_default_scope
 from torch import nn
 
 from beit_mm.checkpoint.read import CheckpointError
@@ -15,8 +13,6 @@ from beit_mm.engine.optim import AutocastOptimWrapper, BEiTOptimWrapperConstruct
 from beit_mm.models import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS
-
-LOWEST = 1e-6
 
 
 def classifier(**backbone) -> nn.Module:
@@ -87,56 +83,12 @@ def test_wrong_rates_are_refused():
         wrap(nn.Linear(2, 2), 0.5)
 
 
-def released_schedule(step: int, peak: float, warmup: int, total: int) -> float:
-    """The released code's rate of the last layer."""
-    if step < warmup:
-        return peak * step / (warmup - 1)
-    return LOWEST + (peak - LOWEST) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
-
-
-@pytest.mark.parametrize(
-    'arch, depth, peak, rate, warmup, epochs', [('base', 12, 4e-3, 0.65, 20, 100), ('large', 24, 2e-5, 0.9, 5, 30)]
-)
-def test_rates_of_all_layers_at_start_middle_and_end(arch, depth, peak, rate, warmup, epochs):
-    length = 7
-    wrapper = wrap(classifier(arch=arch), rate, lr=peak)
-    groups = [
-        (released_layer(group['names'][0].removeprefix('backbone.'), depth), group)
-        for group in wrapper.optimizer.param_groups
-    ]
-    assert {layer for layer, _ in groups} == set(range(depth + 2))
-    common = dict(optimizer=wrapper, epoch_length=length, convert_to_iter_based=True)
-    lowest = dict(eta_min_ratio=LOWEST / peak, begin=warmup, end=epochs)
-    schedulers = [  # as the fine-tuning configs have them
-        PARAM_SCHEDULERS.build(dict(common, type='LinearLR', start_factor=1e-9, begin=0, end=warmup)),
-        PARAM_SCHEDULERS.build(dict(common, type='CosineAnnealingLR', **lowest)),
-    ]
-    warmup, steps = warmup * length, epochs * length
-    for step in range(steps):
-        if step in {0, 1, warmup - 1, warmup, warmup + 1, steps // 2, steps - 1}:
-            last = released_schedule(step, peak, warmup, steps)
-            for layer, group in groups:  # 1e-9: where the warm-up starts in place of 0
-                expected = pytest.approx(last * rate ** (depth + 1 - layer), rel=1e-9, abs=1.01e-9 * peak)
-                assert group['lr'] == expected, (step, layer)
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # that no optimizer step came before
-            for scheduler in schedulers:
-                scheduler.step()
-
-
-class Segmentor(nn.Module):
-    """As in a segmentor or another wrapper: the backbone lies deep, a head has blocks of its own."""
-
-    def __init__(self):
-        super().__init__()
-        arch = dict(embed_dims=8, num_layers=2, num_heads=2)
-        self.net = nn.Module()
-        self.net.backbone = BEiTBackbone(arch, img_size=32, out_type='featmap', frozen_stages=1)
-        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
-
-
 def test_deep_frozen_and_fused():
-    model = Segmentor()
+    """As in a segmentor or another wrapper: the backbone lies deep, a head has blocks of its own."""
+    model = nn.Module()
+    model.net, model.blocks = nn.Module(), nn.ModuleList([nn.Linear(8, 8)])
+    arch = dict(embed_dims=8, num_layers=2, num_heads=2)
+    model.net.backbone = BEiTBackbone(arch, img_size=32, out_type='featmap', frozen_stages=1)
     wrapper = wrap(model, 0.5, lr=1.0, fused=True)
     rates = {name: group['lr'] for group in wrapper.optimizer.param_groups for name in group['names']}
     assert set(rates) == {name for name, p in model.named_parameters() if p.requires_grad}
@@ -146,9 +98,6 @@ def test_deep_frozen_and_fused():
     loss = model.blocks[0](model.net.backbone(torch.rand(1, 3, 32, 32))[-1].flatten(2).mean(2)).square().sum()
     wrapper.update_params(loss)
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == set(rates)
-
-
-# --- the wrapper ----------------------------------------------------------------------------------
 
 
 def make_wrapper(dtype: str, **kwargs) -> tuple[nn.Linear, AutocastOptimWrapper]:
@@ -180,25 +129,6 @@ def test_step_clips_the_true_gradient():
     wrapper.update_params(100 * model(torch.ones(1, 4)).sum())
     moved = torch.cat([(model.weight - before[0]).flatten(), model.bias - before[1]]).norm()
     assert moved.item() == pytest.approx(0.5, abs=1e-4)
-
-
-def test_accumulation_trains_the_same_model():
-    def train(accumulation: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights before and after 20 updates, each from `accumulation` parts of the same batch."""
-        torch.manual_seed(0)
-        model, wrapper = make_wrapper('float32', accumulative_counts=accumulation)
-        before = model.weight.detach().clone()
-        wrapper.initialize_count_status(model, 0, 20 * accumulation)
-        for batch in torch.randn(20, 4, 4):
-            for part in batch.chunk(accumulation):
-                with wrapper.optim_context(model):
-                    loss = 0.1 * model(part).square().mean()
-                wrapper.update_params(loss)
-        return before, model.weight.detach()
-
-    before, whole = train(1)
-    assert not torch.equal(before, whole)
-    torch.testing.assert_close(train(4)[1], whole)
 
 
 def test_state_survives_a_change_of_precision():

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
-from mmseg.evaluation import IoUMetric
 from mmseg.models.utils import resize
 from scipy.optimize import minimize
 
@@ -23,7 +22,6 @@ from beit_mm.features.evaluation import (
     evaluate_patches,
     fit_linear,
     knn_shares,
-    mean_iou,
     pixel_scores,
     sample_patches,
     standardiser,
@@ -138,24 +136,11 @@ def test_standardised_channels_have_mean_0_and_variance_1_and_constants_stay_fin
     assert torch.equal(out[:, 3], torch.zeros(50))
 
 
-def test_miou_is_mmsegs():
-    predicted, labels = torch.randint(0, 4, (3, 20, 20)), torch.randint(0, 6, (3, 20, 20))
-    labels[labels == 4] = 255
-    labels[labels == 5] = 0
-    labels[labels == 3] = 2
-    predicted[predicted == 3] = 1  # class 3 is nowhere
-    counts = sum(confusion(p, t, 4) for p, t in zip(predicted, labels, strict=True))
-    areas = [IoUMetric.intersect_and_union(p, t, 4, 255) for p, t in zip(predicted, labels, strict=True)]
-    totals = [sum(parts) for parts in zip(*areas, strict=True)]
-    metrics = IoUMetric.total_area_to_metrics(*totals)
-    assert mean_iou(counts) == pytest.approx(np.nanmean(metrics['IoU']), abs=1e-6)
-    assert accuracy(counts) == pytest.approx(float(metrics['aAcc']), abs=1e-6)
-
-
 def test_shares_count_as_so_many_parts_of_a_patch():
     predicted, shares = torch.tensor([0, 2, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0, 1], [0.25, 0, 0.75]])
-    expected = [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 1.75]]
-    assert confusion(predicted, shares, 3).tolist() == expected
+    counts = confusion(predicted, shares, 3)
+    assert counts.tolist() == [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 1.75]]
+    assert accuracy(counts) == pytest.approx(2.25 / 3)
 
 
 def test_scores_are_brought_to_the_annotations_size_as_mmseg_does():
@@ -194,20 +179,25 @@ def test_a_pretraining_logs_dense_knn_after_each_validation(pretrain_config, tmp
     assert figures['miou'] == pytest.approx(found[-1], abs=1e-4)
 
 
-def test_mistakes_show_before_the_first_step(pretrain_config, tmp_path):
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        (dict(classes=CLASSES[::-1]), 'or their names differ'),
+        (dict(data_prefix='images/validation'), 'have no annotations'),
+        (dict(data_root='gone'), 'no such file'),
+    ],
+)
+def test_mistakes_show_before_the_first_step(changes, message, tmp_path):
     root = make_label_maps(tmp_path / 'labelled')
-    wrong = [
-        (dict(val=dict(options(root, 'validation'), classes=CLASSES[::-1])), 'or their names differ'),
-        (dict(val=dict(options(root, 'validation'), data_prefix='images/validation')), 'have no annotations'),
-        (dict(train=dict(options(root, 'training'), data_root=f'{root}x')), 'no such file'),
-    ]
-    for changes, message in wrong:
-        pretrain_config.custom_hooks = [dense_hook(root, **changes)]
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            make_runner(pretrain_config).train()
-    for name in ('k', 'max_images', 'max_patches'):
-        with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
-            DenseKNNHook({}, {}, **{name: 0})
+    hook = DenseKNNHook(options(root, 'training'), dict(options(root, 'validation'), **changes))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        hook.before_train(SimpleNamespace(model=MODELS.build(narrow_model())))
+
+
+@pytest.mark.parametrize('name', ['k', 'max_images', 'max_patches'])
+def test_wrong_numbers_are_refused(name):
+    with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
+        DenseKNNHook({}, {}, **{name: 0})
 
 
 def figure_of(root: Path, **changes: object) -> float:

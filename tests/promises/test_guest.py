@@ -28,8 +28,8 @@ def state():
                   for package in (mmengine.registry, mmpretrain.registry, mmseg.registry)
                   for name, registry in vars(package).items() if isinstance(registry, Registry)}
     functions = {f'{module.__name__}.{name}': value for module in (
-        torch, torch.serialization, torch.hub, torch.nn.Module, mmengine.fileio, mmengine.fileio.io, checkpoint,
-        HistoryBuffer)
+        torch, torch.serialization, torch._weights_only_unpickler, torch.hub, torch.nn.Module, mmengine.fileio,
+        mmengine.fileio.io, checkpoint, HistoryBuffer)
         for name, value in vars(module).items() if callable(value) and not name.startswith('__')}
     return dict(registries=registries, functions=functions, schemes=dict(CheckpointLoader._schemes),
                 backends={name: backend for name, backend in registry_utils.backends.items() if name != 'beit_mm'},

@@ -1,11 +1,11 @@
 """What a run's checkpoints hold is read again, and nothing in a file is executed."""
 
 import copy
-import logging
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import narrow_pretraining
 from helpers import make_runner
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -23,9 +23,8 @@ def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> R
     config = copy.deepcopy(config)
     config.work_dir = str(folder)
     config.train_cfg.max_epochs = epochs
-    config.default_hooks.checkpoint = dict(
-        type='beit_mm.CheckpointHook', interval=1, max_keep_ckpts=2, save_best='mim_acc', rule='greater'
-    )
+    saved = dict(interval=1, max_keep_ckpts=2, save_best='mim_acc', rule='greater')
+    config.default_hooks.checkpoint = dict(type='beit_mm.CheckpointHook', **saved)
     config.custom_hooks = [hook for hook in config.custom_hooks if hook.type in HOOKS]
     config.update(changes)
     return make_runner(config)
@@ -34,8 +33,6 @@ def small_run(config: Config, folder: Path, epochs: int, **changes: object) -> R
 @pytest.fixture(scope='module')
 def run(images, tmp_path_factory) -> tuple[Runner, Config]:
     """Three epochs."""
-    from conftest import narrow_pretraining
-
     folder = tmp_path_factory.mktemp('training')
     config = narrow_pretraining(images, folder)
     runner = small_run(config, folder / 'work', 3)
@@ -43,9 +40,26 @@ def run(images, tmp_path_factory) -> tuple[Runner, Config]:
     return runner, config
 
 
-def test_a_file_holds_plain_values_that_torch_reads_by_itself(run):
+@pytest.fixture
+def content(run) -> dict:
+    """Of its last checkpoint."""
+    return torch.load(f'{run[0].work_dir}/epoch_3.pth', weights_only=True)
+
+
+@pytest.fixture
+def resumed(run, tmp_path):
+    """A function that gives a runner which resumes from a file of this content."""
+
+    def resume(content: dict, config: Config = run[1], resume: bool = True) -> Runner:
+        path = tmp_path / 'epoch_3.pth'
+        torch.save(content, path)
+        return small_run(config, tmp_path / f'work_{resume}', 4, resume=resume, load_from=str(path))
+
+    return resume
+
+
+def test_a_file_holds_plain_values_that_torch_reads_by_itself(run, content):
     runner, config = run
-    content = torch.load(f'{runner.work_dir}/epoch_3.pth', weights_only=True)
     meta = content['meta']
     assert not [key for key in content['state_dict'] if key.startswith('target_generator')]
     assert meta['beit_mm_format'] == 1 and meta['tokenizer'] == dict(runner.model.target_generator.provenance)
@@ -54,13 +68,12 @@ def test_a_file_holds_plain_values_that_torch_reads_by_itself(run):
     assert meta['architecture'] == dict(num_heads=4, out_indices=[1])
 
 
-def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, tmp_path):
-    first, config = run
-    hooks = first._hooks
+def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, resumed, tmp_path):
+    first, hooks = run[0], run[0]._hooks
     first._hooks = [hook for hook in hooks if type(hook).__name__ != 'CheckpointMetaHook']
     first.save_checkpoint(str(tmp_path), 'mmengine.pth', meta=dict(epoch=3, iter=9))
     first._hooks = hooks
-    second = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'mmengine.pth'))
+    second = resumed(torch.load(tmp_path / 'mmengine.pth', weights_only=False))
     second.load_or_resume()
     assert (second.epoch, second.iter) == (3, 9)
     assert not differences(first.model.state_dict(), second.model.state_dict())
@@ -70,41 +83,31 @@ def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, tmp_path):
     assert len(before[0]) == 9 and all((old == new).all() for old, new in zip(before, after, strict=True))
 
 
-def test_resuming_executes_nothing_and_deletes_nothing_of_others(run, tmp_path):
+def test_resuming_executes_nothing_and_deletes_nothing_of_others(content, resumed, tmp_path):
     """mmengine's resume executes `meta['config']`, and its CheckpointHook deletes what `runtime_info` names."""
-    first, config = run
-    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
     content['meta']['config'] = f"open('{tmp_path}/ran', 'w')"
-    foreign = tmp_path / 'mine'
-    foreign.mkdir()
-    (foreign / 'best_of_all.pth').touch()
+    foreign, work = tmp_path / 'mine', tmp_path / 'work_True'
+    for path in (foreign / 'best_of_all.pth', work / 'epoch_1.pth', work / 'epoch_2.pth'):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
     content['message_hub']['runtime_info'] |= dict(
         best_ckpt=str(foreign), best_score=-1.0, keep_ckpt_ids=[1, 2, '../x']
     )
-    torch.save(content, tmp_path / 'epoch_3.pth')
-    work = tmp_path / 'work'
-    work.mkdir()
-    for name in ('epoch_1.pth', 'epoch_2.pth'):
-        (work / name).touch()
-    runner = small_run(config, work, 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    runner = resumed(content)
     runner.train()
-    assert runner.iter == 12 and not (tmp_path / 'ran').exists()
-    assert (foreign / 'best_of_all.pth').exists()
+    assert runner.iter == 12 and not (tmp_path / 'ran').exists() and (foreign / 'best_of_all.pth').exists()
     assert {'epoch_1.pth', 'epoch_2.pth', 'epoch_4.pth'} <= {file.name for file in work.iterdir()}
 
 
-def test_no_text_of_a_resumed_file_is_in_what_the_run_writes(run, tmp_path):
+def test_no_text_of_a_resumed_file_is_in_what_the_run_writes(content, resumed):
     """mmengine's inferencers execute `cfg`, and a run's own is the present one's, not the earlier one's."""
-    first, config = run
-    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
-    said = 'of_the_file'
+    said, hub = 'of_the_file', content['message_hub']
     texts = dict.fromkeys(('cfg', 'experiment_name', 'mmengine_version', 'last_ckpt', 'other'), said)
     content['meta'] |= dict(texts, run=f'{said}\x1b', config=said, config_dict=dict(a=said), dataset_meta=dict(a=said))
-    content['message_hub']['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), number=1.5)
-    content['message_hub']['log_scalars'][f'train/{said}\x1b[2J'] = content['message_hub']['log_scalars']['train/loss']
-    content['message_hub']['resumed_keys'] |= dict.fromkeys((*texts, 'number', f'train/{said}\x1b[2J'), True)
-    torch.save(content, tmp_path / 'epoch_3.pth')
-    runner = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    hub['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), number=1.5)
+    hub['log_scalars'][f'train/{said}\x1b[2J'] = hub['log_scalars']['train/loss']
+    hub['resumed_keys'] |= dict.fromkeys((*texts, 'number', f'train/{said}\x1b[2J'), True)
+    runner = resumed(content)
     runner.train()
     found = torch.load(f'{runner.work_dir}/epoch_4.pth', weights_only=True)
     # but for its own config, which names the file that it resumes from
@@ -116,48 +119,36 @@ def test_no_text_of_a_resumed_file_is_in_what_the_run_writes(run, tmp_path):
 
 
 @pytest.mark.parametrize('part', ['head', 'optimizer', "mmengine's wrapper"])
-def test_a_run_does_not_go_on_with_nan(part, run, tmp_path):
+def test_a_run_does_not_go_on_with_nan(part, run, content, resumed):
     """The backbone's own weights are looked at whenever they are loaded."""
-    first, config = run
-    content = torch.load(f'{first.work_dir}/epoch_3.pth', weights_only=True)
+    said, config = 'optimizer: .*state.0.exp_avg', copy.deepcopy(run[1])
     if part == 'head':
         content['state_dict']['head.lm_head.bias'][1] = float('nan')
+        said = '1 of .* tensors hold NaN or infinity: head.lm_head.bias'
     else:
         content['optimizer']['state'][0]['exp_avg'].view(-1)[0] = float('inf')
-    torch.save(content, tmp_path / 'epoch_3.pth')
-    said = 'optimizer: .*state.0.exp_avg'
-    if part == 'head':
-        said = '1 of .* tensors hold NaN or infinity: head.lm_head.bias'
-    elif part != 'optimizer':
-        config = copy.deepcopy(config)
+    if part == "mmengine's wrapper":
         config.optim_wrapper.type = 'OptimWrapper'
         config.optim_wrapper.pop('dtype', None)
-    runner = small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'epoch_3.pth'))
+    runner = resumed(content, config)
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)  # as `train` does first
     with pytest.raises(CheckpointError, match=said):
         runner.load_or_resume()
-    runner = small_run(config, tmp_path / 'new', 4, load_from=str(tmp_path / 'epoch_3.pth'))
     if part != 'head':  # of which a new run takes nothing
-        runner.load_or_resume()
+        resumed(content, config, resume=False).load_or_resume()
 
 
-def test_weights_without_a_run_cannot_be_resumed(run, tmp_path):
-    first, config = run
-    torch.save(first.model.backbone.state_dict(), tmp_path / 'weights.pth')
+def test_weights_without_a_run_cannot_be_resumed(run, resumed):
     with pytest.raises(ValueError, match='no position to resume from .* load_from'):
-        small_run(config, tmp_path / 'work', 4, resume=True, load_from=str(tmp_path / 'weights.pth')).load_or_resume()
+        resumed(run[0].model.backbone.state_dict()).load_or_resume()
 
 
-def test_a_warning_when_images_were_normalised_otherwise(run, tmp_path, caplog):
-    first, config = run
-    for mean in (127.5, 123.675):
-        changed = copy.deepcopy(config)
-        changed.model.data_preprocessor.mean = [mean] * 3
-        runner = small_run(changed, tmp_path / f'work_{mean}', 1, load_from=f'{first.work_dir}/epoch_3.pth')
-        caplog.clear()
-        caplog.set_level(logging.WARNING)
-        runner.logger.addHandler(caplog.handler)
-        runner.load_or_resume()
-        check_normalisation(unwrap(runner))
-        warned = any('trained on images with mean [127.5, 127.5, 127.5]' in record.message for record in caplog.records)
-        assert warned == (mean != 127.5)
+@pytest.mark.parametrize(('mean', 'warned'), [(127.5, False), (123.675, True)])
+def test_a_warning_when_images_were_normalised_otherwise(mean, warned, run, content, resumed, caplog):
+    config = copy.deepcopy(run[1])
+    config.model.data_preprocessor.mean = [mean] * 3
+    runner = resumed(content, config, resume=False)
+    runner.logger.addHandler(caplog.handler)
+    runner.load_or_resume()
+    check_normalisation(unwrap(runner))
+    assert warned == ('trained on images with mean [127.5, 127.5, 127.5]' in caplog.text)
