@@ -49,51 +49,46 @@ ablation/pretrain_own_dvae_300e             92_089_856    300     10    3  0.1 0
 # The paper takes the best rate of a sweep from 2e-3 to 5e-3, and goes on at 384 pixels as DeiT does, whose defaults
 # are those of scratch too. `min`: of the rate; `mix`: mixup and cutmix; `rep`: times that augmentation is repeated.
 FINETUNING = """
-config                                          parameters    lr  min  ep batch warm decay   wd drop scale mix rep size
-beit/finetune_in1k_100e                           86558440 sweep 1e-6 100  1024   20  0.65 0.05  0.1     - yes   3  224
-beit/finetune_large_in1k_50e                     304302056 sweep 1e-6  50  1024    5  0.75 0.05  0.1     - yes   1  224
-beit/finetune_384_in1k_10e                        86850280  5e-6 5e-6  10   512    5     1 1e-8  0.1     - yes   3  384
-beit/finetune_large_384_in1k_10e                 304691176  5e-6 5e-6  10   512    5     1 1e-8  0.1     - yes   1  384
-beit/finetune_cifar100_150e                       85866340 sweep 1e-6 150   512   20  0.65  0.3  0.1     - yes   3  224
-beit/finetune_cifar100_150e_after_in1k            85866340 sweep 1e-6 150   512   20  0.65  0.3  0.1     - yes   3  224
-beit_plus/finetune_pt22k_in1k_100e                86530984  4e-3 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   1  224
-beit_plus/finetune_large_pt22k_in1k_50e          304430568  1e-3 1e-6  50  1024    5  0.75 0.05  0.2  1e-5 yes   1  224
-beit_plus/intermediate_in22k_90e                 102557713  3e-3 1e-6  90  4096    5  0.65 0.05  0.2   0.1   -   1  224
-beit_plus/intermediate_large_in22k_90e           325792593  2e-3 1e-6  90  2048    5  0.75 0.05  0.2  1e-5   -   1  224
-beit_plus/finetune_224_in1k                       86530984  2e-5 1e-6  30   512    5  0.85 1e-8  0.1   0.1   -   1  224
-beit_plus/finetune_384_in1k                       86744104  2e-5 1e-6  30   512    5  0.85 1e-8  0.1   0.1   -   1  384
-beit_plus/finetune_large_224_in1k                304430568  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1  224
-beit_plus/finetune_large_384_in1k                304998888  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1  384
-beit_plus/finetune_large_512_in1k                305674728  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1  512
-beit_v2/finetune_in1k_100e                        86530984  5e-4 1e-6 100  1024   20   0.6 0.05  0.2   0.1 yes   1  224
-beit_v2/finetune_pt300e_in1k_100e                 86530984  5e-4 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   1  224
-beit_v2/finetune_after_in22k_in1k_30e             86530984  5e-5 1e-6  30  1024   20  0.75 0.05  0.1   0.1   -   1  224
-beit_v2/finetune_large_in1k_50e                  304430568  2e-4 1e-6  50  1024    5   0.8 0.05  0.2  1e-5 yes   1  224
-beit_v2/finetune_large_pt300e_in1k_50e           304430568  5e-4 1e-6  50  1024    5   0.8 0.05  0.2  1e-5 yes   1  224
-beit_v2/finetune_large_after_in22k_in1k_20e      304430568  7e-5 1e-6  20  1024    5   0.8 0.05 0.25  1e-5   -   1  224
-beit_v2/intermediate_in22k_90e                   102557713  6e-4 1e-6  90  4096   20  0.75 0.05  0.1   0.1 yes   1  224
-beit_v2/intermediate_large_in22k_90e             325792593  6e-4 1e-6  90  4096   20  0.75 0.05  0.2  1e-5 yes   1  224
-ablation/finetune_layer_scale_in1k_100e           86576872 sweep 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   3  224
-ablation/finetune_layer_scale_rel_pos_in1k_100e   86530984 sweep 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   3  224
-beit_dino/finetune_*_in1k_100e                    86558440 sweep 1e-6 100  1024   20  0.65 0.05  0.1     - yes   3  224
-ablation/scratch_in1k_300e                        86558440  1e-3 1e-5 300  1024    5     1 0.05  0.1     - yes   3  224
-ablation/finetune_*_in1k_100e                     86558440 sweep 1e-6 100  1024   20  0.65 0.05  0.1     - yes   3  224
+config                                            parameters    lr  min  ep batch warm decay   wd drop scale mix rep  px
+beit/finetune_in1k_100e                             86558440 sweep 1e-6 100  1024   20  0.65 0.05  0.1     - yes   3 224
+beit/finetune_large_in1k_50e                       304302056 sweep 1e-6  50  1024    5  0.75 0.05  0.1     - yes   1 224
+beit/finetune_384_in1k_10e                          86850280  5e-6 5e-6  10   512    5     1 1e-8  0.1     - yes   3 384
+beit/finetune_large_384_in1k_10e                   304691176  5e-6 5e-6  10   512    5     1 1e-8  0.1     - yes   1 384
+beit/finetune_cifar100_150e                         85866340 sweep 1e-6 150   512   20  0.65  0.3  0.1     - yes   3 224
+beit_plus/finetune_in1k_100e                        86530984  4e-3 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   1 224
+beit_plus/finetune_large_in1k_50e                  304430568  1e-3 1e-6  50  1024    5  0.75 0.05  0.2  1e-5 yes   1 224
+beit_plus/finetune_in22k_90e                       102557713  3e-3 1e-6  90  4096    5  0.65 0.05  0.2   0.1   -   1 224
+beit_plus/finetune_large_in22k_90e                 325792593  2e-3 1e-6  90  2048    5  0.75 0.05  0.2  1e-5   -   1 224
+beit_plus/finetune_in1k_30e_after_in22k             86530984  2e-5 1e-6  30   512    5  0.85 1e-8  0.1   0.1   -   1 224
+beit_plus/finetune_384_in1k_30e_after_in22k         86744104  2e-5 1e-6  30   512    5  0.85 1e-8  0.1   0.1   -   1 384
+beit_plus/finetune_large_in1k_30e_after_in22k      304430568  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1 224
+beit_plus/finetune_large_384_in1k_30e_after_in22k  304998888  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1 384
+beit_plus/finetune_large_512_in1k_30e_after_in22k  305674728  2e-5 1e-6  30   512    5   0.9 1e-8  0.4  1e-5   -   1 512
+beit_v2/finetune_in1k_100e                          86530984  5e-4 1e-6 100  1024   20   0.6 0.05  0.2   0.1 yes   1 224
+beit_v2/finetune_in1k_100e_after_300e               86530984  5e-4 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   1 224
+beit_v2/finetune_in1k_30e_after_in22k               86530984  5e-5 1e-6  30  1024   20  0.75 0.05  0.1   0.1   -   1 224
+beit_v2/finetune_large_in1k_50e                    304430568  2e-4 1e-6  50  1024    5   0.8 0.05  0.2  1e-5 yes   1 224
+beit_v2/finetune_large_in1k_50e_after_300e         304430568  5e-4 1e-6  50  1024    5   0.8 0.05  0.2  1e-5 yes   1 224
+beit_v2/finetune_large_in1k_20e_after_in22k        304430568  7e-5 1e-6  20  1024    5   0.8 0.05 0.25  1e-5   -   1 224
+beit_v2/finetune_in22k_90e                         102557713  6e-4 1e-6  90  4096   20  0.75 0.05  0.1   0.1 yes   1 224
+beit_v2/finetune_large_in22k_90e                   325792593  6e-4 1e-6  90  4096   20  0.75 0.05  0.2  1e-5 yes   1 224
+ablation/finetune_layer_scale_in1k_100e             86576872 sweep 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   3 224
+ablation/finetune_layer_scale_rel_pos_in1k_100e     86530984 sweep 1e-6 100  1024   20  0.65 0.05  0.1   0.1 yes   3 224
+ablation/scratch_in1k_300e                          86558440  1e-3 1e-5 300  1024    5     1 0.05  0.1     - yes   3 224
 """
 # Learning of each layer decays; an update takes `acc` batches. `bias`: a table in each block and no position embedding.
 SEGMENTATION = """
 config                                                parameters   lr decay drop scale bias     blocks size batches acc
-beit/setr_pup_512_ade20k_160k*                        97_245_166 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
-beit/setr_pup_512_three_aux_ade20k_160k               97_206_104 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
-ablation/setr_pup_*_512_ade20k_160k                   97_245_166 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
-beit_dino/setr_pup_*_512_ade20k_160k                  97_245_166 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
+beit/setr_pup_512_ade20k_160k                         97_245_166 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
+beit/setr_pup_three_aux_512_ade20k_160k               97_206_104 1e-3  0.65  0.1     -    -   4,7,9,11  512   160e3   1
 beit/upernet_512_ade20k_160k                         163_277_612 7e-4  0.65  0.1     -    -   3,5,7,11  512   160e3   1
 ablation/upernet_layer_scale_512_ade20k_160k         163_296_044 7e-4  0.65  0.1   0.1    -   3,5,7,11  512   160e3   1
 ablation/upernet_layer_scale_rel_pos_512_ade20k_160k 163_080_812 7e-4  0.65  0.1   0.1 each   3,5,7,11  512   160e3   1
 beit_plus/upernet_512_ade20k_160k                    163_080_812 7e-4  0.65  0.1   0.1 each   3,5,7,11  512   160e3   1
 beit_plus/upernet_512_ade20k_160k_after_in22k        163_080_812 3e-5   0.9  0.1   0.1 each   3,5,7,11  512   160e3   1
-beit_plus/upernet_640_ade20k_160k                    163_407_980 3e-5   0.9  0.1   0.1 each   3,5,7,11  640   160e3   1
-beit_plus/upernet_large_512_ade20k_160k              440_398_636 2e-5  0.95  0.2  1e-6 each 7,11,15,23  512   160e3   1
-beit_plus/upernet_large_640_ade20k_160k              441_271_084 2e-5  0.95  0.2  1e-6 each 7,11,15,23  640   320e3   2
+beit_plus/upernet_640_ade20k_160k_after_in22k        163_407_980 3e-5   0.9  0.1   0.1 each   3,5,7,11  640   160e3   1
+beit_plus/upernet_large_512_ade20k_160k_after_in22k  440_398_636 2e-5  0.95  0.2  1e-6 each 7,11,15,23  512   160e3   1
+beit_plus/upernet_large_640_ade20k_160k_after_in22k  441_271_084 2e-5  0.95  0.2  1e-6 each 7,11,15,23  640   320e3   2
 beit_v2/upernet_512_ade20k_160k                      163_080_812 5e-5  0.75 0.15   0.1 each   3,5,7,11  512   160e3   1
 beit_v2/upernet_512_ade20k_160k_after_in22k          163_080_812 5e-5  0.85 0.15   0.1 each   3,5,7,11  512   160e3   1
 beit_v2/upernet_large_512_ade20k_160k                440_398_636 4e-5   0.9  0.2  1e-6 each 7,11,15,23  512   160e3   1
@@ -102,30 +97,23 @@ beit_v2/upernet_large_512_ade20k_160k_after_in22k    440_398_636 3e-5   0.9  0.2
 
 # What the others start from: a published file, or the last checkpoint of a config; both stars are the same text.
 STARTS = {
-    'https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth': 'beit/setr_pup_*_supervised',
-    'https://dl.fbaipublicfiles.com/dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth': 'beit/*_released_dino',
-    'beit/finetune_in1k_100e': 'beit/finetune_384_* beit/finetune_cifar100_*_after_in1k beit/setr_pup_*_after_in1k',
+    'beit/finetune_in1k_100e': 'beit/finetune_384_*',
     'beit/finetune_large_in1k_50e': 'beit/finetune_large_384_*',
     'beit/pretrain_large_800e': 'beit/finetune_large_* beit/linear_probe_large_*',
-    'beit/pretrain_300e': 'beit/upernet_* ablation/finetune_baseline_* ablation/setr_pup_baseline_*',
+    'beit/pretrain_300e': 'beit/upernet_*',
     'beit/pretrain_800e': 'beit/finetune_* beit/linear_probe_* beit/setr_pup_*',
+    'ablation/pretrain_layer_scale_300e': 'ablation/*_layer_scale_in1k_100e ablation/*_layer_scale_512_*',
     'beit_plus/pretrain_300e': 'ablation/finetune_layer_scale_rel_pos_* ablation/upernet_layer_scale_rel_pos_*',
-    'beit_plus/pretrain_large_in22k_150e': 'beit_plus/finetune_large_pt22k_* beit_plus/intermediate_large_*',
-    'beit_plus/pretrain_in22k_150e': 'beit_plus/finetune_pt22k_* beit_plus/intermediate_* beit_plus/upernet_512_*_160k',
-    'beit_plus/intermediate_large_in22k_90e': 'beit_plus/finetune_large_* beit_plus/upernet_large_*',
-    'beit_plus/intermediate_in22k_90e': 'beit_plus/finetune_* beit_plus/upernet_*',
-    'beit_v2/intermediate_large_in22k_90e': 'beit_v2/*_large_*after_in22k*',
-    'beit_v2/intermediate_in22k_90e': 'beit_v2/*_after_in22k*',
-    'beit_v2/pretrain_large_300e': 'beit_v2/finetune_large_pt300e_*',
-    'beit_v2/pretrain_300e': 'beit_v2/finetune_pt300e_*',
-    'beit_v2/pretrain_large_1600e': 'beit_v2/finetune_large_* beit_v2/intermediate_large_* beit_v2/upernet_large_*',
-    'beit_v2/pretrain_1600e': 'beit_v2/finetune_* beit_v2/intermediate_* beit_v2/upernet_*',
-    'beit_dino/pretrain_beit_dino_300e': 'beit_dino/*_beit_dino_*',
-    'beit_dino/pretrain_dino_400e': 'beit_dino/*_dino_*',
-    **{
-        f'ablation/pretrain_{row}_300e': f'ablation/*_{row}_in1k_100e ablation/*_{row}_512_ade20k_160k'
-        for row in 'no_mask_recover_all recover_all pixels_random_mask random_mask pixels layer_scale own_dvae'.split()
-    },
+    'beit_plus/finetune_large_in22k_90e': 'beit_plus/*_large_*after_in22k',
+    'beit_plus/finetune_in22k_90e': 'beit_plus/*after_in22k',
+    'beit_plus/pretrain_large_in22k_150e': 'beit_plus/finetune_large_*',
+    'beit_plus/pretrain_in22k_150e': 'beit_plus/finetune_* beit_plus/upernet_*',
+    'beit_v2/finetune_large_in22k_90e': 'beit_v2/*_large_*after_in22k',
+    'beit_v2/finetune_in22k_90e': 'beit_v2/*_after_in22k',
+    'beit_v2/pretrain_large_300e': 'beit_v2/finetune_large_*_after_300e',
+    'beit_v2/pretrain_300e': 'beit_v2/finetune_*_after_300e',
+    'beit_v2/pretrain_large_1600e': 'beit_v2/finetune_large_* beit_v2/upernet_large_*',
+    'beit_v2/pretrain_1600e': 'beit_v2/finetune_* beit_v2/upernet_*',
 }
 
 
@@ -155,25 +143,25 @@ FROM_PAPER = {
 }
 # What the released code prints, and then mmpretrain's and mmsegmentation's metafiles.
 FROM_OTHERS = """
-beit_plus/finetune_pt22k_in1k_100e             83.7 96.6 83.1
-beit_plus/finetune_large_pt22k_in1k_50e        86.0 97.6
-beit_plus/finetune_224_in1k                    85.2 97.6 85.28 97.59
-beit_plus/finetune_384_in1k                    86.820 98.124
-beit_plus/finetune_large_224_in1k              87.396 98.282
-beit_plus/finetune_large_384_in1k              88.408 98.602
-beit_plus/finetune_large_512_in1k              88.600 98.658
-beit_plus/upernet_640_ade20k_160k              53.61 54.26 53.08 53.84
-beit_plus/upernet_large_640_ade20k_160k        56.7 57.0 56.33 56.84
-beit_v2/finetune_in1k_100e                     85.5 97.5
-beit_v2/finetune_pt300e_in1k_100e              85.0 85.0
-beit_v2/finetune_after_in22k_in1k_30e          86.5 98.0 86.458 97.978 86.47 97.99
-beit_v2/finetune_large_in1k_50e                87.3 98.2
-beit_v2/finetune_large_pt300e_in1k_50e         86.6
-beit_v2/finetune_large_after_in22k_in1k_20e    88.4 98.6 88.370 98.578
-beit_v2/upernet_512_ade20k_160k                53.1
-beit_v2/upernet_512_ade20k_160k_after_in22k    53.5
-beit_v2/upernet_large_512_ade20k_160k          56.7
-beit_v2/upernet_large_512_ade20k_160k_after_in22k  57.5 57.54
+beit_plus/finetune_in1k_100e                         83.7 96.6 83.1
+beit_plus/finetune_large_in1k_50e                    86.0 97.6
+beit_plus/finetune_in1k_30e_after_in22k              85.2 97.6 85.28 97.59
+beit_plus/finetune_384_in1k_30e_after_in22k          86.820 98.124
+beit_plus/finetune_large_in1k_30e_after_in22k        87.396 98.282
+beit_plus/finetune_large_384_in1k_30e_after_in22k    88.408 98.602
+beit_plus/finetune_large_512_in1k_30e_after_in22k    88.600 98.658
+beit_plus/upernet_640_ade20k_160k_after_in22k        53.61 54.26 53.08 53.84
+beit_plus/upernet_large_640_ade20k_160k_after_in22k  56.7 57.0 56.33 56.84
+beit_v2/finetune_in1k_100e                           85.5 97.5
+beit_v2/finetune_in1k_100e_after_300e                85.0 85.0
+beit_v2/finetune_in1k_30e_after_in22k                86.5 98.0 86.458 97.978 86.47 97.99
+beit_v2/finetune_large_in1k_50e                      87.3 98.2
+beit_v2/finetune_large_in1k_50e_after_300e           86.6
+beit_v2/finetune_large_in1k_20e_after_in22k          88.4 98.6 88.370 98.578
+beit_v2/upernet_512_ade20k_160k                      53.1
+beit_v2/upernet_512_ade20k_160k_after_in22k          53.5
+beit_v2/upernet_large_512_ade20k_160k                56.7
+beit_v2/upernet_large_512_ade20k_160k_after_in22k    57.5 57.54
 """
 # Of a pretraining, beside those of what starts from it: relative speed, rows of DINO's own, the end of a log.
 OF_PRETRAINING = {

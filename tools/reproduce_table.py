@@ -74,14 +74,17 @@ class Plan:
             return []
         if weights := row.get('weights', {}).get(column):  # of others: nothing is trained
             return [self.test(Step(config, [], PLACE / Path(config).stem / 'none', [], config, 1, weights))]
-        start, tta = row.get('start', {}).get(column), table['columns'][column].get('tta', False)
-        return [self.test(self.of_config(config, seed, start), tta) for seed in self.args.seeds]
+        start, options = (row.get(key, {}).get(column) for key in ('start', 'options'))
+        tta = table['columns'][column].get('tta', False)
+        return [self.test(self.of_config(config, seed, start, options), tta) for seed in self.args.seeds]
 
-    def of_config(self, config: str, seed: int, start: str | None = None) -> Step:
+    def of_config(self, config: str, seed: int, start: str | None = None, changes: dict | None = None) -> Step:
         """The training of a config at full scale, after that of `start`, or of the config that it starts from."""
-        options, after = {}, []
+        options, after = dict(changes or {}), []
         key, weights, before = start_of(config)
-        if start or before:
+        if start and '://' in start:
+            options[key] = start
+        elif start or before:
             after.append(self.of_config(start or before, 0))
             if str(after[0].result) != weights:
                 options[key] = after[0].result

@@ -182,7 +182,7 @@ def test_parser(prog: str | None = None) -> argparse.ArgumentParser:
 
             %(prog)s configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
             %(prog)s configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
-            %(prog)s configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT --tta --show-dir pictures
+            %(prog)s configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py CHECKPOINT --tta --show-dir pictures
             %(prog)s configs/dvae/dalle_8k_in1k.py --cfg-options \
                 model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 

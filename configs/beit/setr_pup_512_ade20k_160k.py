@@ -15,7 +15,7 @@ Result:  45.6 ADE20K mIoU, single scale (paper, segmentation table)
 Time:    about a sixtieth of pretrain_800e.py (973 GFLOP an image without the auxiliary heads)
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: neither the paper nor its authors published this head's code. Heads, the blocks they read and windows are those
-         of SETR's own code, with its four auxiliary heads (setr_pup_512_three_aux_ade20k_160k.py has mmseg's three),
+         of SETR's own code, with its four auxiliary heads (setr_pup_three_aux_512_ade20k_160k.py has mmseg's three),
          but mmseg's implementation: no bias before a batch norm, and logits after the last upsampling instead of
          before. Optimizer and schedule are the paper's; the warm-up starts at a millionth of the rate, as in the
          released UperNet code. bfloat16, in tests too (--cfg-options model.test_cfg.precision=float32); the paper does

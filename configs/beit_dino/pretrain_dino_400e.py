@@ -19,7 +19,7 @@ Differs: from the original (facebookresearch/dino, the arguments of its released
          too, as only biases and other vectors are exempt), in bfloat16 (the head's last layer in float32), in BEiT's
          initialisation, in attention without a bias for the keys (which changes no attention), in an exact Gaussian
          blur, and in the position embedding of local crops, resampled to 6 x 6 patches by size, not by the scale factor
-         6.1 / 14. The paper's row starts from the original's file, see finetune_dino_in1k_100e.py
+         6.1 / 14. The paper's row starts from the original's file, dino_vitbase16_pretrain.pth
 """
 _base_ = [
     '../_base_/models/mim_base.py',

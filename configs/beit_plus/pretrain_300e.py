@@ -28,5 +28,5 @@ _base_ = [
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
 ]
 
-work_dir = 'work_dirs/beit_plus_pretrain_300e'  # not that of beit/pretrain_300e.py
+work_dir = 'work_dirs/beit_plus_pretrain_300e'
 model = dict(backbone=dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1))

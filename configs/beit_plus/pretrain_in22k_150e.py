@@ -3,7 +3,7 @@
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
 Batch:   16 GPUs x 128 = 2048 images, lr 1.5e-3
 Steps:   150 epochs x 6,932 = 1,039,800, ImageNet-22K with 14,197,122 images; warm-up 10,000
-Writes:  work_dirs/pretrain_in22k_150e/epoch_150.pth
+Writes:  work_dirs/beit_plus_pretrain_in22k_150e/epoch_150.pth
 Model:   ViT-Base, shared relative position bias, LayerScale, 91,965,776 parameters; 224 x 224 pixels, 75 of 196 patches
            masked
 Result:  83.7 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm README)
@@ -21,6 +21,7 @@ _base_ = [
     '../_base_/schedules/mim_adamw_bs2048_300e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_pretrain_in22k_150e'
 model = dict(
     data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1))

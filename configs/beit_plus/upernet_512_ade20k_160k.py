@@ -24,11 +24,11 @@ _base_ = [
     '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
-work_dir = 'work_dirs/beit_plus_upernet_512_ade20k_160k'  # not that of beit/upernet_512_ade20k_160k.py
+work_dir = 'work_dirs/beit_plus_upernet_512_ade20k_160k'
 model = dict(
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_in22k_150e/epoch_150.pth')))
 optim_wrapper = dict(optimizer=dict(lr=7e-4))

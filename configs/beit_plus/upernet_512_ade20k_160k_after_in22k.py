@@ -1,21 +1,21 @@
 """BEiT+ Base with UperNet on ADE20K at 512 pixels after ImageNet-22K: the released base `..._512_..._pt2ft`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
          tools/dist_train.sh configs/beit_plus/upernet_512_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 2 = 16 images, lr 3e-5
 Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/upernet_512_ade20k_160k_after_in22k/iter_160000.pth
+Writes:  work_dirs/beit_plus_upernet_512_ade20k_160k_after_in22k/iter_160000.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 163,080,812 parameters; 512 x 512 pixels
 Test:    tools/dist_test.sh configs/beit_plus/upernet_512_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  none of BEiT's own
 
 Time:    as beit/upernet_512_ade20k_160k.py
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
-Differs: from the released upernet_beit_base_12_512_slide_160k_ade20k_pt2ft.py as upernet_640_ade20k_160k.py from its
-         own. Nobody published a result at this size.
+Differs: from the released upernet_beit_base_12_512_slide_160k_ade20k_pt2ft.py as upernet_640_ade20k_160k_after_in22k.py
+         from its own. Nobody published a result at this size.
 """
 _base_ = [
     '../_base_/models/upernet_base.py',
@@ -23,10 +23,11 @@ _base_ = [
     '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_upernet_512_ade20k_160k_after_in22k'
 model = dict(
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_in22k_90e/epoch_90.pth')))
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.9), optimizer=dict(lr=3e-5))

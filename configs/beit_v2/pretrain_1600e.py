@@ -24,7 +24,6 @@ _base_ = [
 ]
 
 work_dir = 'work_dirs/beit_v2_pretrain_1600e'
-
 # one view for both networks, and always 75 patches
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),

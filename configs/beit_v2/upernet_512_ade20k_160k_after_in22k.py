@@ -1,7 +1,7 @@
 """BEiT v2 Base with UperNet on ADE20K after ImageNet-22K: released `beitv2_base_patch16_224_pt1k_ft21ktoade20k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/intermediate_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_in22k_90e.py 32
          tools/dist_train.sh configs/beit_v2/upernet_512_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_ft21k.pth
@@ -29,5 +29,5 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
         drop_path_rate=0.15,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_finetune_in22k_90e/epoch_90.pth')))
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.85), optimizer=dict(lr=5e-5))

@@ -1,7 +1,7 @@
 """BEiT v2 Large with UperNet on ADE20K after ImageNet-22K: `beitv2_large_patch16_224_pt1k_ft21ktoade20k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/intermediate_large_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
          tools/dist_train.sh configs/beit_v2/upernet_large_512_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k.pth
@@ -32,7 +32,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_finetune_large_in22k_90e/epoch_90.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024))

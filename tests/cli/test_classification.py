@@ -209,7 +209,11 @@ def test_without_a_test_pipeline_the_usual_one_is_made(work, tmp_path):
 
 @pytest.mark.parametrize(
     'name, size',
-    [('beit/finetune_in1k_100e', 224), ('beit/finetune_384_in1k_10e', 384), ('beit_plus/finetune_large_512_in1k', 512)],
+    [
+        ('beit/finetune_in1k_100e', 224),
+        ('beit/finetune_384_in1k_10e', 384),
+        ('beit_plus/finetune_large_512_in1k_30e_after_in22k', 512),
+    ],
 )
 def test_the_usual_pipeline_is_the_one_of_the_configs(name, size):
     resize, crop, pack = map(dict, usual_preparation((size, size), 'pillow'))

@@ -61,7 +61,7 @@ def test_a_table_goes_on_after_a_stop_and_holds_the_figures(folder, monkeypatch,
 
 def test_commands_of_the_full_scale_are_those_of_the_headers(capsys):
     *trainings, single, multi = planned(capsys, 'supervised_seg', '--scale', 'full', '--rows', '3')
-    header = ' '.join(header_of('beit_plus/upernet_640_ade20k_160k.py').split())
+    header = ' '.join(header_of('beit_plus/upernet_640_ade20k_160k_after_in22k.py').split())
     assert len(trainings) == 3 and all(command.replace(' --resume', '') in header for command in trainings)
     assert single.startswith(f'tools/dist_test.sh {trainings[2].split()[1]} work_dirs/') and '--tta' not in single
     assert '--tta' in multi.split()

@@ -309,7 +309,7 @@ def test_the_arguments_of_train(tmp_path):
 
 
 def test_the_arguments_of_test(tmp_path):
-    one_scale = 'beit_plus/upernet_640_ade20k_160k'
+    one_scale = 'beit_plus/upernet_640_ade20k_160k_after_in22k'
     cfg = config_of('test', one_scale, 'x.pth', '--tta', '--show-dir', 'drawn')
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'

@@ -62,17 +62,17 @@ def test_tables_hold_the_papers_figures():
     assert found == FROM_PAPER
 
 
-def linked() -> Iterator[tuple[str, str | None]]:
-    """Config and the figure of the paper that it makes."""
+def linked() -> Iterator[tuple[str, str | None, str | None]]:
+    """Config, the figure of the paper that it makes, and the weights it starts from where not its own."""
     for _, _, row in ROWS:
         for column, config in row.get('configs', {}).items():
-            yield config, row.get('paper', {}).get(column)
+            yield config, row.get('paper', {}).get(column), row.get('start', {}).get(column)
 
 
 def test_figures_of_the_paper_are_those_of_their_configs():
     seen = {number for _, _, row in ROWS for number in row.get('paper', {}).values()}
-    for config, number in linked():
-        if number and config != 'ablation/scratch_in1k_300e.py':  # the paper quotes another one's
+    for config, number, start in linked():
+        if number and not start and config != 'ablation/scratch_in1k_300e.py':  # the paper quotes another one's
             digits = len(number.partition('.')[2])
             assert number in [f'{float(value):.{digits}f}' for value in figures(config, of_paper=True)], config
     for config in ENTRIES:
@@ -81,25 +81,28 @@ def test_figures_of_the_paper_are_those_of_their_configs():
 
 def test_figures_of_others_are_those_that_they_print():
     expected = {f'{config}.py': values for config, *values in map(str.split, FROM_OTHERS.strip().splitlines())}
-    of_results = [config for config in ENTRIES if not re.search('/(pretrain|intermediate)_', config)]
+    of_results = [config for config in ENTRIES if not re.search('/pretrain_|_in22k_90e', config)]
     assert {config: found for config in of_results if (found := figures(config, of_paper=False))} == expected
 
 
 def test_figures_of_a_pretraining_are_those_of_what_starts_from_it():
     starts = predecessors(list_configs())
     for config in ENTRIES:
-        if re.search('/(pretrain|intermediate)_', config):
+        if re.search('/pretrain_|_in22k_90e', config):
             found, behind = {row['Value'] for row in ENTRIES[config]['Published Results']}, {config}
             for _ in range(3):
                 behind |= {later for later, start in starts.items() if start in behind}
             reached = {row['Value'] for later in behind - {config} for row in ENTRIES[later]['Published Results']}
+            reached |= {number for _, number, start in linked() if start == config}
             assert found <= reached | OF_PRETRAINING.get(config, set()), config
 
 
 def test_a_row_has_a_config_for_each_figure_or_the_reason_why_not():
     for name, table, row in ROWS:
         where = f'{name}: {row["name"]}'
-        assert set(row) <= {'name', 'paper', 'configs', 'weights', 'demo', 'demo_stages', 'why', 'start'}, where
+        assert set(row) <= {'name', 'paper', 'configs', 'weights', 'demo', 'demo_stages', 'why', 'start', 'options'}, (
+            where
+        )
         assert set(row.get('paper', {})) | set(row.get('configs', {})) <= set(table['columns']), where
         measured = {column for column in row.get('paper', {}) if 'metric' in table['columns'][column]}
         assert bool(measured - set(row.get('configs', {}))) == ('why' in row), where
@@ -107,10 +110,11 @@ def test_a_row_has_a_config_for_each_figure_or_the_reason_why_not():
 
 def test_every_config_belongs_to_a_row_or_is_said_to_be_extra():
     starts, found = predecessors(list_configs()), set()
-    for config, _ in linked():
-        while config in ENTRIES and config not in found:
-            found.add(config)
-            config = starts.get(config)
+    for config, _, start in linked():
+        for name in (config, start):
+            while name in ENTRIES and name not in found:
+                found.add(name)
+                name = starts.get(name)
     extra = {name for pattern in TABLES['extra'] for name in fnmatch.filter(ENTRIES, pattern)}
     assert found | extra == set(ENTRIES)
     assert not found & extra

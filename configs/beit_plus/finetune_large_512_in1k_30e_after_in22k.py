@@ -1,23 +1,24 @@
 """BEiT+ Large fine-tuned on ImageNet-1K at 512 after ImageNet-22K: released `beit_large_patch16_512_pt22k_ft22kto1k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_large_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/finetune_large_512_in1k.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_large_512_in1k_30e_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 32 x 2 accumulated = 512 images, lr 2e-5
 Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 12,510
-Writes:  work_dirs/finetune_large_512_in1k/epoch_30.pth
+Writes:  work_dirs/beit_plus_finetune_large_512_in1k_30e_after_in22k/epoch_30.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 305,674,728 parameters; 512 x 512 pixels
 Result:  88.6 ImageNet-1K top-1 at 512 pixels (paper, comparison with supervised pretraining)
          88.600 ImageNet-1K top-1 at 512 pixels (microsoft/unilm beit get_started_for_image_classification.md)
          98.658 ImageNet-1K top-5 at 512 pixels (microsoft/unilm beit get_started_for_image_classification.md)
 
-Time:    about 5.9 times finetune_large_224_in1k.py (2172 against 370 GFLOP an image)
+Time:    about 5.9 times finetune_large_in1k_30e_after_in22k.py (2172 against 370 GFLOP an image)
 Options: Less memory: --cfg-options model.backbone.with_cp=True
-Shorter: finetune_large_384_in1k.py
-Differs: from the released command in bfloat16 instead of float16. From finetune_large_224_in1k.py in the image size
-         alone: the model of the intermediate fine-tuning at 224 goes to 512 directly, its bias tables resampled.
+Shorter: finetune_large_384_in1k_30e_after_in22k.py
+Differs: from the released command in bfloat16 instead of float16. From finetune_large_in1k_30e_after_in22k.py in the
+         image size alone: the model of the intermediate fine-tuning at 224 goes to 512 directly, its bias tables
+         resampled.
 """
 _base_ = [
     '../_base_/models/finetune_base.py',
@@ -25,6 +26,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_finetune_large_512_in1k_30e_after_in22k'
 model = dict(
     data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
@@ -34,7 +36,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.4,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_large_in22k_90e/epoch_90.pth')),
     head=dict(in_channels=1024),
     train_cfg=None)  # no mixup, no cutmix
 

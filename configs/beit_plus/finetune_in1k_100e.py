@@ -1,12 +1,12 @@
 """BEiT+ Base fine-tuned on ImageNet-1K straight after pretraining: released `beit_base_patch16_224_pt22k_ft1k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/finetune_pt22k_in1k_100e.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_in1k_100e.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
 Batch:   8 GPUs x 128 = 1024 images, lr 4e-3
 Steps:   100 epochs x 1,251 = 125,100, ImageNet-1K with 1,281,167 images; warm-up 25,020
-Writes:  work_dirs/finetune_pt22k_in1k_100e/epoch_100.pth
+Writes:  work_dirs/beit_plus_finetune_in1k_100e/epoch_100.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984 parameters; 224 x 224 pixels
 Result:  83.7 ImageNet-1K top-1 at 224 pixels (microsoft/unilm README)
          96.6 ImageNet-1K top-5 at 224 pixels (microsoft/unilm README)
@@ -24,13 +24,14 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_finetune_in1k_100e'
 model = dict(
     data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')))
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_in22k_150e/epoch_150.pth')))
 
 train_pipeline = [
     dict(type='beit_mm.LoadImage'),

@@ -1,21 +1,21 @@
 """BEiT+ Large fine-tuned on ImageNet-22K, 90 epochs: the released checkpoint `beit_large_patch16_224_pt22k_ft22k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_large_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k.pth
 Batch:   16 GPUs x 64 x 2 accumulated = 2048 images, lr 2e-3
 Steps:   90 epochs x 6,932 = 623,880, ImageNet-22K with 14,197,122 images; warm-up 34,660
-Writes:  work_dirs/intermediate_large_in22k_90e/epoch_90.pth
+Writes:  work_dirs/beit_plus_finetune_large_in22k_90e/epoch_90.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,593 parameters; 224 x 224 pixels
 Result:  87.396 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit
            get_started_for_image_classification.md)
          88.4 ImageNet-1K top-1 at 384 pixels after fine-tuning (paper, comparison with supervised pretraining)
          88.6 ImageNet-1K top-1 at 512 pixels after fine-tuning (paper, comparison with supervised pretraining)
 
-Time:    about 3.5 times intermediate_in22k_90e.py (370 against 105 GFLOP an image)
-Shorter: intermediate_in22k_90e.py
-Differs: from intermediate_in22k_90e.py in the model, in layer decay, batch and lr. The clip of 1.0 that the released
+Time:    about 3.5 times finetune_in22k_90e.py (370 against 105 GFLOP an image)
+Shorter: finetune_in22k_90e.py
+Differs: from finetune_in22k_90e.py in the model, in layer decay, batch and lr. The clip of 1.0 that the released
          command names is ignored there, and left out here.
 """
 _base_ = [
@@ -24,6 +24,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_finetune_large_in22k_90e'
 model = dict(
     data_preprocessor=dict(
         num_classes=21841, mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
@@ -33,7 +34,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_large_in22k_150e/epoch_150.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_large_in22k_150e/epoch_150.pth')),
     head=dict(num_classes=21841, in_channels=1024),
     train_cfg=None)  # no mixup, no cutmix
 

@@ -1,17 +1,17 @@
 """BEiT v2 Large fine-tuned on ImageNet-1K after 300 epochs: `beitv2_large_patch16_224_pt1k_300e_ft1k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_300e.py 16
-         tools/dist_train.sh configs/beit_v2/finetune_large_pt300e_in1k_50e.py 8
+         tools/dist_train.sh configs/beit_v2/finetune_large_in1k_50e_after_300e.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_300e.pth
 Batch:   8 GPUs x 64 x 2 accumulated = 1024 images, lr 5e-4
 Steps:   50 epochs x 1,251 = 62,550, ImageNet-1K with 1,281,167 images; warm-up 6,255
-Writes:  work_dirs/beit_v2_finetune_large_pt300e_in1k_50e/epoch_50.pth
+Writes:  work_dirs/beit_v2_finetune_large_in1k_50e_after_300e/epoch_50.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
 Result:  86.6 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 get_started_for_image_classification.md)
 
 Time:    as beit/finetune_large_in1k_50e.py
-Shorter: finetune_pt300e_in1k_100e.py
+Shorter: finetune_in1k_100e_after_300e.py
 Differs: from finetune_large_in1k_50e.py in the rate, as the released command
 """
 _base_ = [
@@ -20,7 +20,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_finetune_large_pt300e_in1k_50e'
+work_dir = 'work_dirs/beit_v2_finetune_large_in1k_50e_after_300e'
 model = dict(
     backbone=dict(
         arch='large',

@@ -1,21 +1,21 @@
 """BEiT+ Large with UperNet on ADE20K at 512 pixels after ImageNet-22K: the released large `..._512_..._pt2ft`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_large_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/upernet_large_512_ade20k_160k.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/upernet_large_512_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 2 = 16 images, lr 2e-5
 Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/upernet_large_512_ade20k_160k/iter_160000.pth
+Writes:  work_dirs/beit_plus_upernet_large_512_ade20k_160k_after_in22k/iter_160000.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 440,398,636 parameters; 512 x 512 pixels
-Test:    tools/dist_test.sh configs/beit_plus/upernet_large_512_ade20k_160k.py CHECKPOINT 8 [--tta]
+Test:    tools/dist_test.sh configs/beit_plus/upernet_large_512_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  none of BEiT's own
 
 Time:    about twice upernet_512_ade20k_160k.py
 Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
-Differs: from the released upernet_beit_large_24_512_slide_160k_ade20k_pt2ft.py as upernet_640_ade20k_160k.py from its
-         own. Nobody published a result at this size.
+Differs: from the released upernet_beit_large_24_512_slide_160k_ade20k_pt2ft.py as
+         upernet_640_ade20k_160k_after_in22k.py from its own. Nobody published a result at this size.
 """
 _base_ = [
     '../_base_/models/upernet_base.py',
@@ -23,6 +23,7 @@ _base_ = [
     '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_upernet_large_512_ade20k_160k_after_in22k'
 model = dict(
     backbone=dict(
         arch='large',
@@ -31,7 +32,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_large_in22k_90e/epoch_90.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024))

@@ -1,19 +1,19 @@
 """BEiT+ Base fine-tuned on ImageNet-22K, 90 epochs: the released checkpoint `beit_base_patch16_224_pt22k_ft22k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k.pth
 Batch:   16 GPUs x 256 = 4096 images, lr 3e-3
 Steps:   90 epochs x 3,466 = 311,940, ImageNet-22K with 14,197,122 images; warm-up 17,330
-Writes:  work_dirs/intermediate_in22k_90e/epoch_90.pth
+Writes:  work_dirs/beit_plus_finetune_in22k_90e/epoch_90.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 102,557,713 parameters; 224 x 224 pixels
 Result:  85.2 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm README)
          86.8 ImageNet-1K top-1 at 384 pixels after fine-tuning (paper, comparison with supervised pretraining)
 
 Time:    about ten times beit/finetune_in1k_100e.py (11 times the images, 90 epochs)
 Options: On 8 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
-Shorter: finetune_pt22k_in1k_100e.py, which goes to ImageNet-1K directly
+Shorter: finetune_in1k_100e.py, which goes to ImageNet-1K directly
 Differs: from the released command in having no gradient clip: that names 3.0, but ignores it under deepspeed. bfloat16
          instead of float16. No accuracy while training, as there: ImageNet-22K has no validation images.
 """
@@ -23,6 +23,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_finetune_in22k_90e'
 model = dict(
     data_preprocessor=dict(
         num_classes=21841, mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
@@ -31,7 +32,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/pretrain_in22k_150e/epoch_150.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_pretrain_in22k_150e/epoch_150.pth')),
     head=dict(num_classes=21841),
     train_cfg=None)  # no mixup, no cutmix
 

@@ -1,13 +1,13 @@
 """BEiT v2 Base fine-tuned on ImageNet-1K after ImageNet-22K: released `beitv2_base_patch16_224_pt1k_ft21kto1k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/intermediate_in22k_90e.py 32
-         tools/dist_train.sh configs/beit_v2/finetune_after_in22k_in1k_30e.py 8
+         tools/dist_train.sh configs/beit_v2/finetune_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_in1k_30e_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k_ft21k.pth
 Batch:   8 GPUs x 128 = 1024 images, lr 5e-5
 Steps:   30 epochs x 1,251 = 37,530, ImageNet-1K with 1,281,167 images; warm-up 25,020
-Writes:  work_dirs/beit_v2_finetune_after_in22k_in1k_30e/epoch_30.pth
+Writes:  work_dirs/beit_v2_finetune_in1k_30e_after_in22k/epoch_30.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984 parameters; 224 x 224 pixels
 Result:  86.5 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 README)
          98.0 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 README)
@@ -27,14 +27,14 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_finetune_after_in22k_in1k_30e'
+work_dir = 'work_dirs/beit_v2_finetune_in1k_30e_after_in22k'
 model = dict(
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
         drop_path_rate=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_finetune_in22k_90e/epoch_90.pth')),
     train_cfg=None)  # no mixup, no cutmix
 
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.75), optimizer=dict(lr=5e-5))

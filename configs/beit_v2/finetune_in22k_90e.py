@@ -1,12 +1,12 @@
 """BEiT v2 Base fine-tuned on ImageNet-22K, 90 epochs: released `beitv2_base_patch16_224_pt1k_ft21k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/intermediate_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_in22k_90e.py 32
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_base_patch16_224_pt1k.pth
 Batch:   32 GPUs x 128 = 4096 images, lr 6e-4
 Steps:   90 epochs x 3,466 = 311,940, ImageNet-22K with 14,197,122 images; warm-up 69,320
-Writes:  work_dirs/beit_v2_intermediate_in22k_90e/epoch_90.pth
+Writes:  work_dirs/beit_v2_finetune_in22k_90e/epoch_90.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 102,557,713 parameters; 224 x 224 pixels
 Result:  86.5 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit2 README)
 
@@ -22,7 +22,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_intermediate_in22k_90e'
+work_dir = 'work_dirs/beit_v2_finetune_in22k_90e'
 model = dict(
     data_preprocessor=dict(num_classes=21841),
     backbone=dict(

@@ -1,15 +1,15 @@
 """BEiT+ Large with UperNet on ADE20K at 640 pixels after ImageNet-22K: `beit_large_patch16_640_pt22k_ft22ktoade20k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_large_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/upernet_large_640_ade20k_160k.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 1 x 2 accumulated = 16 images, lr 2e-5
 Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/upernet_large_640_ade20k_160k/iter_320000.pth
+Writes:  work_dirs/beit_plus_upernet_large_640_ade20k_160k_after_in22k/iter_320000.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 441,271,084 parameters; 640 x 640 pixels
-Test:    tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k.py CHECKPOINT 8 [--tta]
+Test:    tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  56.7 ADE20K mIoU, single scale (paper, comparison with supervised pretraining)
          56.7 ADE20K mIoU, single scale (microsoft/unilm README)
          57.0 ADE20K mIoU, all scales with flip (paper, comparison with supervised pretraining)
@@ -17,7 +17,7 @@ Result:  56.7 ADE20K mIoU, single scale (paper, comparison with supervised pretr
          56.33 ADE20K mIoU, single scale (mmsegmentation metafile, of its own training)
          56.84 ADE20K mIoU, all scales with flip (mmsegmentation metafile, of its own training)
 
-Time:    about twice upernet_640_ade20k_160k.py
+Time:    about twice upernet_640_ade20k_160k_after_in22k.py
 Options: With room for two images a GPU: --cfg-options train_dataloader.batch_size=2 optim_wrapper.accumulative_counts=1
          train_cfg.max_iters=160000 param_scheduler.0.end=1501 param_scheduler.1.end=160001
 Shorter: --cfg-options train_cfg.max_iters=160000 param_scheduler.1.end=160001
@@ -32,6 +32,7 @@ _base_ = [
     '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_upernet_large_640_ade20k_160k_after_in22k'
 model = dict(
     data_preprocessor=dict(size=(640, 640)),
     backbone=dict(
@@ -42,7 +43,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-6,
         drop_path_rate=0.2,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_large_in22k_90e/epoch_90.pth')),
     neck=dict(embed_dim=1024),
     decode_head=dict(in_channels=[1024, 1024, 1024, 1024], channels=1024),
     auxiliary_head=dict(in_channels=1024),

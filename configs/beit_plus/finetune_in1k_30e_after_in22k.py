@@ -1,13 +1,13 @@
 """BEiT+ Base fine-tuned on ImageNet-1K at 224 after ImageNet-22K: released `beit_base_patch16_224_pt22k_ft22kto1k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/finetune_224_in1k.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_in1k_30e_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 64 = 512 images, lr 2e-5
 Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 12,510
-Writes:  work_dirs/finetune_224_in1k/epoch_30.pth
+Writes:  work_dirs/beit_plus_finetune_in1k_30e_after_in22k/epoch_30.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 86,530,984 parameters; 224 x 224 pixels
 Result:  85.2 ImageNet-1K top-1 at 224 pixels (microsoft/unilm README)
          97.6 ImageNet-1K top-5 at 224 pixels (microsoft/unilm README)
@@ -25,13 +25,14 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_finetune_in1k_30e_after_in22k'
 model = dict(
     data_preprocessor=dict(mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]),
     backbone=dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_in22k_90e/epoch_90.pth')),
     train_cfg=None)  # no mixup, no cutmix
 
 train_pipeline = [

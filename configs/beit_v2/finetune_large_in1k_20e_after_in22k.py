@@ -1,22 +1,22 @@
 """BEiT v2 Large fine-tuned on ImageNet-1K after ImageNet-22K: `beitv2_large_patch16_224_pt1k_ft21kto1k`.
 
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/intermediate_large_in22k_90e.py 32
-         tools/dist_train.sh configs/beit_v2/finetune_large_after_in22k_in1k_20e.py 8
+         tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k.pth
 Batch:   8 GPUs x 64 x 2 accumulated = 1024 images, lr 7e-5
 Steps:   20 epochs x 1,251 = 25,020, ImageNet-1K with 1,281,167 images; warm-up 6,255
-Writes:  work_dirs/beit_v2_finetune_large_after_in22k_in1k_20e/epoch_20.pth
+Writes:  work_dirs/beit_v2_finetune_large_in1k_20e_after_in22k/epoch_20.pth
 Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
 Result:  88.4 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 README)
          98.6 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 README)
          88.370 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 get_started_for_image_classification.md)
          98.578 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 get_started_for_image_classification.md)
 
-Time:    about 2.3 times finetune_after_in22k_in1k_30e.py (370 against 105 GFLOP an image)
-Shorter: finetune_after_in22k_in1k_30e.py
-Differs: from finetune_after_in22k_in1k_30e.py in the model, rate, layer decay, stochastic depth and length, as the
+Time:    about 2.3 times finetune_in1k_30e_after_in22k.py (370 against 105 GFLOP an image)
+Shorter: finetune_in1k_30e_after_in22k.py
+Differs: from finetune_in1k_30e_after_in22k.py in the model, rate, layer decay, stochastic depth and length, as the
          released command
 """
 _base_ = [
@@ -25,7 +25,7 @@ _base_ = [
     '../_base_/schedules/finetune_adamw_bs1024_100e.py',
 ]
 
-work_dir = 'work_dirs/beit_v2_finetune_large_after_in22k_in1k_20e'
+work_dir = 'work_dirs/beit_v2_finetune_large_in1k_20e_after_in22k'
 model = dict(
     backbone=dict(
         arch='large',
@@ -33,7 +33,7 @@ model = dict(
         rel_pos_bias='per_layer',
         layer_scale_init=1e-5,
         drop_path_rate=0.25,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_intermediate_large_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_v2_finetune_large_in22k_90e/epoch_90.pth')),
     head=dict(in_channels=1024),
     train_cfg=None)  # no mixup, no cutmix
 train_dataloader = dict(batch_size=64)

@@ -1,15 +1,15 @@
 """BEiT+ Base with UperNet on ADE20K at 640 pixels after ImageNet-22K: `beit_base_patch16_640_pt22k_ft22ktoade20k`.
 
 Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/intermediate_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/upernet_640_ade20k_160k.py 8
+         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
 Batch:   8 GPUs x 2 = 16 images, lr 3e-5
 Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/upernet_640_ade20k_160k/iter_160000.pth
+Writes:  work_dirs/beit_plus_upernet_640_ade20k_160k_after_in22k/iter_160000.pth
 Model:   ViT-Base, relative position bias in every block, LayerScale, 163,407,980 parameters; 640 x 640 pixels
-Test:    tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k.py CHECKPOINT 8 [--tta]
+Test:    tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  53.6 ADE20K mIoU, single scale (paper, comparison with supervised pretraining)
          53.61 ADE20K mIoU, single scale (microsoft/unilm beit semantic_segmentation/README.md)
          54.2 ADE20K mIoU, all scales with flip (paper, comparison with supervised pretraining)
@@ -30,6 +30,7 @@ _base_ = [
     '../_base_/schedules/segment_adamw_bs16_160k.py',
 ]
 
+work_dir = 'work_dirs/beit_plus_upernet_640_ade20k_160k_after_in22k'
 model = dict(
     data_preprocessor=dict(size=(640, 640)),
     backbone=dict(
@@ -37,7 +38,7 @@ model = dict(
         abs_pos_embed=False,
         rel_pos_bias='per_layer',
         layer_scale_init=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/intermediate_in22k_90e/epoch_90.pth')),
+        init_cfg=dict(type='Pretrained', checkpoint='work_dirs/beit_plus_finetune_in22k_90e/epoch_90.pth')),
     test_cfg=dict(crop_size=(640, 640), stride=(426, 426)))
 
 train_pipeline = [

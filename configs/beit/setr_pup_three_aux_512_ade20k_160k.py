@@ -1,14 +1,14 @@
 """BEiT-Base with SETR-PUP on ADE20K, with the auxiliary heads of mmseg's SETR configs: three of two convolutions each.
 
 Command: tools/dist_train.sh configs/beit/pretrain_800e.py 16
-         tools/dist_train.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py 8
+         tools/dist_train.sh configs/beit/setr_pup_three_aux_512_ade20k_160k.py 8
          The last alone, from the released weights: --cfg-options
          model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt1k_800ep.pth
 Batch:   8 GPUs x 2 = 16 images, lr 1e-3
 Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/setr_pup_512_three_aux_ade20k_160k/iter_160000.pth
+Writes:  work_dirs/setr_pup_three_aux_512_ade20k_160k/iter_160000.pth
 Model:   ViT-Base, absolute position embedding, 97,206,104 parameters; 512 x 512 pixels
-Test:    tools/dist_test.sh configs/beit/setr_pup_512_three_aux_ade20k_160k.py CHECKPOINT 8 [--tta]
+Test:    tools/dist_test.sh configs/beit/setr_pup_three_aux_512_ade20k_160k.py CHECKPOINT 8 [--tta]
 Result:  none of BEiT's own
 
 Time:    as setr_pup_512_ade20k_160k.py
