@@ -88,6 +88,9 @@ def test_losses_and_gradients(both):
     images, pixels, mask = torch.randn(3, 3, SIZE, SIZE), torch.rand(3, 3, SIZE, SIZE), torch.rand(3, 4, 4) < 0.4
     samples = [DataSample(mask=one) for one in mask]
     wanted = theirs.loss([images, 2 * pixels - 1], samples)
+    tokenizer, theirs.target_generator = theirs.target_generator, ours.target_generator  # as docs/mixing.md says
+    assert theirs.loss([images, 2 * pixels - 1], samples) == wanted
+    theirs.target_generator = tokenizer
     got = ours(dict(images=images, tokenizer_images=pixels, mask=mask, positions=positions_of(mask)), mode='loss')
     assert set(got) == {'loss_mim', 'loss_aggregation', 'mim_acc', 'aggregation_acc'}
     torch.testing.assert_close(got['loss_mim'], wanted['loss_1'])

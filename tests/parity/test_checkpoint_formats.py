@@ -136,10 +136,9 @@ def test_a_peers_file_in_our_model_and_ours_in_the_peers_class(library, task, va
 
 
 @pytest.mark.parametrize('library', ['timm', 'hf', 'mmpretrain'])
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', ['vit', 'per_layer'])
 def test_classification_by_the_class_token(library, variant, tmp_path):
-    model = ours('classification', variant, out_type='cls_token')
-    images, _ = images_and_mask()
+    model, (images, _) = ours('classification', variant, out_type='cls_token'), images_and_mask()
     expected = outputs(model, 'classification', images)
     options = dict(timm=dict(global_pool='token'), mmpretrain=dict(out_type='cls_token', final_norm=True), hf={})
     peer = in_the_peers_class(library, model, 'classification', variant, tmp_path, **options[library])
@@ -149,16 +148,14 @@ def test_classification_by_the_class_token(library, variant, tmp_path):
     assert_same_outputs(outputs(back, 'classification', images), expected)
 
 
-@pytest.mark.parametrize(('source', 'target'), [('timm', 'hf'), ('hf', 'timm')])
-@pytest.mark.parametrize('variant', ['per_layer', 'vit', 'shared'])
+@pytest.mark.parametrize(
+    ('source', 'target', 'variant'), [('timm', 'hf', 'per_layer'), ('hf', 'timm', 'vit'), ('timm', 'hf', 'shared')]
+)
 def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant, tmp_path):
     weights = saved(peers.PEERS[source]('classification', variant, SMALL), tmp_path)
-    model = ours('classification', variant, LARGE)
+    model, (images, _) = ours('classification', variant, LARGE), images_and_mask(LARGE)
     model.load_state_dict(convert_state_dict(weights).state_dict, strict=True)
-    report = model.backbone.load_report
-    assert set(report.resized.values()) == {'14 x 14 -> 24 x 24'}
-    assert not report.missing_keys and not report.unexpected_keys
-    images, _ = images_and_mask(LARGE)
+    assert set(model.backbone.load_report.resized.values()) == {'14 x 14 -> 24 x 24'}
     expected = outputs(model, 'classification', images)
     peer = in_the_peers_class(target, model, 'classification', variant, tmp_path, LARGE)
     assert_same_outputs(peers.peer_outputs(peer, 'classification', images), expected)
@@ -221,7 +218,6 @@ def test_a_plain_vit_of_timm(variant, tmp_path):
     model = ours('classification', variant, out_type='cls_token')
     torch.save(peer.state_dict(), tmp_path / 'vit.pth')
     load_checkpoint(model, str(tmp_path / 'vit.pth'), strict=True)
-    assert not model.backbone.load_report.missing_keys and not model.backbone.load_report.unexpected_keys
     images, _ = images_and_mask()
     with torch.no_grad():
         assert_same_outputs([model.backbone(images)[0]], [peer.forward_features(images)[:, 0]])
@@ -253,20 +249,15 @@ def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
         assert_same_outputs(list(backbone.eval()(images)), list(expected))
 
 
-def test_pooled_features_of_transformers(tmp_path):
-    """BeitModel as it is by default: the mean of the patches, then the norm; and no part of a bigger model."""
+def test_pooled_features_of_transformers_and_its_backbone_with_a_pyramid(tmp_path):
+    """BeitModel by default has the mean of the patches, then the norm; BeitBackbone, of detectors, no head."""
     config = peers.hf_peer('features', 'per_layer').config
     config.use_mean_pooling = True
     peer = peers.randomise(transformers.BeitModel(config))
-    model = ours('features', 'per_layer', out_type='avg_featmap')
+    model, (images, _) = ours('features', 'per_layer', out_type='avg_featmap'), images_and_mask()
     load_all(model, saved(peer, tmp_path))
-    images, _ = images_and_mask()
     with torch.no_grad():
         assert_same_outputs(outputs(model, 'features', images), [peer(images).pooler_output])
-
-
-def test_a_backbone_of_transformers_with_a_pyramid(tmp_path):
-    """BeitBackbone, of object detectors: `beit.` below no head, the pyramid beside it."""
     config = peers.hf_peer('segmentation', 'per_layer').config
     config.add_fpn = True
     translation = convert_state_dict(saved(transformers.BeitBackbone(config), tmp_path))

@@ -14,7 +14,6 @@ from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.read import UnsafeCheckpointError
 from beit_mm.models import DALLETokenizer
 from beit_mm.models.tokenizers.base import map_pixels, unmap_pixels
-from beit_mm.models.tokenizers.dalle import DALLEEncoder
 from beit_mm.registry import DATASETS
 
 dall_e = pytest.importorskip('dall_e')
@@ -40,16 +39,6 @@ def one_hot(tokens: torch.Tensor) -> torch.Tensor:
     return F.one_hot(tokens, VOCAB).permute(0, 3, 1, 2).float()
 
 
-@torch.no_grad()
-def test_logits_of_the_full_size_are_theirs():
-    theirs, ours = dall_e.Encoder(), DALLEEncoder()
-    ours.load_state_dict(theirs.state_dict())
-    images = dall_e.map_pixels(torch.rand(1, 3, 56, 48))
-    logits = theirs(images)
-    torch.testing.assert_close(ours(images), logits, atol=1e-4, rtol=0)
-    assert torch.equal(ours(images).argmax(1), logits.argmax(1))
-
-
 @pytest.mark.parametrize('suffix', ['.pkl', '.pth', '.safetensors'])
 def test_pickled_modules_give_equal_tokens_and_images(suffix, networks, monkeypatch):
     """Read, or converted to state dicts, where their package cannot be imported."""
@@ -63,7 +52,10 @@ def test_pickled_modules_give_equal_tokens_and_images(suffix, networks, monkeypa
             assert_equal(read(f'{name}{suffix}'), network.state_dict())
         tokenizer = DALLETokenizer(f'encoder{suffix}', f'decoder{suffix}', hidden=64, vocab_size=VOCAB)
     images = torch.rand(2, 3, 16, 24)
+    assert torch.equal(map_pixels(images), dall_e.map_pixels(images))
+    assert torch.equal(unmap_pixels(images), dall_e.unmap_pixels(images))
     tokens = encoder(dall_e.map_pixels(images)).argmax(1)
+    torch.testing.assert_close(tokenizer.encoder(map_pixels(images)), encoder(map_pixels(images)), atol=1e-4, rtol=0)
     assert torch.equal(tokenizer.encode(images), tokens)
     torch.testing.assert_close(tokenizer.decode(tokens), pictures(decoder, one_hot(tokens)), atol=1e-4, rtol=0)
 
@@ -108,9 +100,3 @@ def test_pickled_modules_in_the_form_before_torch_1_6_are_refused(tmp_path):
     torch.save(dall_e.Encoder(n_hid=8, vocab_size=16), tmp_path / 'encoder.pkl', _use_new_zipfile_serialization=False)
     with pytest.raises(UnsafeCheckpointError, match=r'before torch 1.6.* save tensors instead'):
         DALLETokenizer(str(tmp_path / 'encoder.pkl'), hidden=8, vocab_size=16)
-
-
-def test_pixel_maps_are_theirs():
-    images = torch.rand(2, 3, 4, 4)
-    assert torch.equal(map_pixels(images), dall_e.map_pixels(images))
-    assert torch.equal(unmap_pixels(images), dall_e.unmap_pixels(images))

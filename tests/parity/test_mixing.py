@@ -1,14 +1,15 @@
-"""Our parts in mmpretrain's and mmseg's algorithms, optimizer constructors and inferencers, and theirs in ours."""
+"""Each row of docs/mixing.md: our parts in mmpretrain's and mmseg's algorithms and inferencers, and theirs in ours."""
 
 import copy
 import hashlib
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, library_tools, make_runner, narrow_dino_model, narrow_model, positions_of, run_tool
+from helpers import ROOT, make_runner, narrow_dino_model, narrow_model, positions_of
 from label_maps import make_label_maps
 from labelled import CLASSES, classifier_config, make_images
 from mmengine.config import Config, ConfigDict
@@ -70,14 +71,11 @@ def randomise(model: nn.Module) -> nn.Module:
 
 @pytest.fixture(scope='module')
 def batch(images) -> dict:
-    """Two images as mmpretrain's recipe prepares them, one mask of each code base."""
+    """Images as mmpretrain's recipe prepares them, one with each kind of mask."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
-        pipelines = [
-            Compose([dict(type='LoadImageFromFile'), TWO_VIEWS, mask, dict(type='PackInputs')])
-            for mask in (THEIR_MASK, OUR_MASK)
-        ]
-        data = [pipe(dict(img_path=str(images / f'0{i}.jpg'))) for i, pipe in enumerate(pipelines)]
-        assert {sample['data_samples'].mask.dtype for sample in data} == {torch.int64, torch.bool}
+        masks = THEIR_MASK, OUR_MASK, dict(type='beit_mm.RandomMask', grid=(4, 4), num_masked=6)
+        steps = [dict(type='LoadImageFromFile'), TWO_VIEWS], [dict(type='PackInputs')]
+        data = [Compose([*steps[0], mask, *steps[1]])(dict(img_path=str(images / '00.jpg'))) for mask in masks]
         collated = dict(
             inputs=[torch.stack(view) for view in zip(*(sample['inputs'] for sample in data), strict=True)],
             data_samples=[sample['data_samples'] for sample in data],
@@ -153,21 +151,32 @@ def test_mmpretrains_parts_in_our_pretrainer_have_that_loss(ours, batch, referen
     assert model.target_generator.grid_size(32, 24) == (4, 3)
 
 
-def test_mmpretrains_masks_in_our_pipeline(images):
-    crop = dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=32)
-    for mask in (THEIR_MASK, dict(type='SimMIMMaskGenerator', input_size=32, mask_patch_size=8, model_patch_size=8)):
-        pipeline = Compose([dict(type='beit_mm.LoadImage'), crop, mask, dict(type='beit_mm.PackViews')])
-        data = default_collate([pipeline(dict(img_path=str(images / '00.jpg'))) for _ in range(2)])
-        assert data['inputs']['mask'].dtype == torch.bool and data['inputs']['mask'].any()
-        model = MODELS.build(narrow_model())
-        assert model(**model.data_preprocessor(data), mode='loss')['loss'].isfinite()
+V2 = dict(type='beit_mm.BEiTV2Pretrainer', early_layers=1, aggregation_layers=1)
+PRETRAINERS = [narrow_model(), narrow_model(**V2), narrow_dino_model()]
+THEIR_MASKS = [THEIR_MASK, dict(type='SimMIMMaskGenerator', input_size=32, mask_patch_size=8, model_patch_size=8)]
 
 
-def test_every_tokenizer_of_ours_is_a_target_generator():
-    tokenizer = MODELS.build(dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=VOCAB, embed_dims=8))
+@pytest.mark.parametrize('mask', THEIR_MASKS)
+@pytest.mark.parametrize('model', PRETRAINERS)
+def test_mmpretrains_masks_in_our_pipeline(model, mask, images):
+    crops = [dict(type='beit_mm.TwoViewRandomResizedCrop', size=32, second_size=32)]
+    crops += [dict(type='beit_mm.MultiCrop', size=32, local_size=16, num_local=1)] * ('dino_head' in model)
+    pipeline = Compose([dict(type='beit_mm.LoadImage'), *crops, mask, dict(type='beit_mm.PackViews')])
+    data = default_collate([pipeline(dict(img_path=str(images / '00.jpg'))) for _ in range(2)])
+    assert data['inputs']['mask'].dtype == torch.bool and data['inputs']['mask'].any()
+    model = MODELS.build(copy.deepcopy(model))
+    model.teacher_temperature = 0.05
+    assert all(loss.isfinite() for loss in model(**model.data_preprocessor(data), mode='loss').values())
+
+
+def test_every_tokenizer_of_ours_is_a_target_generator(batch):
+    vae = dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=VOCAB, embed_dims=8)
+    model = MODELS.build(dict(type='BEiT', **copy.deepcopy(dict(THEIRS, target_generator=vae))))
+    assert float(model(**batch, mode='loss')['loss']) == pytest.approx(np.log(VOCAB), abs=0.5)
     images = torch.rand(2, 3, 32, 24)
-    given = tokenizer(map_pixels(images))
-    assert given.shape == (2, VOCAB, 4, 3) and torch.equal(given.argmax(dim=1), tokenizer.encode(images))
+    given = model.target_generator(map_pixels(images))
+    assert given.shape == (2, VOCAB, 4, 3)
+    assert torch.equal(given.argmax(dim=1), model.target_generator.encode(images))
 
 
 @pytest.mark.parametrize('generator', [THEIRS['target_generator'], VQKD], ids=['DALL-E', 'VQKD'])
@@ -215,6 +224,10 @@ REFUSED = [
     (narrow_model(target_generator=dict(type='HOGGenerator')), "is a HOGGenerator; .* or mmpretrain's DALL-E or VQKD"),
     (narrow_model(type='beit_mm.BEiTV2Pretrainer', backbone=THEIRS['backbone']), 'BEiTV2Pretrainer takes a beit_mm.BE'),
     *((narrow_dino_model(backbone=one), 'DINOPretrainer takes a beit_mm.BEiTBack') for one in THEIR_BACKBONES),
+    *(
+        (dict(one, head=THEIRS['head']), 'the head is a BEiTV1Head')
+        for one in (narrow_model(**V2), narrow_dino_model())
+    ),
     (PROBE, 'LinearProbe takes a beit_mm.BEiTBackbone'),
 ]
 
@@ -227,8 +240,9 @@ def test_parts_that_do_not_fit_ours_are_one_sentence(model, message):
 
 
 def test_data_of_another_kind_is_one_sentence(images, batch):
-    with pytest.raises(ValueError, match='the inputs are a list; .* ends with beit_mm.PackViews'):
-        MODELS.build(narrow_model())(batch['inputs'], mode='loss')
+    for model in PRETRAINERS:
+        with pytest.raises(ValueError, match='the inputs are a list; .* ends with beit_mm.PackViews'):
+            MODELS.build(copy.deepcopy(model))(batch['inputs'], mode='loss')
     pipeline = Compose([dict(type='LoadImageFromFile'), TWO_VIEWS, OUR_MASK, dict(type='beit_mm.PackViews')])
     with pytest.raises(ValueError, match='expected beit_mm.TwoViewRandomResizedCrop'):
         pipeline(dict(img_path=str(images / '00.jpg')))
@@ -350,19 +364,25 @@ def test_our_constructor_in_mmseg():
 # --- mmseg's parts and ours
 
 
-def test_mmsegs_backbone_in_our_segmentor_has_its_logits():
+@pytest.mark.parametrize(('backbone', 'head'), [('their', 'UPer'), ('our', 'UPer'), ('our', 'SETRUP')])
+def test_segmentors_backbones_and_heads_of_both_have_the_same_logits(backbone, head):
     images, weights, logits = torch.rand(2, 3, 32, 32), None, []
     samples = [SegDataSample(metainfo=dict(img_shape=(32, 32), ori_shape=(32, 32))) for _ in images]
-    for algorithm, head in (
-        ('mmseg.EncoderDecoder', 'mmseg.UPerHead'),
-        ('beit_mm.SlidingSegmentor', 'beit_mm.EfficientUPerHead'),
+    backbone = THEIR_PYRAMID if backbone == 'their' else OUR_PYRAMID
+    setr = dict(
+        in_channels=DIMS, in_index=0, channels=8, num_classes=3, norm_cfg=dict(type='BN'), num_convs=3, up_scale=2
+    )
+    for algorithm, kind in itertools.product(
+        ('mmseg.EncoderDecoder', 'beit_mm.SlidingSegmentor'), ('mmseg.', 'beit_mm.Efficient')
     ):
-        model = segmentor(THEIR_PYRAMID, type=algorithm, decode_head=dict(UPERNET, type=head)).eval()
+        changes = dict(type=algorithm, decode_head=dict(UPERNET if head == 'UPer' else setr, type=f'{kind}{head}Head'))
+        model = segmentor(copy.deepcopy(backbone), **changes).eval()
         weights = weights or randomise(model).state_dict()
         model.load_state_dict(weights)
         model.test_cfg.precision = 'float32'
         logits.append(model.predict(images, copy.deepcopy(samples))[1].seg_logits.data.detach())
-    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
+    for found in logits[1:]:
+        torch.testing.assert_close(found, logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_mmsegs_pretrained_is_our_init_cfg(tmp_path):
@@ -374,16 +394,14 @@ def test_mmsegs_pretrained_is_our_init_cfg(tmp_path):
 
 
 def test_our_backbone_in_another_librarys_registry():
-    """mmdet's scope, for instance: with the prefix, and without it one sentence of mmengine's."""
+    """mmdet's scope, for instance: four maps of one resolution."""
     registry = Registry('model', parent=ROOT_MODELS, scope='somedet')
     with DefaultScope.overwrite_default_scope('somedet'):
         backbone = registry.build(dict(OUR_PYRAMID))
         assert [tuple(level.shape) for level in backbone(torch.rand(1, 3, 50, 70))] == [(1, DIMS, 7, 9)] * 4
-        with pytest.raises(KeyError, match='BEiTBackbone is not in the somedet::model registry'):
-            registry.build(dict(OUR_PYRAMID, type='BEiTBackbone'))
 
 
-# --- inferencers and viewers
+# --- inferencers, complete configs
 
 
 def test_mmpretrains_inferencers(tmp_path):
@@ -470,12 +488,3 @@ def test_the_complete_configs_train_and_validate(scope, name, tmp_path, monkeypa
     assert runner.iter == 2 and runner.message_hub.get_scalar('train/loss').current() > 0
     measured = dict(mmpretrain='val/accuracy/top1', mmseg='val/mIoU')[scope]
     assert 0 <= runner.message_hub.get_scalar(measured).current() <= 100
-
-
-def test_mmpretrains_picture_of_a_schedule(tmp_path, monkeypatch):
-    monkeypatch.setenv('MPLBACKEND', 'agg')
-    options = ['custom_hooks=[]', 'optim_wrapper.paramwise_cfg.layer_decay_rate=1.0', f'work_dir={tmp_path}']
-    words = ['-d', 128, '--not-show', '--save-path', tmp_path / 'rate.png', '--cfg-options', *options]
-    config = ROOT / 'configs/demo/finetune_folder.py'
-    run_tool('vis_scheduler.py', config, *words, folder=library_tools('mmpretrain') / 'visualization')
-    assert Image.open(tmp_path / 'rate.png').size == (1200, 700)
