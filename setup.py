@@ -116,7 +116,6 @@ setup(
             'ruff>=0.6',
             'codespell>=2.3',
             'mypy>=1.15',
-            'scikit-learn>=1.4',  # for their pictures in a plane
             'timm>=1.0',
             'transformers>=4.45',
             *ONNX,

@@ -34,7 +34,6 @@ NEEDS = [  # commands that need what is not here -> how the page says so, in the
     (r'mim test mmsegmentation', r'ADE20K'),
     (r'test.py configs/beit\S+ https:', r'network'),
     (r'^beit-mm \w+ beit_', r'network'),
-    (r'--scatter tsne', r'scikit-learn'),
     (r'pytest -m gpu', r'CUDA'),
     (r'get_model\(.*pretrained=True', r'network'),
 ]
@@ -62,7 +61,7 @@ EXTRA = [  # commands -> what is added
     (r'^mim train mmpretrain mine', ['train_cfg.max_iters=2', 'train_cfg.val_interval=2']),
     (r'draw_bands', ['--num-train', '70', '--num-val', '24']),
     (r'reproduce_table', ['--dry-run']),
-    (r'mask_heat_map', ['--number', '200']),
+    (r'--masks 10000', ['--masks', '200']),
 ]
 CHECKPOINT_OF = {
     'configs/demo/pretrain.py': 'work_dirs/pretrain/iter_7000.pth',

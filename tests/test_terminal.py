@@ -179,7 +179,7 @@ except SystemExit as end:
     assert end.code == 0
 from importlib.util import find_spec
 from multiprocessing import get_context
-assert all(os.path.dirname(find_spec(name).origin) != os.getcwd() for name in ('sklearn', 'onnx')), sys.path
+assert all(os.path.dirname(find_spec(name).origin) != os.getcwd() for name in ('timm', 'onnx')), sys.path
 assert not find_spec('nowhere_else')
 for method in ('spawn', 'forkserver') * (sys.version_info > (3, 11)):  # 3.10 forks, and has no PYTHONSAFEPATH
     process = get_context(method).Process(target=exec, args=('import argparse, random, beit_mm.terminal\\n' + HERE,))
@@ -200,7 +200,7 @@ def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
     script = tmp_path / 'bin/beit-mm'
     script.parent.mkdir()
     script.write_text('from beit_mm.__main__ import script\nscript()\n')
-    hostile = 'typing argparse runpy opcode sklearn onnx nowhere_else multiprocessing random'.split()
+    hostile = 'typing argparse runpy opcode timm onnx nowhere_else multiprocessing random'.split()
     for name in hostile if sys.version_info > (3, 11) else set(hostile) - {'runpy'}:  # 3.10 imports it before us
         (tmp_path / f'{name}.py').write_text(HOSTILE)
     for path, *words in (

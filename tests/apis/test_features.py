@@ -1,6 +1,5 @@
 """Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -205,18 +204,8 @@ def test_a_mistake_is_one_line(options, message, checkpoint, images):
     assert str(error.value).isprintable()
 
 
-def test_the_tool_draws_components_neighbours_and_points(checkpoint, images, tmp_path, monkeypatch):
-    pytest.importorskip('sklearn')
+def test_the_tool_draws_components_and_neighbours(checkpoint, images, tmp_path):
     words = 'visualization/features.py', checkpoint, images / '00.jpg', images / '01.jpg', '--device', 'cpu', '--among'
-    run_tool(*words, images, '--scatter', 'tsne', '--out', tmp_path / 'out')
+    run_tool(*words, images, '--out', tmp_path / 'out')
     assert Image.open(tmp_path / 'out/pca.png').size == (4 + 2 * 164, 4 + 2 * (120 + 16 + 4))
     assert Image.open(tmp_path / 'out/neighbours.png').size == (4 + 6 * 164, 4 + 2 * (120 + 16 + 4))
-    pixels = np.asarray(Image.open(tmp_path / 'out/scatter.png').convert('RGB')).astype(int)
-    assert (np.ptp(pixels, axis=2) > 100).sum() > 12 * 20  # twelve coloured points
-    (tmp_path / '00.jpg').write_bytes((images / '00.jpg').read_bytes())
-    with pytest.raises(SystemExit, match='error: --among has 1 images; --scatter needs 5 or more'):
-        run_tool(*words, tmp_path / '00.jpg', '--scatter', 'tsne')
-    for name, method, package in (('sklearn.manifold', 'tsne', 'scikit-learn'), ('umap', 'umap', 'umap-learn')):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(SystemExit, match=f'error: --scatter {method} needs {package}: pip install {package}'):
-            run_tool(*words, images, '--scatter', method)

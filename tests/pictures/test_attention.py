@@ -1,18 +1,24 @@
-"""Attention maps are transformers' and those of the forward pass; the mask's rule; pictures; the tool."""
+"""Attention maps are transformers' and those of the forward pass; the mask's rule; pictures."""
 
 import numpy as np
 import peers
 import pytest
 import torch
-from helpers import run_tool
 from numpy.testing import assert_allclose
 from PIL import Image
 
 from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
-from beit_mm.pictures import attention_of_patches, draw_attention, largest_mass_mask, patches_at, pixels_of
+from beit_mm.pictures import (
+    attention_of_image,
+    attention_of_patches,
+    draw_attention,
+    largest_mass_mask,
+    patches_at,
+    pixels_of,
+)
 
-TOOL = 'visualization/attention_maps.py'
 DIMS, HEADS, LAYERS, PATCH = 24, 3, 3, 8
 VARIANTS = {
     'vit': dict(abs_pos_embed=True),
@@ -125,7 +131,7 @@ def test_a_sheet_shows_points_heads_and_contours(tmp_path):
     assert not any(axes.collections for axes in scores.axes)
 
 
-# --- the tool -------------------------------------------------------------------------------------
+# --- of an image file ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -136,59 +142,34 @@ def image(tmp_path):
 
 
 @pytest.mark.parametrize('variant', ['vit', 'shared'])
-def test_a_checkpoint_alone_is_enough(variant, image, tmp_path, capsys):
+def test_a_checkpoint_alone_is_enough(variant, image, tmp_path):
     """Weights without any config: the backbone is built as their shapes say."""
     model = random_backbone(variant, (32, 32))
     meta = dict(architecture=dict(num_heads=HEADS), preprocessing=dict(mean=[127.5] * 3, std=[64.0] * 3, size=[32, 32]))
     state = {f'backbone.{name}': tensor for name, tensor in model.state_dict().items()}
     torch.save(dict(state_dict=state, meta=meta), tmp_path / 'model.pth')
-    out = tmp_path / 'out'
-    options = ['--points', '80,10', '0.1,0.9', '--layer', '0', '--short-side', '48', '--npz', '--out', out]
-    run_tool(TOOL, tmp_path / 'model.pth', image, *options)
-    names = {path.name for path in out.iterdir()}
-    assert names == {'image_layer0_80_10.png', 'image_layer0_9_54.png', 'image_layer0.npz'}
-    numbers = np.load(out / 'image_layer0.npz')
-    assert numbers['points'].tolist() == [[80, 10], [9, 54]] and numbers['patches'].tolist() == [[1, 8], [5, 0]]
-    assert numbers['maps'].shape == numbers['masks'].shape == (2, HEADS, 6, 9)
+    extractor = FeatureExtractor(tmp_path / 'model.pth', 'cpu', 48, whole=True)
+    found = attention_of_image(extractor, image, ['80,10', '0.1,0.9'], 0)
+    assert found.points == [(80, 10), (9, 54)] and found.patches == [(1, 8), (5, 0)]
     pixels = torch.from_numpy(np.asarray(Image.open(image).resize((72, 48), Image.BICUBIC)).copy()).permute(2, 0, 1)
     expected = attention_of_patches(model, (pixels - 127.5) / 64, [(1, 8), (5, 0)], 0)
-    assert_allclose(numbers['maps'], expected, atol=2e-3)
-    assert_allclose(numbers['masks'], largest_mass_mask(torch.from_numpy(numbers['maps'])))
-    assert '6 x 9 patches, mean [127.5, 127.5, 127.5], std [64.0, 64.0, 64.0]' in capsys.readouterr().out
+    assert expected.shape == (2, HEADS, 6, 9)
+    assert_allclose(found.maps, expected, atol=2e-3)
+    for point in ('5', '5,x', '1,2,3', '90,5', '1.5,0.5'):
+        with pytest.raises(ValueError, match=r'^(--points: .* is no point|point .* lies outside)'):
+            attention_of_image(extractor, image, [point])
 
 
-def test_scores_and_long_side(image, tmp_path):
-    content = dict(state_dict=random_backbone('vit', (32, 32)).state_dict())
-    torch.save(content, tmp_path / 'model.pth')
+def test_a_model_of_other_than_rgb_images_is_named(image, tmp_path):
+    torch.save(dict(state_dict=random_backbone('vit', (32, 32)).state_dict()), tmp_path / 'model.pth')
     # 24 channels are no heads of 64: the file has to say how many
-    with pytest.raises(SystemExit, match='does not say how many attention heads'):
-        run_tool(TOOL, tmp_path / 'model.pth', image)
-    torch.save(dict(content, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
-    run_tool(TOOL, tmp_path / 'model.pth', image, '--scores', '--long-side', '40', '--npz', '--out', tmp_path / 'out')
-    numbers = np.load(tmp_path / 'out/image_layer2_scores.npz')
-    assert numbers['maps'].shape == (1, HEADS, 3, 5) and numbers['maps'].min() < 0 and 'masks' not in numbers
-
-
-@pytest.mark.parametrize('point', ['5', '5,x', '1,2,3', '90,5', '1.5,0.5'])
-def test_a_point_that_is_none_is_one_line(point, image, tmp_path):
-    torch.save(random_backbone('shared', (32, 32)).state_dict(), tmp_path / 'model.pth')
-    with pytest.raises(SystemExit, match=r'^error: (--points: .* is no point|point .* lies outside)'):
-        run_tool(TOOL, tmp_path / 'model.pth', image, '--points', point)
-
-
-@pytest.mark.parametrize('option, side', [('--short-side', '0'), ('--long-side', '-5')])
-def test_a_side_that_is_none_is_one_line(option, side, image, capsys):
-    with pytest.raises(SystemExit):
-        run_tool(TOOL, 'model.pth', image, option, side)
-    assert 'error: --short-side and --long-side are numbers of pixels' in capsys.readouterr().err
-
-
-def test_a_model_of_other_than_rgb_images_is_one_line(image, tmp_path):
+    with pytest.raises(CheckpointError, match='does not say how many attention heads'):
+        FeatureExtractor(tmp_path / 'model.pth', 'cpu')
     state = random_backbone('shared', (32, 32)).state_dict()
     state['patch_embed.proj.weight'] = state['patch_embed.proj.weight'].repeat(1, 2, 1, 1)
     torch.save(dict(state_dict=state, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
-    with pytest.raises(SystemExit, match=r'^error: .*model.pth takes images of 6 channels; mean has 3, std 3'):
-        run_tool(TOOL, tmp_path / 'model.pth', image)
+    with pytest.raises(ValueError, match='model.pth takes images of 6 channels; mean has 3, std 3'):
+        attention_of_image(FeatureExtractor(tmp_path / 'model.pth', 'cpu', whole=True), image)
 
 
 def test_a_rectangle_that_nobody_names_is_one_line(tmp_path):

@@ -2,7 +2,6 @@
 
 import math
 import runpy
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,11 +17,9 @@ from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
+from beit_mm.registry import DATASETS
 
-browse, masks = (
-    SimpleNamespace(**runpy.run_path(str(ROOT / f'tools/visualization/{name}.py')))
-    for name in ('browse_dataset', 'mask_heat_map')
-)
+browse = SimpleNamespace(**runpy.run_path(str(ROOT / 'tools/visualization/browse_dataset.py')))
 
 
 @pytest.fixture
@@ -43,8 +40,8 @@ def centers(drawn: np.ndarray) -> np.ndarray:
 
 
 def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
-    picture = pixels_of(browse.draw_training_samples(cfg, number=3, seed=5))
-    dataset = browse.training_dataset(cfg)
+    picture = pixels_of(browse.draw_samples(cfg, 3, 5))
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
     for row, index in enumerate((0, 4, 8)):
         inputs = dataset[SampleKey(5, 0, index)]['inputs']
         image = inputs['images'].numpy()
@@ -53,7 +50,7 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
         assert np.abs(drawn - image).max() <= 1
         assert (np.abs(masked[mask] - 127) <= 1).all() and mask.any()
         assert np.abs(masked[~mask] - image[~mask]).max() <= 1
-    without = pixels_of(browse.draw_training_samples(cfg, number=3, seed=5, tokens=False))
+    without = pixels_of(browse.draw_samples(cfg, 3, 5, tokens=False))
     assert picture.shape[1] - without.shape[1] == SIDE + MARGIN  # the tokens' column
     assert np.array_equal(tile(without, 1, 0), tile(picture, 1, 0))
 
@@ -77,7 +74,7 @@ def test_tokens_are_decoded_or_have_a_colour_each():
 def test_dinos_crops_are_drawn_too(images, tmp_path):
     cfg = narrow_dino_pretraining(images, tmp_path)
     init_default_scope(cfg.default_scope)
-    figure = browse.draw_training_samples(cfg, number=1, tokens=False)
+    figure = browse.draw_samples(cfg, 1, 0, tokens=False)
     assert len(figure.axes) == 6  # two views, the mask, a second crop and two local ones
 
 
@@ -104,25 +101,24 @@ def test_every_patch_is_masked_as_often_at_random(cfg):
     step = dict(type='beit_mm.RandomMask', grid=(4, 4), num_masked=6)
     position = next(i for i, s in enumerate(cfg.train_dataloader.dataset.pipeline) if s['type'].endswith('Mask'))
     cfg.train_dataloader.dataset.pipeline[position] = step
-    frequency, counts = masks.draw_masks(cfg, number=4000)
-    assert set(counts) == {6}
-    assert np.abs(frequency - 6 / 16).max() < 4 * math.sqrt(6 / 16 * 10 / 16 / 4000)  # four standard deviations
+    masks = browse.draw_masks(cfg, 4000, 0)
+    assert set(masks.sum(axis=(1, 2))) == {6}
+    spread = math.sqrt(6 / 16 * 10 / 16 / 4000)
+    assert np.abs(masks.mean(axis=0) - 6 / 16).max() < 4 * spread
+    heat = browse.draw_mask_statistics(masks).axes[0].images[0].get_array()
+    np.testing.assert_allclose(heat, masks.mean(axis=0))
 
 
-def test_the_tools_write_pictures_and_mistakes_are_one_line(images, tmp_path):
-    config = ROOT / 'configs/demo/caltech101_dino.py'
-    run_tool(
-        'visualization/mask_heat_map.py', ROOT / 'configs/demo/pretrain.py', '--number', 50, '--out', tmp_path / 'b.png'
-    )
-    assert Path(tmp_path, 'b.png').stat().st_size > 5000
-    data = f'data_root={images.parent}', f'train_dataloader.dataset.data_prefix={images.name}'
-    no_tokenizer = *data, 'model.target_generator.checkpoint=gone.pth'
-    mistakes = [
-        ('mask_heat_map', [config], 'the training pipeline has no beit_mm.BlockwiseMask'),
-        ('browse_dataset', [config, '--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
-        ('browse_dataset', [ROOT / 'configs/demo/pretrain.py', '--cfg-options', *no_tokenizer], 'gone.pth'),
-    ]
-    for tool, words, message in mistakes:
-        with pytest.raises(SystemExit) as end:
-            run_tool(f'visualization/{tool}.py', *words)
-        assert str(end.value.code).startswith('error: ') and message in end.value.code, end.value.code
+@pytest.mark.parametrize(
+    ('config', 'words', 'message'),
+    [
+        ('caltech101_dino', ['--masks', '9'], 'the training pipeline has no beit_mm.BlockwiseMask'),
+        ('caltech101_dino', ['--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
+        ('pretrain', ['--cfg-options', 'model.target_generator.checkpoint=gone.pth', 'data_root={root}'], 'gone.pth'),
+    ],
+)
+def test_mistakes_are_one_line(config, words, message, images):
+    prefix = f'train_dataloader.dataset.data_prefix={images.name}'
+    words = [word.format(root=images.parent) for word in words] + [prefix] * ('{root}' in words[-1])
+    with pytest.raises(SystemExit, match=f'^error: .*{message}'):
+        run_tool('visualization/browse_dataset.py', ROOT / f'configs/demo/{config}.py', *words)

@@ -1,6 +1,7 @@
-"""Draws training samples of a config as the model gets them.
+"""Draws training samples of a config as the model gets them, or how often its masks mask each patch.
 
     python tools/visualization/browse_dataset.py configs/demo/pretrain.py --out samples.png
+    python tools/visualization/browse_dataset.py configs/beit/pretrain_800e.py --masks 10000 --out masks.png
 
 A row for each sample. Of a pretraining: the first view, the same with its masked patches gray, the tokenizer's view,
 its visual tokens (decoded where the tokenizer can, else a colour for each word), DINO's crops. Of a fine-tuning the
@@ -9,19 +10,18 @@ images, and label maps as colours. Crops, jitter and masks are those of the firs
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beit_mm.apis.options import argument_parser, load_config
-from beit_mm.terminal import UserError, run
+from beit_mm.terminal import UserError, quiet, run
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
     from mmengine.config import Config
     from torch import Tensor
-    from torch.utils.data import Dataset
 
     from beit_mm.models.tokenizers.base import Tokenizer
 
@@ -31,57 +31,39 @@ MASK_SHADE = 0.5  # gray in place of masked patches
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument('--number', type=int, default=8, help='of samples (default: 8)')
+    parser.add_argument('--masks', type=int, metavar='N', help='draw statistics of N masks instead of samples')
     parser.add_argument('--seed', type=int, default=0, help='of the run (default: 0)')
-    parser.add_argument('--epoch', type=int, default=0, help='from 0 (default: 0)')
     parser.add_argument('--no-tokens', action='store_true', help="do without the tokenizer's weights")
     parser.add_argument('--channels', type=int, nargs=3, default=(0, 1, 2), help='of images with many bands')
-    parser.add_argument(
-        '--out', type=Path, default=Path('work_dirs/samples.png'), help='default: work_dirs/samples.png'
-    )
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/samples.png'), help='default: %(default)s')
     args = parser.parse_args()
-    if args.number < 1:
-        parser.error(f'--number {args.number} is below 1')
-    from beit_mm.terminal import quiet
-
+    if min(args.number, args.masks or 1) < 1:
+        parser.error('expected a --number and --masks from 1')
     with quiet():
         from mmengine.registry import init_default_scope
 
         cfg = load_config(args)
+        if not cfg.get('train_dataloader'):
+            raise UserError('the config has no train_dataloader; expected the config of a training')
         init_default_scope(cfg.default_scope)
-        figure = draw_training_samples(cfg, args.number, args.seed, args.epoch, not args.no_tokens, args.channels)
+        if args.masks:
+            figure = draw_mask_statistics(draw_masks(cfg, args.masks, args.seed))
+        else:
+            figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out)
         print(args.out)
 
 
-def training_dataset(cfg: Config) -> Dataset:
-    """The training images of a config, with its pipeline."""
-    from beit_mm.registry import DATASETS
-
-    loader = cfg.get('train_dataloader')
-    if not loader:
-        raise UserError('the config has no train_dataloader; expected the config of a training')
-    return DATASETS.build(copy.deepcopy(loader['dataset']))
-
-
-def draw_training_samples(
-    cfg: Config,
-    number: int = 8,
-    seed: int = 0,
-    epoch: int = 0,
-    tokens: bool = True,
-    channels: Sequence[int] = (0, 1, 2),
+def draw_samples(
+    cfg: Config, number: int, seed: int, tokens: bool = True, channels: Sequence[int] = (0, 1, 2)
 ) -> Figure:
-    """A sheet of training samples as the model gets them, a row each, spread evenly over the dataset.
-
-    Of a pretraining: the first view; the same with its masked patches gray; the tokenizer's view; its visual tokens,
-    decoded where the tokenizer can, else a colour for each; DINO's other crops. Of other trainings the images, and
-    label maps as colours.
+    """A sheet of training samples, spread evenly over the dataset.
 
     Args:
         cfg: a config whose `default_scope` is set.
         number: of samples.
-        seed, epoch: of which the crops, jitter and masks are.
+        seed: of the run.
         tokens: False does without the tokenizer, and its weights.
         channels: of images with many bands, the three that are drawn.
     """
@@ -91,11 +73,12 @@ def draw_training_samples(
     from beit_mm.datasets.image_folder import UnlabeledImages
     from beit_mm.datasets.samplers import SampleKey, seed_generators
     from beit_mm.pictures import sheet_of_columns
+    from beit_mm.registry import DATASETS
 
-    dataset = training_dataset(cfg)
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
     samples = []
     for row in range(min(number, len(dataset))):
-        key = SampleKey(seed, epoch, row * len(dataset) // min(number, len(dataset)))
+        key = SampleKey(seed, 0, row * len(dataset) // min(number, len(dataset)))
         seed_generators(key)
         samples.append(dataset[key if isinstance(dataset, UnlabeledImages) else key.index])
     if isinstance(samples[0]['inputs'], dict):
@@ -110,9 +93,10 @@ def draw_training_samples(
     return sheet_of_columns(columns, channels)
 
 
-def view_columns(cfg: Config, batch: dict, tokens: bool = True) -> dict[str, Tensor]:
-    """Title -> float (B, C, H, W) in [0, 1] of a pretraining's batch, see `draw_training_samples`."""
+def view_columns(cfg: Config, batch: dict, tokens: bool) -> dict[str, Tensor]:
+    """Title -> float (B, C, H, W) in [0, 1] of a pretraining's batch."""
     import torch
+    import torch.nn.functional as F
 
     from beit_mm.models.beit import TwoViewDataPreprocessor
     from beit_mm.models.tokenizers.base import Tokenizer
@@ -124,8 +108,9 @@ def view_columns(cfg: Config, batch: dict, tokens: bool = True) -> dict[str, Ten
     inputs = preprocessor(batch)['inputs']
     image = preprocessor.denormalize(inputs['images'])
     columns = {'first view': image}
-    if (mask := inputs['mask']) is not None:
-        columns['masked'] = torch.where(enlarged(mask, image.shape[2:]), MASK_SHADE, image)
+    if (mask := inputs['mask']) is not None:  # B, h, w
+        pixels = F.interpolate(mask[:, None].float(), image.shape[2:], mode='nearest-exact') > 0
+        columns['masked'] = torch.where(pixels, MASK_SHADE, image)
     if (second := inputs['tokenizer_images']) is not None:
         columns["tokenizer's view"] = second
         config = cfg.model.get('target_generator')
@@ -140,13 +125,6 @@ def view_columns(cfg: Config, batch: dict, tokens: bool = True) -> dict[str, Ten
     return columns
 
 
-def enlarged(mask: Tensor, size: Sequence[int]) -> Tensor:
-    """A mask of patches, bool (B, h, w), as one of pixels, bool (B, 1, H, W)."""
-    import torch.nn.functional as F
-
-    return F.interpolate(mask[:, None].float(), tuple(size), mode='nearest-exact') > 0
-
-
 def token_column(tokenizer: Tokenizer, images: Tensor) -> dict[str, Tensor]:
     """Title -> the visual tokens of images (B, C, H, W): decoded, or each word of the vocabulary in a colour."""
     import torch
@@ -158,6 +136,39 @@ def token_column(tokenizer: Tokenizer, images: Tensor) -> dict[str, Tensor]:
         return {'tokens, decoded': tokenizer.decode(ids)}
     colours = torch.tensor(distinct_colours(tokenizer.vocab_size)) / 255
     return {'tokens as colours': colours[ids].permute(0, 3, 1, 2)}
+
+
+def draw_masks(cfg: Config, number: int, seed: int) -> np.ndarray:
+    """Masks of a pretraining whose `default_scope` is set: bool (number, rows, columns), True = masked."""
+    import numpy as np
+
+    from beit_mm.datasets.masking import BlockwiseMask, RandomMask
+    from beit_mm.datasets.samplers import SampleKey, seed_generators
+    from beit_mm.registry import TRANSFORMS
+
+    steps = [step for step in cfg.train_dataloader.dataset.pipeline if step['type'].endswith('Mask')]
+    masker = TRANSFORMS.build(steps[0]) if steps else None
+    if not isinstance(masker, BlockwiseMask | RandomMask):
+        raise UserError('the training pipeline has no beit_mm.BlockwiseMask or RandomMask; expected a pretraining')
+    seed_generators(SampleKey(seed, 0, 0))
+    return np.stack([masker.transform({})['mask'] for _ in range(number)])
+
+
+def draw_mask_statistics(masks: np.ndarray) -> Figure:
+    """A heat map of how often patches are masked, beside the histogram of their number."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    counts = masks.sum(axis=(1, 2))
+    figure = Figure(figsize=(11, 4.5), layout='constrained')
+    heat, histogram = figure.subplots(1, 2)
+    figure.colorbar(heat.imshow(masks.mean(axis=0), cmap='viridis'), ax=heat)
+    heat.set(title=f'part of {len(masks):,} masks in which a patch is masked', xticks=[], yticks=[])
+    numbers, times = np.unique(counts, return_counts=True)
+    histogram.bar(numbers, times / len(counts), width=0.9)
+    title = f'mean {counts.mean():.2f} of {masks[0].size} patches ({counts.mean() / masks[0].size:.1%})'
+    histogram.set(title=title, xlabel='masked patches of an image', ylabel='part of the masks')
+    return figure
 
 
 if __name__ == '__main__':
