@@ -31,6 +31,9 @@ VARIANTS = {
 OUT_INDICES = [0, 1, 2, 3]  # blocks that feed the segmentation heads
 SEGMENTATION_DEPTH = 5  # transformers cannot take the last block's output
 DEPTH = dict(pretraining=2, classification=2, features=2, segmentation=SEGMENTATION_DEPTH)
+RESNET = {  # what is no BEiT
+    f'{name}.weight': torch.ones(2) for name in ('conv1', 'bn1', 'layer1.0.conv1', 'layer1.0.bn1', 'fc')
+}
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from helpers import run_tool
-from peers import CLASSES, DIMS, HEADS, assert_equal, hf_peer, ours, read, timm_peer
+from peers import DIMS, HEADS, RESNET, assert_equal, hf_peer, ours, read, timm_peer
 
 from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
@@ -108,25 +108,18 @@ def test_in_a_folder_stays_what_others_wrote_but_not_what_belongs_to_other_weigh
 
 
 @pytest.mark.parametrize(('imagenet', 'mean'), [(True, [123.675, 116.28, 103.53]), (False, [127.5] * 3)])
-def test_a_released_training_checkpoint(imagenet, mean, tmp_path):
+def test_a_released_training_checkpoint_onto_itself(imagenet, mean, tmp_path):
     """Its `args` are an argparse.Namespace, its optimizer goes."""
-    state = ours('pretraining', 'shared').state_dict()
+    state, path = ours('pretraining', 'shared').state_dict(), tmp_path / 'unilm.pth'
     args = argparse.Namespace(imagenet_default_mean_and_std=imagenet, input_size=48)
     weights = convert_state_dict(state, target='unilm').state_dict
-    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args), tmp_path / 'unilm.pth')
-    conversion = convert_checkpoint(tmp_path / 'unilm.pth', tmp_path / 'ours.pth')
+    torch.save(dict(model=weights, optimizer=dict(state={}), epoch=7, args=args), path)
+    conversion = convert_checkpoint(path, path)
     assert (conversion.source, conversion.task, conversion.dropped_keys) == ('unilm', 'pretraining', [])
-    content = torch.load(tmp_path / 'ours.pth', weights_only=True)
+    content = torch.load(path, weights_only=True)
     assert set(content) == {'state_dict', 'meta'}
     assert_equal(content['state_dict'], state)
     assert content['meta']['preprocessing']['mean'] == mean and content['meta']['preprocessing']['size'] == [48, 48]
-
-
-def test_a_file_onto_itself(run_file):
-    path, state = run_file
-    convert_checkpoint(path, path)
-    assert set(torch.load(path, weights_only=True)) == {'state_dict', 'meta'}
-    assert_equal(read(path), state)
 
 
 # --- publish_checkpoint ---------------------------------------------------------------------------
@@ -145,11 +138,15 @@ def test_a_published_file_is_weights_and_what_belongs_to_them_under_its_hash(suf
     assert publish_checkpoint(path, tmp_path / f'again/beit{suffix}').name == found.name
 
 
-def test_a_tokenizers_path_is_not_published(tmp_path):
+def test_a_tokenizers_path_is_not_published_and_a_wrong_file_leaves_nothing(tmp_path):
     meta = dict(tokenizer=dict(type='DALLETokenizer', path='/home/me/encoder.pkl', sha256='12', decoder_path='x'))
     torch.save(dict(state_dict=ours('pretraining', 'vit').state_dict(), meta=meta), tmp_path / 'run.pth')
     published = publish_checkpoint(tmp_path / 'run.pth', tmp_path / 'beit.safetensors')
     assert read_checkpoint(published)['meta']['tokenizer'] == dict(type='DALLETokenizer', sha256='12')
+    torch.save(RESNET, tmp_path / 'resnet.pth')
+    with pytest.raises(CheckpointError, match='holds no BEiT weights'):
+        publish_checkpoint(tmp_path / 'resnet.pth', tmp_path / 'out/beit.pth')
+    assert not (tmp_path / 'out').exists()
 
 
 # --- the tools ------------------------------------------------------------------------------------
@@ -177,55 +174,40 @@ def test_publish_on_the_command_line(run_file, tmp_path, capsys):
 # --- what is refused: one line of the tool, and nothing is written -----------------------------------
 
 
-def resnet() -> dict:
-    import torchvision
-
-    return torchvision.models.resnet18().state_dict()
-
-
 def rectangle(variant: str) -> dict:
     state = ours('classification', variant, size=(48, 80)).state_dict()
     return dict(state_dict=state, meta=dict(architecture=dict(num_heads=HEADS)))
 
 
-def setr() -> dict:
-    """A head that transformers' segmentation model has not."""
-    state = ours('segmentation', 'per_layer').state_dict()
-    state = {name: part for name, part in state.items() if name.startswith(('backbone.', 'decode_head.conv_seg.'))}
-    return state | {'decode_head.up_convs.0.0.conv.weight': torch.ones(2, 2, 3, 3)}
+def without(state: dict, *names: str) -> dict:
+    return {name: tensor for name, tensor in state.items() if not name.startswith(names)}
 
 
-def narrow_head() -> dict:
-    """transformers' decoder is as wide as its backbone."""
-    narrow = {'fpn_bottleneck.conv': torch.ones(8, DIMS, 3, 3), 'conv_seg': torch.ones(CLASSES, 8, 1, 1)}
-    narrow = {f'decode_head.{layer}.weight': weight for layer, weight in narrow.items()}
-    return ours('segmentation', 'per_layer').state_dict() | narrow
+NARROW = {'decode_head.fpn_bottleneck.conv.weight': torch.ones(8, DIMS, 3, 3)}
 
 
-def cut() -> dict:
-    """A block without its last tensor."""
-    state = ours('classification', 'per_layer').state_dict()
-    del state['backbone.blocks.1.mlp.fc2.bias']
-    return state
-
-
-def vit(task: str = 'segmentation') -> dict:
-    """Without a bias table, and with a width that is no multiple of the usual 64, nothing shows its heads."""
-    return ours(task, 'vit').state_dict()
+def state(task: str = 'segmentation', variant: str = 'vit') -> dict:
+    return ours(task, variant).state_dict()
 
 
 REFUSED = {
-    'ResNet': (resnet, 'new.pth', 'beit_mm', 'holds no BEiT weights: its tensors are conv1.weight'),
-    'suffix': (vit, 'new.ckpt', 'beit_mm', r'must end in \.pth'),
-    'a file for a folder': (vit, 'new.safetensors', 'hf', 'folder'),
-    'position embedding': (vit, 'new.pth', 'mmseg', 'absolute position embedding, which mmsegmentation'),
+    'ResNet': (lambda: RESNET, 'new.pth', 'beit_mm', 'holds no BEiT weights: its tensors are conv1.weight'),
+    'suffix': (state, 'new.ckpt', 'beit_mm', r'must end in \.pth'),
+    'a file for a folder': (state, 'new.safetensors', 'hf', 'folder'),
+    'position embedding': (state, 'new.pth', 'mmseg', 'absolute position embedding, which mmsegmentation'),
     'table of a rectangle': (lambda: rectangle('per_layer'), 'new.pth', 'mmseg', 'no square patch grid'),
-    'table of a rectangle, hf': (lambda: rectangle('per_layer'), 'new', 'hf', 'no square patch grid'),
     'embedding of a rectangle, hf': (lambda: rectangle('vit'), 'new', 'hf', 'no square patch grid'),
-    'another head': (setr, 'new', 'hf', 'transformers'),
-    'narrow head': (narrow_head, 'new', 'hf', 'transformers'),
-    'incomplete': (cut, 'new.pth', 'timm', r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias'),
-    'unknown heads': (lambda: vit('classification'), 'new', 'hf', 'heads'),
+    # transformers has a decoder of its own, as wide as its backbone
+    'another head': (lambda: without(state(variant='per_layer'), 'neck.', 'decode_head.psp'), 'new', 'hf', 'has not'),
+    'narrow head': (lambda: state(variant='per_layer') | NARROW, 'new', 'hf', 'transformers'),
+    'incomplete': (
+        lambda: without(state('classification', 'per_layer'), 'backbone.blocks.1.mlp.fc2.bias'),
+        'new.pth',
+        'timm',
+        r'lacks backbone\.blocks\.1\.mlp\.fc2\.bias',
+    ),
+    # without a table, and with a width that is no multiple of the usual 64, nothing shows them
+    'unknown heads': (lambda: state('classification'), 'new', 'hf', 'heads'),
 }
 ABOUT_THE_TARGET = ('suffix', 'a file for a folder')  # of which the source is not guilty
 
@@ -242,13 +224,6 @@ def test_what_cannot_be_is_one_line_and_nothing_is_written(case, tmp_path):
     assert (str(target) if case in ABOUT_THE_TARGET else str(source)) in said
     assert (str(source) if case in ABOUT_THE_TARGET else str(target)) not in said
     assert list(tmp_path.rglob('*')) == [source]
-
-
-def test_publish_of_a_wrong_file_leaves_nothing(tmp_path):
-    torch.save(resnet(), tmp_path / 'resnet.pth')
-    with pytest.raises(CheckpointError, match='holds no BEiT weights'):
-        publish_checkpoint(tmp_path / 'resnet.pth', tmp_path / 'out/beit.pth')
-    assert not list(tmp_path.rglob('beit*'))
 
 
 def test_an_unknown_format(tmp_path):

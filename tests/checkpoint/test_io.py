@@ -107,7 +107,7 @@ FORMS = dict(zip=torch.save, legacy=partial(torch.save, _use_new_zipfile_seriali
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_tensors_are_writable_and_the_file_stays(tmp_path, form):
+def test_tensors_are_writable_and_the_file_stays_and_one_cut_short_is_said_to_be(tmp_path, form):
     path = tmp_path / 'w.pth'
     FORMS[form]({'w': torch.rand(5000)}, path)
     before = path.read_bytes()
@@ -116,6 +116,10 @@ def test_tensors_are_writable_and_the_file_stays(tmp_path, form):
     assert path.read_bytes() == before
     path.unlink()  # may go while it is in use
     assert found.sum() == 0
+    for part in (0.1, 0.5, 0.99):
+        path.write_bytes(before[: int(part * len(before))])
+        with pytest.raises(CheckpointError, match='cut short'):
+            read_checkpoint(path)
 
 
 # --- what is no checkpoint ------------------------------------------------------------------------
@@ -141,17 +145,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
     assert said in str(caught.value) and str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize('form', FORMS)
-def test_a_file_that_was_cut_short_is_said_to_be(tmp_path, form):
-    path = tmp_path / 'w.pth'
-    FORMS[form]({'w': torch.rand(1000)}, path)
-    whole = path.read_bytes()
-    for part in (0.1, 0.5, 0.99):
-        path.write_bytes(whole[: int(part * len(whole))])
-        with pytest.raises(CheckpointError, match='cut short'):
-            read_checkpoint(path)
-
-
 def test_what_torch_did_not_save_is_refused(tmp_path):
     path = tmp_path / 'w.pth'
     path.write_bytes(pickle.dumps(dict(a=1)))
@@ -165,13 +158,9 @@ def test_what_torch_did_not_save_is_refused(tmp_path):
 # --- programs with tricks: c = name, ( = mark, t = tuple, R = call, b = build, \x81 = new object ------
 
 REBUILD = b'ctorch._utils\n_rebuild_tensor_v2\n'
-MODULE = b'cdall_e.encoder\nEncoder\n'
 NAMESPACE = b'cargparse\nNamespace\n'
 HISTORY = b'cmmengine.logging.history_buffer\nHistoryBuffer\n'
 GETATTR = b'cbuiltins\ngetattr\n'
-SET_X = b'}X\x01\x00\x00\x00xK\x01s'  # {'x': 1}
-STORAGE = b'(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ'
-SETSTATE = b'X\x0c\x00\x00\x00__setstate__'
 
 
 def text(value):
@@ -185,35 +174,11 @@ def write(path, *opcodes):
         archive.writestr('archive/version', '3\n')
 
 
-@pytest.mark.parametrize(
-    'program',
-    [
-        [REBUILD, SET_X, b'b'],  # attributes of a function
-        [REBUILD, b'N', SET_X, b'\x86b'],  # the same, as slots
-        [MODULE, b'N', SET_X, b'\x86b'],  # attributes of a class
-        [MODULE, b')\x81', b'}', SETSTATE, REBUILD, b's', b'b', b')R'],  # call of a stand-in
-        [b'cdall_e.encoder\nEncoder.__init__.__globals__\n', b')R', b')R'],
-        [b'ctorch.nn.modules.container\nSequential\n', b')R', b')R'],
-        [REBUILD, b'(K\x00K\x00K\x01\x85K\x01\x85\x89NtR'],  # a tensor of no storage
-        [REBUILD, b'(', STORAGE, b'))\x85)\x89NtR'],  # a tensor whose offset is a tuple
-        [b'X\x05\x00\x00\x00otherQ'],  # a persistent object
-        [GETATTR, GETATTR, text('__globals__'), b'\x86R'],
-    ],
-    ids=lambda program: b''.join(program)[:40].decode(errors='replace').replace('\n', ' '),
-)
-def test_levers_of_the_pickle_machine_are_refused(tmp_path, program):
-    path = tmp_path / 'weights.pkl'
-    write(path, *program)
-    with pytest.raises(CheckpointError, match=str(path)) as caught:
-        read_checkpoint(path)
-    assert len(str(caught.value)) < 600 and '\n' not in str(caught.value)
-
-
 def test_replaced_setstate_is_never_called(tmp_path):
     """It becomes an entry of the dict that an object's attributes are, and functions are no content."""
     path = tmp_path / 'weights.pkl'
-    eval_state = b'}' + SETSTATE + REBUILD + b's'
-    write(path, b'}', b'X\x01\x00\x00\x00m', NAMESPACE, b')\x81', eval_state, b'b', SET_X, b'b', b's')
+    attributes = b'}' + text('__setstate__') + REBUILD + b's'
+    write(path, b'}', text('m'), NAMESPACE, b')\x81', attributes, b'b', b'}' + text('x') + b'K\x01s', b'b', b's')
     # called, it would be a TypeError
     with pytest.raises(CheckpointError, match="it holds the function, class or object 'torch._utils._rebuild"):
         read_checkpoint(path)
@@ -232,21 +197,10 @@ def test_a_history_changes_no_method_of_the_process(tmp_path):
     assert HistoryBuffer([1, 3], [1, 1]).statistics('mean') == 2
 
 
-def test_a_tensor_beyond_its_storage_reaches_no_foreign_memory(tmp_path):
-    path = tmp_path / 'm.pkl'
-    offset = b'\x8a\x08' + (2**62).to_bytes(8, 'little')
-    write(path, REBUILD, b'(', STORAGE, offset, b'K\x04\x85K\x01\x85\x89NtR')
-    with zipfile.ZipFile(path, 'a') as archive:
-        archive.writestr('archive/data/0', b'\0' * 16)
-    with pytest.raises(CheckpointError, match=str(path)):
-        read_checkpoint(path)
-
-
 def test_modules_without_end_are_refused(tmp_path):
     module = root = nn.Sequential()
     for _ in range(12):  # 12 levels of ten references to one module each
-        inner = nn.Sequential()
-        module._modules.update({str(number): inner for number in range(10)})
+        module._modules.update(dict.fromkeys('0123456789', inner := nn.Sequential()))
         module = inner
     torch.save(root, tmp_path / 'm.pkl')
     with pytest.raises(CheckpointError, match='m.pkl'):
@@ -262,13 +216,15 @@ def test_what_is_written_can_be_read_and_equal_content_gives_equal_files(tmp_pat
     write_checkpoint(path, dict(state_dict=WEIGHTS, meta=META))
     found = read_checkpoint(path)
     assert_same(found['state_dict'])
-    assert found['meta'] == META
-    assert os.listdir(path.parent) == [path.name]
+    assert found['meta'] == META and os.listdir(path.parent) == [path.name]
     (path.parent / 'other').touch()
     assert path.stat().st_mode == (path.parent / 'other').stat().st_mode
     # whatever they are called: published files have their hash in their name
     write_checkpoint(path.with_name(f'again{suffix}'), dict(state_dict=WEIGHTS, meta=META))
-    assert path.read_bytes() == path.with_name(f'again{suffix}').read_bytes()
+    assert path.read_bytes() == (before := path.with_name(f'again{suffix}').read_bytes())
+    with file_size_limit(4 << 20), pytest.raises(OSError, match='File too large'):  # as on a full disk
+        write_checkpoint(path, dict(w=torch.rand(2 << 20), v=torch.rand(3)))
+    assert path.read_bytes() == before and len(os.listdir(path.parent)) == 3
 
 
 def test_other_libraries_read_what_is_written(tmp_path):
@@ -286,21 +242,10 @@ def test_other_libraries_read_what_is_written(tmp_path):
             assert file.metadata() == metadata
 
 
-@pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
-def test_full_disk_leaves_the_old_file(tmp_path, suffix):
-    path = tmp_path / f'w{suffix}'
-    write_checkpoint(path, WEIGHTS)
-    before = path.read_bytes()
-    with file_size_limit(4 << 20), pytest.raises(OSError, match='File too large'):
-        write_checkpoint(path, dict(w=torch.rand(2 << 20), v=torch.rand(3)))
-    assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
-
-
 @pytest.mark.parametrize(
     ('name', 'content', 'said'),
     [
         ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
-        ('w', WEIGHTS, 'must end in'),
         ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
         ('w.safetensors', dict(WEIGHTS, epoch=3), 'epoch is no tensor'),
     ],

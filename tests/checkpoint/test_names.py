@@ -9,7 +9,7 @@ import torch
 import transformers
 from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
-from peers import DEPTH, DIMS, HEADS, assert_equal, hf_peer, ours
+from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, hf_peer, ours
 
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.checkpoint.read import CheckpointError
@@ -84,12 +84,6 @@ def test_a_file_of_the_released_code(task, variant, tmp_path):
 # --- no BEiT --------------------------------------------------------------------------------------
 
 
-def resnet() -> dict:
-    import torchvision
-
-    return torchvision.models.resnet18().state_dict()
-
-
 def transformers_model(name: str) -> dict:
     kind = getattr(transformers, name)
     sizes = dict(hidden_size=DIMS, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=64)
@@ -104,7 +98,7 @@ def vit_with_norms_of_queries_and_keys() -> dict:
 
 NO_BEIT = {
     'empty': (dict, 'tensors are none'),
-    'ResNet': (resnet, r'holds no BEiT weights: its tensors are conv1.weight, .*, \.\.\.$'),
+    'ResNet': (lambda: RESNET, r'holds no BEiT weights: its tensors are conv1.weight, .*, \.\.\.$'),
     'a head': (lambda: {'head.fc.weight': torch.zeros(2, 2)}, 'holds no BEiT weights'),
     **{
         name: (lambda name=name: transformers_model(name), 'holds no BEiT weights')

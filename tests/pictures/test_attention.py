@@ -1,5 +1,7 @@
 """Attention maps are transformers' and those of the forward pass; the mask's rule; pictures."""
 
+from pathlib import Path
+
 import numpy as np
 import peers
 import pytest
@@ -7,7 +9,6 @@ import torch
 from numpy.testing import assert_allclose
 from PIL import Image
 
-from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.pictures import (
@@ -18,26 +19,18 @@ from beit_mm.pictures import (
     patches_at,
     pixels_of,
 )
+from beit_mm.terminal import UserError
 
-DIMS, HEADS, LAYERS, PATCH = 24, 3, 3, 8
-VARIANTS = {
-    'vit': dict(abs_pos_embed=True),
-    'shared': dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1),
-    'per_layer': dict(abs_pos_embed=False, rel_pos_bias='per_layer', layer_scale_init=0.1),
-}
+HEADS = 3
 
 
-def random_backbone(variant: str, img_size: tuple[int, int] = (32, 40)) -> BEiTBackbone:
-    arch = dict(embed_dims=DIMS, num_layers=LAYERS, num_heads=HEADS)
-    model = BEiTBackbone(arch, img_size=img_size, patch_size=PATCH, **VARIANTS[variant])
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.4, generator=generator)
-    return model.eval()
+def random_backbone(variant: str, img_size: tuple[int, int] = (32, 32)) -> BEiTBackbone:
+    arch = dict(embed_dims=24, num_layers=3, num_heads=HEADS)
+    model = BEiTBackbone(arch, img_size=img_size, patch_size=8, **peers.VARIANTS[variant])
+    return peers.randomise(model)
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', peers.VARIANTS)
 def test_every_layer_is_that_of_transformers(variant, tmp_path):
     """All heads, before and after the softmax, all queries and chosen patches."""
     peer = peers.hf_peer('features', variant, attn_implementation='eager')
@@ -57,12 +50,9 @@ def test_every_layer_is_that_of_transformers(variant, tmp_path):
         assert_allclose(patches, attention[0][:, [1, 11], 1:].unflatten(2, (6, 6)).transpose(0, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
-def test_maps_belong_to_the_forward_pass_at_any_size(variant):
+def test_maps_belong_to_the_forward_pass_at_any_size():
     """At another size than the trained one: attention times values, added up, is what the block computes."""
-    model = random_backbone(variant)
-    images = torch.randn(2, 3, 44, 56)  # no multiple of a patch: padded to 6 x 7
-    seen = {}
+    model, images, seen = random_backbone('per_layer'), torch.randn(2, 3, 44, 56), {}  # padded to 6 x 7 patches
     attn = model.blocks[1].attn
     attn.register_forward_hook(lambda module, inputs, output: seen.update(x=inputs[0], output=output))
     with torch.no_grad():
@@ -70,13 +60,8 @@ def test_maps_belong_to_the_forward_pass_at_any_size(variant):
         maps, grid = model.attention_maps(images, 1)
         v = attn._qkv(seen['x'], None)[2]
         output = attn.proj((maps @ v).transpose(1, 2).flatten(2))
-    assert grid == (6, 7)
+    assert grid == (6, 7) and attention_of_patches(model, images[0], [(5, 6)], 1).shape == (1, HEADS, 6, 7)
     torch.testing.assert_close(output, seen['output'], atol=1e-5, rtol=1e-4)
-    maps = attention_of_patches(model, images[0], [(5, 6)], 1)
-    assert maps.shape == (1, HEADS, 6, 7) and (maps.sum(dim=(-1, -2)) < 1).all()
-
-
-# --- points and masks -----------------------------------------------------------------------------
 
 
 def test_points_lie_in_their_patches():
@@ -96,9 +81,6 @@ def test_the_mask_is_the_smallest_set_of_the_share_by_trying_all_sets():
         assert largest_mass_mask(attention, 0.6).flatten().nonzero().flatten().tolist() == smallest
     heads = torch.tensor([[[8.0, 4.0]], [[0.0, 9.0]]])  # each has a mask of its own
     assert largest_mass_mask(heads, 0.5).tolist() == [[[True, False]], [[False, True]]]
-
-
-# --- pictures -------------------------------------------------------------------------------------
 
 
 def test_a_sheet_shows_points_heads_and_contours(tmp_path):
@@ -131,23 +113,18 @@ def test_a_sheet_shows_points_heads_and_contours(tmp_path):
     assert not any(axes.collections for axes in scores.axes)
 
 
-# --- of an image file ------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def image(tmp_path):
+def image(tmp_path) -> Path:
     path = tmp_path / 'image.png'
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)).save(path)
     return path
 
 
-@pytest.mark.parametrize('variant', ['vit', 'shared'])
-def test_a_checkpoint_alone_is_enough(variant, image, tmp_path):
+def test_a_checkpoint_alone_is_enough(image, tmp_path):
     """Weights without any config: the backbone is built as their shapes say."""
-    model = random_backbone(variant, (32, 32))
+    model = random_backbone('shared')
     meta = dict(architecture=dict(num_heads=HEADS), preprocessing=dict(mean=[127.5] * 3, std=[64.0] * 3, size=[32, 32]))
-    state = {f'backbone.{name}': tensor for name, tensor in model.state_dict().items()}
-    torch.save(dict(state_dict=state, meta=meta), tmp_path / 'model.pth')
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'model.pth')
     extractor = FeatureExtractor(tmp_path / 'model.pth', 'cpu', 48, whole=True)
     found = attention_of_image(extractor, image, ['80,10', '0.1,0.9'], 0)
     assert found.points == [(80, 10), (9, 54)] and found.patches == [(1, 8), (5, 0)]
@@ -156,23 +133,21 @@ def test_a_checkpoint_alone_is_enough(variant, image, tmp_path):
     assert expected.shape == (2, HEADS, 6, 9)
     assert_allclose(found.maps, expected, atol=2e-3)
     for point in ('5', '5,x', '1,2,3', '90,5', '1.5,0.5'):
-        with pytest.raises(ValueError, match=r'^(--points: .* is no point|point .* lies outside)'):
+        with pytest.raises(UserError, match=r'^(--points: .* is no point|point .* lies outside)'):
             attention_of_image(extractor, image, [point])
 
 
-def test_a_model_of_other_than_rgb_images_is_named(image, tmp_path):
-    torch.save(dict(state_dict=random_backbone('vit', (32, 32)).state_dict()), tmp_path / 'model.pth')
-    # 24 channels are no heads of 64: the file has to say how many
-    with pytest.raises(CheckpointError, match='does not say how many attention heads'):
-        FeatureExtractor(tmp_path / 'model.pth', 'cpu')
-    state = random_backbone('shared', (32, 32)).state_dict()
-    state['patch_embed.proj.weight'] = state['patch_embed.proj.weight'].repeat(1, 2, 1, 1)
-    torch.save(dict(state_dict=state, meta=dict(architecture=dict(num_heads=HEADS))), tmp_path / 'model.pth')
-    with pytest.raises(ValueError, match='model.pth takes images of 6 channels; mean has 3, std 3'):
-        attention_of_image(FeatureExtractor(tmp_path / 'model.pth', 'cpu', whole=True), image)
-
-
-def test_a_rectangle_that_nobody_names_is_one_line(tmp_path):
-    torch.save(random_backbone('shared').state_dict(), tmp_path / 'model.pth')
-    with pytest.raises(CheckpointError, match='of 66 rows belongs to no square patch grid, and the file does not say'):
-        BEiTBackbone.from_checkpoint(str(tmp_path / 'model.pth'))
+def test_what_a_file_does_not_say_is_asked_for(tmp_path):
+    plain, table = random_backbone('vit').state_dict(), random_backbone('shared', (32, 40)).state_dict()
+    bands = dict(plain, **{'patch_embed.proj.weight': torch.zeros(24, 6, 8, 8)})
+    for content, message in (
+        (plain, 'does not say how many attention heads'),  # 24 channels are no heads of 64
+        (table, 'of 66 rows belongs to no square patch grid, and the file does not say'),
+        (
+            dict(state_dict=bands, meta=dict(architecture=dict(num_heads=HEADS))),
+            'takes images of 6 channels; mean has 3',
+        ),
+    ):
+        torch.save(content, tmp_path / 'model.pth')
+        with pytest.raises(UserError, match=message):
+            FeatureExtractor(tmp_path / 'model.pth', 'cpu')

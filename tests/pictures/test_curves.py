@@ -23,9 +23,7 @@ def trained(step: int, loss: float, **more: float) -> dict:
 def runs(tmp_path) -> list[Path]:
     """A run that was killed at step 30, in the middle of a line, and went on from 20; and another one."""
     first, second = tmp_path / 'first', tmp_path / 'second'
-    validated = [
-        dict(mim_loss=loss, other=1.0, time=0.1, step=step) for step, loss in ((20, 4.0), (40, 3.0), (60, 3.5))
-    ]
+    validated = [dict(mim_loss=loss, other=1.0, step=step) for step, loss in ((20, 4.0), (40, 3.0), (60, 3.5))]
     before = [trained(10, 9.0), trained(20, 8.0), validated[0], trained(30, 7.0)]
     write_start(first, '20260101_000000', before)
     with (first / '20260101_000000/vis_data/scalars.json').open('a') as file:
@@ -36,21 +34,7 @@ def runs(tmp_path) -> list[Path]:
     return [first, second]
 
 
-def test_of_a_step_the_later_start_counts(runs):
-    training, validation = read_scalars(runs[0])
-    assert {step: row['loss'] for step, row in training.items()} == {10: 9.0, 20: 8.0, 30: 7.5, 40: 6.0, 60: 5.0}
-    assert {step: row['mim_loss'] for step, row in validation.items()} == {20: 4.0, 40: 3.0, 60: 3.5}
-    assert read_scalars(runs[0] / 'nowhere') == ({}, {})
-
-
-def test_validations_of_a_run_that_counts_epochs_stand_at_their_steps(tmp_path):
-    rows = [trained(50, 9.0, epoch=1), trained(100, 8.0, epoch=1), dict(top1=10.0, step=1)]
-    rows += [trained(200, 7.0, epoch=2), dict(top1=30.0, step=2)]
-    write_start(tmp_path, '20260101_000000', rows)
-    assert [(step, row['top1']) for step, row in read_scalars(tmp_path)[1].items()] == [(100, 10.0), (200, 30.0)]
-
-
-def test_each_run_has_a_curve_in_each_panel(runs):
+def test_each_run_has_a_curve_in_each_panel_and_of_a_step_the_later_start_counts(runs, tmp_path):
     figure = draw_runs({folder.name: read_scalars(folder) for folder in runs}, ['loss', 'mim_loss', 'other'])
     curves = [[(line.get_label(), line.get_xydata().tolist()) for line in axes.lines] for axes in figure.axes]
     first = ('first', [[10, 9], [20, 8], [30, 7.5], [40, 6], [60, 5]])
@@ -58,3 +42,7 @@ def test_each_run_has_a_curve_in_each_panel(runs):
     validated = [[20, 4], [40, 3], [60, 3.5]]
     assert curves[1] == [('first, validation', validated), ('second, validation', [[10, 8]])]
     assert len(curves) == 3 and [name for name, _ in curves[2]] == ['first, validation']
+    # validations of a run that counts epochs stand at their steps
+    rows = [trained(50, 9.0, epoch=1), trained(100, 8.0, epoch=1), dict(top1=10.0, step=1)]
+    write_start(tmp_path, '20260101_000000', [*rows, trained(200, 7.0, epoch=2), dict(top1=30.0, step=2)])
+    assert [(step, row['top1']) for step, row in read_scalars(tmp_path)[1].items()] == [(100, 10.0), (200, 30.0)]

@@ -37,16 +37,19 @@ def pair(name: str, **changes: object) -> tuple[nn.Module, nn.Module]:
 @torch.no_grad()
 @pytest.mark.filterwarnings('ignore:When align_corners')
 @pytest.mark.parametrize(
-    'changes', [{}, dict(align_corners=True), dict(norm_cfg=None), dict(act_cfg=None), dict(pool_scales=(1, 2))]
+    ('sizes', 'changes'),
+    [
+        (PYRAMIDS[0], {}),
+        (PYRAMIDS[1], {}),  # where one level is no multiple of the next
+        (PYRAMIDS[1], dict(align_corners=True)),
+        (PYRAMIDS[0], dict(norm_cfg=None, act_cfg=None, pool_scales=(1, 2))),
+    ],
 )
-@pytest.mark.parametrize('sizes', PYRAMIDS)
 def test_upernet_is_mmsegs(sizes, changes):
-    """Also where one level is no multiple of the next."""
     theirs, ours = pair('UPer', **changes)
     features = [torch.randn(2, 12, *size) for size in sizes]
-    expected = theirs(features)
     kept = [feature.clone() for feature in features]
-    torch.testing.assert_close(ours(features), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours(features), theirs(features), atol=1e-5, rtol=1e-5)
     assert all(map(torch.equal, features, kept))
 
 
@@ -89,43 +92,26 @@ def test_loss_and_gradients_are_mmsegs(name):
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
 
 
-def test_sync_bn_is_batch_norm_in_every_respect(monkeypatch):
+def test_sync_bn_is_batch_norm_on_a_cpu(monkeypatch):
     monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
-    torch.manual_seed(0)
-    ours, peer = SyncBN(5), nn.BatchNorm2d(5)
-    for _ in range(3):
-        x = torch.randn(4, 5, 6, 7) * 3 + 1
-        ours_x, peer_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-        results = ours(ours_x), peer(peer_x)
-        assert torch.equal(*results)
-        for result in results:
-            result.square().sum().backward()
-        assert torch.equal(ours_x.grad, peer_x.grad) and torch.equal(ours.weight.grad, peer.weight.grad)
-    for name, value in peer.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], value)
+    ours, peer = SyncBN(5, eps=1e-3), nn.BatchNorm2d(5, eps=1e-3)
+    assert type(ours) is type(peer) and str(ours) == str(peer)
     nn.SyncBatchNorm(5).load_state_dict(ours.state_dict())
-    assert torch.equal(ours.eval()(x), peer.eval()(x))
-    with pytest.raises(ValueError, match='more than 1 value per channel'):
-        ours.train()(torch.zeros(1, 5, 1, 1))
 
 
-@pytest.fixture
-def gloo(tmp_path):
-    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(gloo, monkeypatch):
+def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(tmp_path, monkeypatch):
     monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
     x = torch.randn(4, 5, 6, 7)
-    with pytest.raises(ValueError, match='only work with GPU modules'):
-        DistributedDataParallel(nn.SyncBatchNorm(5))
-    assert torch.equal(DistributedDataParallel(SyncBN(5))(x), nn.BatchNorm2d(5)(x))
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match='only work with GPU modules'):
+            DistributedDataParallel(nn.SyncBatchNorm(5))
+        assert torch.equal(DistributedDataParallel(SyncBN(5))(x), nn.BatchNorm2d(5)(x))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_sync_bn_is_torchs_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cuda')
     norm = SyncBN(5, eps=1e-3)
     assert isinstance(norm, nn.SyncBatchNorm) and (norm.num_features, norm.eps) == (5, 1e-3)
-    assert torch.equal(norm.eval()(torch.ones(1, 5, 2, 2)), nn.BatchNorm2d(5, eps=1e-3).eval()(torch.ones(1, 5, 2, 2)))

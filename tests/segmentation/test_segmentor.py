@@ -68,13 +68,11 @@ def test_a_pixel_gets_the_logits_of_its_place(length):
     """The network says in which column a cell's centre lies; no image is stretched over what fills it up."""
 
     def network(images):
-        centres = torch.arange(images.shape[3] // 16) * 16 + 7.5
-        return centres.expand(len(images), 1, 2, -1)
+        return (torch.arange(images.shape[3] // 16) * 16 + 7.5).expand(len(images), 1, 2, -1)
 
     (found,) = slide(network, [View(torch.rand(3, 32, length), (32, length))], (64, 64), (64, 64), 1, divisor=16)
     last = -(-length // 16) * 16 - 8.5  # the last centre; no cell lies beyond it to read
-    expected = torch.arange(length).clamp(7.5, last).expand(1, 32, -1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, torch.arange(length).clamp(7.5, last).expand(1, 32, -1))
 
 
 @torch.no_grad()
@@ -140,9 +138,8 @@ def test_mmsegs_inference_of_an_array_is_that_of_its_file(tmp_path, bgr_to_rgb):
     loader = dict(type='LoadImageFromFile' if bgr_to_rgb else 'beit_mm.LoadImage')
     model.cfg = ConfigDict(test_pipeline=[loader, dict(type='mmseg.PackSegInputs')])
     with DefaultScope.overwrite_default_scope('mmseg'):
-        file = inference_model(model, str(tmp_path / 'image.png')).seg_logits.data
-        array = inference_model(model, pixels[..., ::-1].copy()).seg_logits.data
-        swapped = inference_model(model, pixels).seg_logits.data
+        sources = str(tmp_path / 'image.png'), pixels[..., ::-1].copy(), pixels
+        file, array, swapped = (inference_model(model, source).seg_logits.data for source in sources)
     assert torch.equal(array, file) and not torch.equal(swapped, file)
 
 
