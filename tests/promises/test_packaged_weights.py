@@ -20,7 +20,7 @@ import beit_mm
 from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import PACKAGED, PHOTOS, SCENES
+from beit_mm.checkpoint.find import PACKAGED, PHOTOS
 from beit_mm.files import file_sha256
 from beit_mm.pictures import read_scalars
 
@@ -36,7 +36,7 @@ RECORDED = dict(  # on drawn images, which only the segmentor was trained on
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    def refuse(*args: object) -> None:
+    def refuse(*_):
         raise AssertionError('the network was asked')
 
     monkeypatch.setattr(socket.socket, 'connect', refuse)
@@ -63,11 +63,10 @@ def test_the_files_are_small_and_belong_together():
 def test_demo_is_not_taken_for_a_run_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'demo').mkdir()
-    assert Checkpoint.open('demo').path.parent == PACKAGED
     (tmp_path / 'demo/pretrained.pth').write_bytes((PACKAGED / 'pretrained.safetensors').read_bytes())
     with pytest.raises(ValueError, match='say ./demo'):
         Checkpoint.open('demo')
-    assert Checkpoint.open('./demo').path.name == Checkpoint.open(Path('demo')).path.name == 'pretrained.pth'
+    assert Checkpoint.open('./demo').path.name == 'pretrained.pth'
 
 
 def test_each_photo_is_attributed():
@@ -75,9 +74,6 @@ def test_each_photo_is_attributed():
         rows = {row['file']: row for row in csv.DictReader(file, delimiter='\t')}
     assert {*rows} == {photo.name for photo in PHOTOS.glob('*.jpg')} and len(rows) == 5
     assert {row['licence'] for row in rows.values()} == {'CC BY 2.0', 'CC BY 4.0'}
-    assert all(
-        row['page'].startswith(('https://www.flickr.com/', 'https://data.caltech.edu/')) for row in rows.values()
-    )
 
 
 def test_the_pretrained_model_predicts_tokens(drawn, tmp_path):
@@ -128,22 +124,19 @@ def test_the_segmentors_recipe_makes_such_weights(tmp_path, monkeypatch):
         assert same.mean() > 0.99  # half precision
 
 
-@pytest.mark.parametrize(
-    ('verb', 'said'),
-    [
-        ('reconstruct', 'reconstruction.png'),
-        ('attention', 'attention.png'),
-        ('embed', 'features.npz: 5 x 128'),
-        ('segment', '3 images: labels and overlays in segmentation'),
-        ('classify', 'pizza.jpg'),
-    ],
+VERBS = dict(
+    reconstruct='reconstruction.png',
+    attention='attention.png',
+    embed='features.npz: 5 x 128',
+    segment='3 images: labels and overlays in segmentation',
 )
+
+
+@pytest.mark.parametrize(('verb', 'said'), VERBS.items())
 def test_a_verb_needs_no_images_of_yours(verb, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', ['beit-mm', verb, 'demo'])
     terminal.run(command.main)
     assert said in (printed := capsys.readouterr().out)
-    if verb != 'classify':
-        assert [*tmp_path.iterdir()] == [tmp_path / re.sub(r':.*|.* in ', '', printed.strip())]
-    if verb == 'segment':
-        assert len([*tmp_path.glob('segmentation/overlays/*')]) == len([*SCENES.iterdir()]) == 3
+    assert [*tmp_path.iterdir()] == [tmp_path / re.sub(r':.*|.* in ', '', printed.strip())]
+    assert verb != 'segment' or len([*tmp_path.glob('segmentation/overlays/*')]) == 3

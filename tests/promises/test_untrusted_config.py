@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from mmseg.registry import MODELS as MMSEG_MODELS
 from mmseg.registry import TRANSFORMS as MMSEG_TRANSFORMS
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
+from torch import nn
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.stored_config import ARGUMENTS
@@ -37,26 +36,21 @@ SEG_PIPELINE = [
     dict(type='Resize', scale=(2048, CROP), keep_ratio=True),
     dict(type='PackSegInputs'),
 ]
+C, S = ClassificationInferencer, SegmentationInferencer
 
 
-def config_of(model: dict, pipeline: list[dict]) -> dict:
-    return dict(model=copy.deepcopy(model), test_dataloader=dict(dataset=dict(pipeline=copy.deepcopy(pipeline))))
+def content_of(model: nn.Module, config: dict, pipeline: list[dict], classes: tuple | None = None) -> dict:
+    """What a true checkpoint holds."""
+    meta = dict(config_dict=dict(model=config, test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+    return dict(state_dict=model.state_dict(), meta=dict(meta, dataset_meta=dict(classes=classes)))
 
 
 @pytest.fixture(scope='module')
 def contents() -> dict[type, dict]:
-    """What true checkpoints of both tasks hold."""
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         classifier = MODELS.build(copy.deepcopy(MODEL))
-    return {
-        ClassificationInferencer: dict(
-            state_dict=classifier.state_dict(),
-            meta=dict(config_dict=config_of(MODEL, TEST_PIPELINE), dataset_meta=dict(classes=CLASSES)),
-        ),
-        SegmentationInferencer: dict(
-            state_dict=narrow_segmentor('bias').state_dict(), meta=dict(config_dict=config_of(SEGMENTOR, SEG_PIPELINE))
-        ),
-    }
+    segmentor = narrow_segmentor('bias')
+    return {C: content_of(classifier, MODEL, TEST_PIPELINE, CLASSES), S: content_of(segmentor, SEGMENTOR, SEG_PIPELINE)}
 
 
 def put(config: dict, place: str, value: object) -> dict:
@@ -79,7 +73,6 @@ def refused(inferencer: type, content: dict, path: Path, said: str, **meta: obje
     assert str(path) in message and len(message) < 800 and message.isprintable()
 
 
-C, S = ClassificationInferencer, SegmentationInferencer
 TIDY = r', which is no part of a (classifier|segmentor) .* give the config: \w+Inferencer\(checkpoint, config=\.\.\.\)'
 MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path='/tmp')
 
@@ -126,34 +119,12 @@ STACKED = dict(type='StackedLinearClsHead', num_classes=3, in_channels=32, mid_c
         ('backbone.arch.embed_dims', 2**20, r'cls_token is \(1, 1, 32\) in the file, \(1, 1, 1048576\) by the config'),
         ('head.num_classes', 10**12, r'head.fc.weight is \(3, 32\) in the file'),
         ('backbone.arch', 'unknown', 'does not fit its config'),
-        ('backbone.arch', dict(num_layers=2), 'arch lacks'),
-        ('backbone.in_channels', 64, 'patch_embed.proj.weight is'),
         ('head', STACKED, 'is'),
     ],
 )
 def test_sizes_are_compared_with_the_files_before_any_memory_is_taken(contents, tmp_path, place, value, said):
-    """Memory for some of these no machine has."""
     config = put(contents[C]['meta']['config_dict'], f'model.{place}', value)
     refused(C, contents[C], tmp_path / 'x.pth', said, config_dict=config)
-
-
-def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monkeypatch):
-    """The exploit as it was: memcached's `sys_path` is the file, a zip file with mc.py; `_scope_` is a folder here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    path, ran = tmp_path / 'x.pth', tmp_path / 'ran'
-    (tmp_path / 'evil_scope.py').write_text(f"open({str(ran)!r}, 'w')")
-    config, meta = contents[C]['meta']['config_dict'], contents[C]['meta']
-    loader = dict(type='LoadImageFromFile', backend_args=dict(MEMCACHED, sys_path=str(path)))
-    for place, value in (('pipeline.0', loader), ('model._scope_', 'evil_scope'), ('model.type', 'evil_scope.Model')):
-        for hidden in (True, False):
-            torch.save(dict(contents[C], meta=dict(meta, config_dict=put(config, place, value))), path)
-            if hidden:
-                with zipfile.ZipFile(path, 'a') as archive:
-                    archive.writestr('mc.py', f"open({str(ran)!r}, 'w')")
-            with pytest.raises(CheckpointError, match='mc.py' if hidden else 'no part of'):
-                C(path, device='cpu')
-    assert not ran.exists() and not {'mc', 'evil_scope'} & set(sys.modules)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +135,10 @@ def test_a_module_in_the_file_itself_is_never_imported(contents, tmp_path, monke
         (C, dict(dataset_meta=dict(classes='abc')), 'of type str, expected a list of names'),
         (C, dict(dataset_meta=dict(classes=[1, 2, 3])), 'expected a list of names'),
         (C, dict(dataset_meta=dict(classes=['a'])), 'names 1 classes, its model has 3'),
-        *(
-            (S, dict(dataset_meta=dict(palette=palette)), 'no list of 5 colours')
-            for palette in (7, [[1, 2, 3]], [[0, 0, 300]] * 5, [[0, 0, 'red']] * 5)
-        ),
+        (S, dict(dataset_meta=dict(palette=7)), 'no list of 5 colours'),
+        (S, dict(dataset_meta=dict(palette=[[1, 2, 3]])), 'no list of 5 colours'),
+        (S, dict(dataset_meta=dict(palette=[[0, 0, 300]] * 5)), 'no list of 5 colours'),
+        (S, dict(dataset_meta=dict(palette=[[0, 0, 'red']] * 5)), 'no list of 5 colours'),
     ],
 )
 def test_what_the_meta_says_is_data(contents, tmp_path, inferencer, meta, said):

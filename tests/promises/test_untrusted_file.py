@@ -1,11 +1,11 @@
 """Reading a file runs nothing in it, and what it says of itself is data: what asks for more is refused and named."""
 
 import argparse
+import copy
 import io
 import os
 import pickle
 import subprocess
-import tracemalloc
 import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path, PurePath
@@ -26,12 +26,11 @@ from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
-READERS = {
-    'read_checkpoint': read_checkpoint,
-    # load_from, --resume, init_cfg, mim
-    'mmengine': lambda path: load_checkpoint(BEiTBackbone(ARCH), str(path)),
-    'convert_checkpoint': lambda path: convert_checkpoint(path, path.with_suffix('.pth')),
-}
+READERS = [
+    read_checkpoint,
+    lambda path: load_checkpoint(BEiTBackbone(ARCH), str(path)),  # load_from, --resume, init_cfg, mim
+    lambda path: convert_checkpoint(path, path.with_suffix('.pth')),
+]
 
 
 class Calls:
@@ -55,7 +54,7 @@ def weights_of(**options):
 
 def refused(path, said):
     """Every reader refuses a file in one short line."""
-    for reader in READERS.values():
+    for reader in READERS:
         with pytest.raises(CheckpointError, match=said) as caught:
             reader(path)
         assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and str(caught.value).isprintable()
@@ -267,9 +266,8 @@ def test_what_a_file_names_is_printed_as_python_writes_it(tmp_path):
         archive.writestr('w/version', '3\n')
         archive.writestr('w/data.pkl', b'\x80\x02cos\x1b]0;x\x07\nsystem\n.')
     refused(path, r'it asks for os\\x1b\]0;x\\x07\.system')
-    with pytest.raises(CheckpointError, match=r"has format '\\x1b") as caught:
+    with pytest.raises(CheckpointError, match=r"has format '\\x1b"):
         Checkpoint.open(saved(path, dict(w=torch.ones(1), meta=dict(beit_mm_format='\x1b'))))
-    assert str(caught.value).isprintable()
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path):
@@ -279,36 +277,26 @@ def test_a_pipe_is_no_checkpoint(tmp_path):
 
 
 def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
+    path, circle = tmp_path / 'w.pth', []
+    circle.append(circle)
     content = dict(
         kinds=[torch.float16, torch.device('cpu'), torch.strided, torch.Size([1, 2]), 1j, {1, 2}, 2**70],
         milestones=Counter([3, 3]),
         path=Path('a/b'),
         config=ConfigDict(a=dict(b=ConfigDict(c=2))),
         args=argparse.Namespace(a=argparse.Namespace(b=1)),
-        number=np.float32(2),
+        numbers=[np.float32(2), np.bool_(True), np.str_('text')],
     )
-    found = read_checkpoint(saved(tmp_path / 'w.pth', content))
+    found = read_checkpoint(saved(path, content))
     assert found == content | dict(args=dict(a=dict(b=1)), path=PurePath('a/b'))
-    assert type(found['milestones']) is Counter
+    assert type(found['milestones']) is Counter and type(found['numbers'][0]) is np.float32
     assert {type(found['args']), type(found['args']['a']), type(found['config']['a']['b'])} == {dict}
-    circle = []
-    circle.append(circle)
-    found = read_checkpoint(saved(tmp_path / 'w.pth', argparse.Namespace(circle=circle)))
+    arrays = [np.arange(6, dtype=code).reshape(2, 3) for code in 'bhilqBHILQefd'] + [np.array(['a', 'bcd'])]
+    found = read_checkpoint(saved(path, argparse.Namespace(circle=circle, arrays=arrays)))
     assert type(found) is dict and found['circle'][0] is found['circle']
-
-
-def test_numbers_of_numpy_are_read_and_written_again(tmp_path):
-    numbers = [np.dtype(code).type(1) for code in '?bhilBHILefd'] + [np.str_('text')]
-    arrays = [np.arange(6, dtype=code).reshape(2, 3) for code in 'bhilqBHILQefd']
-    arrays += [np.array(['a', 'bcd']), np.array(3.5), np.asfortranarray(np.arange(6.0).reshape(2, 3))]
-    path, content = tmp_path / 'w.pth', dict(numbers=numbers, arrays=arrays)
-    for _ in range(2):
-        content = read_checkpoint(saved(path, content))
-        for found, value in zip(content['numbers'], numbers, strict=True):
-            assert type(found) is type(value) and found == value
-        for found, value in zip(content['arrays'], arrays, strict=True):
-            assert found.dtype == value.dtype and np.array_equal(found, value)
-    assert all(type(array) is np.ndarray for array in torch.load(path, weights_only=False)['arrays'])
+    found = torch.load(saved(path, found), weights_only=False)['arrays']  # written again
+    for one, other in zip(found, arrays, strict=True):
+        assert type(one) is np.ndarray and one.dtype == other.dtype and np.array_equal(one, other)
 
 
 def plain_file(path, meta=None, **changes):
@@ -316,18 +304,11 @@ def plain_file(path, meta=None, **changes):
     return saved(path, dict(state_dict=weights_of(abs_pos_embed=False) | changes, meta=meta))
 
 
-@pytest.mark.parametrize(
-    'said',
-    [
-        [1],
-        dict(mean='0.5', std=[float('nan')], size=[224]),
-        dict(mean=[[1], 2], size=[float('inf')] * 2),
-        dict(mean=[1, 2], size=[-1, 5]),
-        dict(std=[1, 0, 1]),
-        dict(std=[-1.0]),
-        dict(std=[1] * 4),
-    ],
-)
+ODD_LEVELS = [dict(mean=[1, 2], size=[-1, 5]), dict(std=[1, 0, 1]), dict(std=[-1.0]), dict(std=[1] * 4), [1]]
+ODD_LEVELS += [dict(mean='0.5', std=[float('nan')], size=[224]), dict(mean=[[1], 2], size=[float('inf')] * 2)]
+
+
+@pytest.mark.parametrize('said', ODD_LEVELS)
 def test_what_describes_no_image_is_passed_over(tmp_path, said):
     path = plain_file(tmp_path / 'w.pth', dict(preprocessing=said, architecture=dict(num_heads=2)))
     extractor = FeatureExtractor(path, 'cpu')
@@ -337,15 +318,10 @@ def test_what_describes_no_image_is_passed_over(tmp_path, said):
 
 
 def test_a_name_is_no_number_of_blocks(tmp_path):
-    path = plain_file(tmp_path / 'w.pth', **{f'backbone.blocks.{10**5}.norm1.weight': torch.ones(8)})
-    tracemalloc.start()
-    with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
-        Checkpoint.open(path).backbone_arguments()
-    with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
-        convert_checkpoint(path, tmp_path / 'x.pth')
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10 << 20  # bytes
+    path = plain_file(tmp_path / 'w.pth', **{f'backbone.blocks.{10**15}.norm1.weight': torch.ones(8)})
+    for read in (lambda: Checkpoint.open(path).backbone_arguments(), lambda: convert_checkpoint(path, f'{path}.pth')):
+        with pytest.raises(CheckpointError, match='lacks backbone.blocks.1.attn.qkv.weight'):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -368,18 +344,17 @@ def test_a_size_is_that_of_the_positions(tmp_path):
     assert FeatureExtractor(path, 'cpu').backbone.grid == (2, 2)
 
 
-ODD = ['text', {1: 2}, torch.tensor(1), torch.zeros(0)]
 PLACES = """
     state_dict meta meta/preprocessing meta/dataset_meta meta/config_dict meta/preprocessing/size
     meta/architecture/num_heads meta/dataset_meta/classes state_dict/backbone.patch_embed.proj.weight
     state_dict/backbone.blocks.0.mlp.fc1.bias state_dict/5
 """.split()
-OPENERS = {
-    **READERS,
-    'transformers': lambda path: convert_checkpoint(path, path.with_suffix(''), 'hf'),
-    'features': lambda path: FeatureExtractor(path, 'cpu'),
-    'classifier': lambda path: ClassificationInferencer(path, 'cpu'),
-}
+OPENERS = [
+    *READERS,
+    lambda path: convert_checkpoint(path, path.with_suffix(''), 'hf'),
+    lambda path: FeatureExtractor(path, 'cpu'),
+    lambda path: ClassificationInferencer(path, 'cpu'),
+]
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -390,14 +365,13 @@ def test_odd_content_is_one_line(tmp_path, place):
     meta = dict(preprocessing=dict(IMAGENET, size=[32, 32]), architecture=dict(num_heads=2))
     content = dict(state_dict=weights, meta=dict(meta, dataset_meta=dict(classes=['a', 'b', 'c'])))
     *outer, last = (int(key) if key.isdigit() else key for key in place.split('/'))
-    for value in ODD:
-        inner = odd = dict(content)
+    for value in ('text', {1: 2}, torch.tensor(1), torch.zeros(0)):
+        inner = odd = copy.deepcopy(content)
         for key in outer:
-            inner[key] = dict(inner[key])
             inner = inner[key]
         inner[last] = value
         path = saved(tmp_path / 'w.pth', odd)
-        for opener in OPENERS.values():
+        for opener in OPENERS:
             try:
                 opener(path)
             except ValueError as error:

@@ -137,17 +137,15 @@ def test_nothing_is_read_to_get_to_a_position():
     """At iteration 100,000 as at 10: the images of the next step are the first that are read."""
     read = []
 
-    class Dataset(torch.utils.data.Dataset):
-        def __len__(self):
-            return 1_000_000
-
+    class Dataset(list):
         def __getitem__(self, key):
             read.append(key.index)
             return key.index
 
+    dataset = Dataset(range(1_000_000))
     for first in (10, 100_000):
         read.clear()
-        loader = torch.utils.data.DataLoader(Dataset(), batch_size=4, sampler=SeededSampler(Dataset(), seed=0))
+        loader = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=SeededSampler(dataset, seed=0))
         batch = next(batches(loader, epoch=1, first=first))
         order = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(1))
         assert batch.tolist() == read == order[4 * first : 4 * first + 4].tolist()
