@@ -5,23 +5,18 @@ import ast
 import importlib.util
 import inspect
 import json
+import os
 import re
+import runpy
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from doc_commands import (
-    OPERATORS,
-    PAGES,
-    Command,
-    blocks,
-    commands,
-    config_of,
-    header_commands,
-    inline_commands,
-    parse_tool,
-)
-from helpers import ROOT, library_tools, list_configs, run_tool, with_options
+from helpers import ROOT, header_of, library_tools, list_configs, run_tool, with_options
 from mkdocs.commands import build
 from mkdocs.config import load_config
 from mmengine.config import Config
@@ -32,7 +27,22 @@ from beit_mm import registry
 from beit_mm.__main__ import parser
 from beit_mm.apis.configs import find_config
 
+PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
+PAGES += [f'configs/{path.parent.name}/README.md' for path in sorted((ROOT / 'configs').glob('*/README.md'))]
+FENCED = re.compile(r'^```(\w+)\n(.*?)^```$', re.M | re.S)
 OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', '.venv/bin/python', 'sbatch']
+CONFIG_OF = {  # what CONFIG stands for, by the heading above it
+    **dict.fromkeys(['Classification', 'Inferencers and tools of the libraries'], 'configs/demo/finetune_folder.py'),
+    'Segmentation': 'configs/demo/segment_upernet.py',
+}
+WRITTEN = re.compile(r'work_dirs/|run/|mine\.py$')  # configs of a run, or the reader's own
+
+
+class Command(NamedTuple):
+    """A line that a page tells a reader to type, continuations joined."""
+
+    text: str
+    config: str  # what CONFIG stands for
 
 
 def test_messages_of_the_troubleshooting_page_are_printed_by_the_code():
@@ -65,11 +75,33 @@ def test_files_that_the_page_on_the_architecture_names_exist():
     assert not missing
 
 
+def commands(page: str) -> list[Command]:
+    """Commands of a page's shell blocks, and those in its text that name a script or a verb and more."""
+    text, found = (ROOT / page).read_text(), []
+    for fence in FENCED.finditer(text):
+        heading = re.findall(r'^#+ (.*)$', FENCED.sub('', text[: fence.start()]), re.M)[-1:]
+        config = CONFIG_OF.get(''.join(heading), 'configs/demo/pretrain.py')
+        lines = fence[2].replace('\\\n', ' ').splitlines() if fence[1] == 'shell' else []
+        found += [Command(command, config) for line in lines if (command := re.sub(r'(^|\s)#.*', '', line).strip())]
+    inline = re.findall(r'`((?:python |tools/\w+\.sh |mim |beit-mm )[^`]+ [^`]+)`', FENCED.sub('', text))
+    only_named = re.compile(r'VERB|NAME|\.\.\.|^mim \w+ \w+$|^python -m \w+( \w+)?$')
+    return found + [
+        Command(' '.join(line.split()), CONFIG_OF['Segmentation']) for line in inline if not only_named.search(line)
+    ]
+
+
+def header_commands(config: str) -> list[Command]:
+    """The lines of `Command:` and `Test:` in the header of a config."""
+    parts = re.findall(r'^(?:Command|Test): +(.*(?:\n .*)*)', header_of(config), re.M)
+    lines = [line.strip().replace('[--tta]', '--tta') for part in parts for line in part.splitlines()]
+    return [Command(line, config) for line in lines if re.match(r'(python|tools/)(?!.*--cfg-options$)', line)]
+
+
 @pytest.mark.parametrize('page', [*PAGES, 'the headers of configs'])
 def test_documented_commands_have_the_options_that_the_tools_have(page):
     """Scripts, options, configs and the keys of --cfg-options, without running anything."""
     if page in PAGES:
-        found = [*(each for block in blocks(page) for each in commands(block)), *inline_commands(page)]
+        found = commands(page)
     else:
         found = [each for name in list_configs(demo=True) for each in header_commands(name)]
         assert len(found) > 100
@@ -78,17 +110,18 @@ def test_documented_commands_have_the_options_that_the_tools_have(page):
         try:
             check_command(command)
         except (AssertionError, ValueError, OSError, SystemExit) as error:
-            problems.append(f'{command.block.page}: {command.text}: {error}')
+            problems.append(f'{command.text}: {error}')
     assert not problems, '\n'.join(problems)
 
 
 def check_command(command: Command) -> None:
     """Fails where the command names what is not there."""
-    words = [word for word in command.words if not re.match(r'[A-Z_]+=', word)]
-    words = words[: next((place for place, word in enumerate(words) if set(word) <= OPERATORS), len(words))]
-    if command.words[0] == '(':  # of the shell alone
-        return
-    words = ['python', '-m', 'beit_mm', *words[1:]] if words[0] == 'beit-mm' else words
+    lexer = shlex.shlex(re.sub(r'^([A-Z_]+=\S+ )+', '', command.text), posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ''
+    words = list(lexer)
+    words = words[: next((place for place, word in enumerate(words) if set(word) <= set('<>|&;()')), len(words))]
+    if words[0] == 'beit-mm':
+        words = ['python', '-m', 'beit_mm', *words[1:]]
     script, *rest = words[1:] if words[0] == 'bash' else words
     if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
         args = parser().parse_args(rest[2:])
@@ -112,34 +145,65 @@ def check_command(command: Command) -> None:
     elif script == 'tools/run_demo.sh':
         parse_tool('tools/demo/run_demo.py', *rest)
     elif script == 'mim' and rest[0] in ('train', 'test'):
-        path = config_of(command.block, rest[2])
-        assert rest[1] in ('mmpretrain', 'mmsegmentation') and (path == 'mine.py' or (ROOT / path).is_file())
+        path = rest[2].replace('CONFIG', command.config)
+        assert rest[1] in ('mmpretrain', 'mmsegmentation', 'beit_mm')
+        assert WRITTEN.match(path) or find_config(path).is_file()
     elif script == 'mim' and rest[0] == 'run':
-        tools = library_tools(rest[1]) if rest[1] != 'beit_mm' else ROOT / 'tools'
-        assert [*tools.rglob(f'{rest[2]}.py')] and (ROOT / config_of(command.block, rest[3])).is_file()
+        assert [*library_tools(rest[1]).rglob(f'{rest[2]}.py')]
     elif script == 'pip':
-        extras = re.findall(r'\.\[(\w+)\]', command.text)
-        assert all(f"'{extra}': [" in (ROOT / 'setup.py').read_text() for extra in extras)
+        declared = (ROOT / 'setup.py').read_text() + (ROOT / 'pyproject.toml').read_text()
+        assert all(
+            re.search(rf"^ *'?{extra}'? ?[:=] ", declared, re.M) for extra in re.findall(r'\.\[(\w+)', command.text)
+        )
     else:
         assert script in OTHER_PROGRAMS, f'{script} is not known'
 
 
 def check_config(command: Command, args: argparse.Namespace) -> None:
     """The config is there, and so is each key of --cfg-options, as tools/train.py checks them."""
-    path = config_of(command.block, getattr(args, 'config', getattr(args, 'name', 'CONFIG')))
-    if path.startswith(('work_dirs/', 'run/')) or path == 'mine.py':  # written by a run, or by the reader
-        return
-    path = str(find_config(str(ROOT / path) if path.endswith('.py') else path).relative_to(ROOT / 'configs'))
-    with_options(path, getattr(args, 'cfg_options', []))
+    path = getattr(args, 'config', getattr(args, 'name', 'CONFIG')).replace('CONFIG', command.config)
+    if not WRITTEN.match(path):
+        path = str(find_config(str(ROOT / path) if path.endswith('.py') else path).relative_to(ROOT / 'configs'))
+        with_options(path, getattr(args, 'cfg_options', []))
+
+
+class Parsed(BaseException):
+    """Ends a tool as soon as it has understood its command line."""
+
+
+def parse_tool(script: str, *words: str) -> argparse.Namespace:
+    """What the tool's own parser makes of its arguments; nothing is run. ValueError is what argparse says."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse(parser: argparse.ArgumentParser, *args: object) -> None:
+        raise Parsed(parse_args(parser, *args))
+
+    def fail(parser: argparse.ArgumentParser, message: str) -> None:
+        raise Parsed(ValueError(message))
+
+    if script == 'tools/doctor.py' and not words:  # it takes none
+        return argparse.Namespace()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, 'parse_args', parse)
+        patch.setattr(argparse.ArgumentParser, 'error', fail)
+        patch.setattr(sys, 'argv', [script, *words])
+        patch.syspath_prepend((ROOT / script).parent)
+        try:
+            runpy.run_path(str(ROOT / script), run_name='__main__')
+        except Parsed as parsed:
+            if isinstance(parsed.args[0], ValueError):
+                raise parsed.args[0] from None
+            return parsed.args[0]
+    raise AssertionError(f'{script} does not parse its arguments')
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_python_of_a_page_names_what_is_there(page, tmp_path):
     """It compiles; its imports, the types of its dicts and their arguments exist; a config on another one is read."""
-    for block in blocks(page):
-        if block.language != 'python':
+    for language, text in FENCED.findall((ROOT / page).read_text()):
+        if language != 'python':
             continue
-        tree = ast.parse(block.text)
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 module = importlib.import_module(node.module)
@@ -148,10 +212,10 @@ def test_python_of_a_page_names_what_is_there(page, tmp_path):
                 assert hasattr(beit_mm, node.attr), node.attr
             elif isinstance(node, ast.Call) and getattr(node.func, 'id', None) == 'dict':
                 check_dict({word.arg: word.value for word in node.keywords})
-        if block.text.startswith('_base_ ='):
-            folder = tmp_path if "'configs/" in block.text else tmp_path / Path(page).parent
+        if text.startswith('_base_ ='):
+            folder = tmp_path if "'configs/" in text else tmp_path / Path(page).parent
             shutil.copytree(ROOT / 'configs', tmp_path / 'configs', dirs_exist_ok=True)
-            (folder / 'snippet.py').write_text(block.text)
+            (folder / 'snippet.py').write_text(text)
             Config.fromfile(folder / 'snippet.py')
 
 
@@ -171,6 +235,23 @@ def check_dict(arguments: dict) -> None:
             break
     wrong = {word for word in arguments if word} - known - {'init_cfg'}
     assert not wrong, f'{name} takes no {wrong}'
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tutorial_by_copy_and_paste(tmp_path):
+    """On fewer pictures, in fewer steps."""
+    for name in ('beit_mm', 'configs', 'tools'):
+        (tmp_path / name).symlink_to(ROOT / name)
+    text = '\n'.join(text for _, text in FENCED.findall((ROOT / 'docs/tutorial.md').read_text()))
+    text = re.sub(r'(--steps |iter_)\d+', r'\g<1>4', text).replace(
+        'draw_images.py', 'draw_images.py --num-train 80 --num-val 20'
+    )
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    done = subprocess.run(['bash', '-ec', text], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-2000:]
+    report = json.loads((tmp_path / 'predictions.json').read_text())
+    assert len(report['predictions']) == 20 and [*(tmp_path / 'pictures').rglob('*.png')]
 
 
 @pytest.mark.slow
