@@ -135,14 +135,13 @@ def test_files_that_are_not_as_the_config_says_are_named(tmp_path, settings, dty
 # --- views, folders, statistics -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(('count', 'dtype'), [(1, 'uint8'), (6, 'float32')])
-def test_views_keep_bands_and_type_and_what_changes_colours_is_refused(count, dtype):
+def test_views_keep_bands_and_type_and_what_changes_colours_is_refused():
     for crop in (TwoViewRandomResizedCrop(32, 16, flip_prob=1), TwoViewCenterCrop(32, 16)):
-        inputs = PackViews()(crop(dict(img=values_of(dtype, count))))['inputs']
-        assert inputs['images'].shape == (32, 32, count) and inputs['tokenizer_images'].shape == (16, 16, count)
-        assert {str(inputs[key].dtype) for key in ('images', 'tokenizer_images')} == {f'torch.{dtype}'}
+        inputs = PackViews()(crop(dict(img=values_of('float32'))))['inputs']
+        assert inputs['images'].shape == (32, 32, 6) and inputs['tokenizer_images'].shape == (16, 16, 6)
+        assert {str(inputs[key].dtype) for key in ('images', 'tokenizer_images')} == {'torch.float32'}
     for transform in (TwoViewColorJitter(), RandAugment('timm_increasing', 2, 9)):
-        for image in (values_of(dtype, count), values_of('float32', 3)):
+        for image in (values_of('uint8', 1), values_of('float32', 3)):
             with pytest.raises(ValueError, match='RGB images, not .*leave it out'):
                 transform(dict(img=image))
 

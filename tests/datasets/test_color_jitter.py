@@ -1,4 +1,4 @@
-"""Jitter of both views after the crop: Pillow's arithmetic, and how far from jitter before it."""
+"""Jitter of both views after the crop: Pillow's arithmetic."""
 
 import random
 from collections import Counter
@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageEnhance
 from scenes import paint_scene
 
-from beit_mm.datasets.transforms import TwoViewColorJitter, cut, draw_box, jitter_images, resize_bicubic
+from beit_mm.datasets.transforms import TwoViewColorJitter, jitter_images
 
 
 @pytest.fixture(scope='module')
@@ -35,7 +35,7 @@ def draw(seed, image, **settings):
 
 
 def test_both_views_get_pillows_jitter_here_and_in_a_batch_on_the_models_device(originals):
-    params, expected, means, distances = [], [], [], []
+    params, expected, means = [], [], []
     for seed, original in enumerate(originals * 3):
         found, deferred = draw(seed, original), draw(seed, original, device='model')
         assert np.array_equal(deferred['images'], original)
@@ -49,14 +49,7 @@ def test_both_views_get_pillows_jitter_here_and_in_a_batch_on_the_models_device(
         # contrast uses the gray mean of the whole image after what comes before
         before = pillow_jitter(original, factors, order[: order.tolist().index(1)]).astype(np.uint8)
         assert abs(level[0] - np.asarray(Image.fromarray(before).convert('L')).mean()) < 1.5
-        # the released order is jitter of the whole original, then crop and resizing
-        box = draw_box(*original.shape[:2], (0.08, 1), (3 / 4, 4 / 3))
-        jittered = pillow_jitter(original, factors, order).astype(np.uint8)
-        released, view = (resize_bicubic(cut(image, box), (224, 224)) for image in (jittered, original))
-        random.seed(seed)
-        distances.append(np.abs(TwoViewColorJitter()(dict(img=original, images=view))['images'] - released.astype(int)))
     assert np.mean(means) < 0.01 and len({tuple(param[4:]) for param in params}) == 6
-    assert np.mean(distances) < 0.8  # of 255; measured 0.5
     # Pillow cuts off up to a level in each of three steps, later factors stretch it
     views, params = (torch.from_numpy(np.stack(x)).float() for x in ([i[:64, :64] for i in originals * 3], params))
     difference = jitter_images(views.permute(0, 3, 1, 2), params).permute(0, 2, 3, 1).numpy()

@@ -9,13 +9,13 @@ from PIL import Image
 from scenes import OBJECTS, STUFF
 
 
-def draw(folder: Path, num_train: int, num_val: int, size: int) -> Path:
-    run_tool('demo/draw_images.py', folder, '--num-train', num_train, '--num-val', num_val, '--size', size)
+def draw(folder: Path, num_train: int = 2) -> Path:
+    run_tool('demo/draw_images.py', folder, '--num-train', num_train, '--num-val', 10, '--size', 64)
     return folder
 
 
 def test_layout_and_labels(tmp_path):
-    folder = draw(tmp_path / 'demo', 20, 10, 64)
+    folder = draw(tmp_path / 'demo', 20)
     classes = (folder / 'meta/classes.txt').read_text().split()
     assert classes == list(OBJECTS) == sorted(OBJECTS)
     assert (folder / 'meta/segmentation_classes.txt').read_text().split() == [*classes, *STUFF]
@@ -33,10 +33,10 @@ def test_layout_and_labels(tmp_path):
 def test_the_same_pictures_whole_data_kept_and_other_data_not_touched(tmp_path):
     (tmp_path / 'demo.partial/train').mkdir(parents=True)
     (tmp_path / 'demo.partial/train/left_over.jpg').write_bytes(b'')  # of a call that was killed
-    folder = draw(tmp_path / 'demo', 2, 1, 32)
-    assert tree(folder) == tree(draw(tmp_path / 'again', 2, 1, 32)) and not (tmp_path / 'demo.partial').exists()
+    folder = draw(tmp_path / 'demo')
+    assert tree(folder) == tree(draw(tmp_path / 'again')) and not (tmp_path / 'demo.partial').exists()
     made = {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
-    draw(folder, 2, 1, 32)
+    draw(folder)
     with pytest.raises(SystemExit, match='error: .*demo is not empty'):
-        draw(folder, 3, 1, 32)
+        draw(folder, 3)
     assert made == {path: path.stat().st_mtime_ns for path in folder.rglob('*')}

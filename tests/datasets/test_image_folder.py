@@ -125,17 +125,6 @@ def test_what_base_dataset_promises_holds(folder):
     assert len(ClassBalancedDataset(build(folder), oversample_thr=0.9)) > 9
 
 
-def test_a_subclass_may_filter_or_list_dicts(folder):
-    base = DATASETS.get('beit_mm.ImageFolder')
-
-    class Filtered(base):
-        def filter_data(self):
-            return [dict(info, more=1) for info in self.data_list if info['gt_label'] != 1]
-
-    filtered = Filtered(str(folder))
-    assert found(filtered) == [entry for entry in WHOLE if entry[1] != 1] and filtered.get_data_info(5)['more'] == 1
-
-
 # --- samples --------------------------------------------------------------------------------------
 
 

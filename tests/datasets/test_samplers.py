@@ -74,16 +74,10 @@ def test_small_datasets_and_wrong_settings(deal):
         deal(1, num_repeats=0)
 
 
-def test_neighbouring_keys_have_unrelated_seeds():
-    seeds = [mixed_seed(s, e, i, 0) for s in range(5) for e in range(5) for i in range(40)]
-    assert len(set(seeds)) == len(seeds) and mixed_seed(0, 0, 0, 1) not in seeds
-    bits = np.array([[seed >> b & 1 for b in range(64)] for seed in seeds])
-    assert np.abs(bits.mean(0) - 0.5).max() < 0.08  # 5 deviations of 1000 coins
-
-
 def test_what_a_key_draws_does_not_change_between_versions():
     """A resumed run must draw what the interrupted one would have drawn."""
     assert mixed_seed(*SampleKey(7, 3, 12345), 0) == 2016577477655178880
+    assert mixed_seed(0, 0, 0, 0) == 11619761522075635141 != mixed_seed(0, 0, 0, 1)
     seed_generators(SampleKey(7, 3, 12345))
     assert random.random() == random.Random(2016577477655178880).random()
     assert np.random.rand() == np.random.RandomState(2016577477655178880 >> 32).rand()
