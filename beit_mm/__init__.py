@@ -39,6 +39,7 @@ _MODULES = dict(
     convert_checkpoint='checkpoint.convert',
     embed='features.extractor',
     export_onnx='apis.export',
+    find_config='apis.configs',
     get_model='apis.configs',
     list_models='checkpoint.find',
     finetune='apis.training',

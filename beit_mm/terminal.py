@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-SCRIPT = 'beit-mm'  # the command that setup.py installs
+SCRIPT = 'beit-mm'  # the command that pyproject.toml names
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
     r'"(?:FileClient|HardDiskBackend)"|The prefix is not set|Failed to search registry|do not match exactly'
 )

@@ -2,7 +2,8 @@
 #   prepare_environment STACK [test]
 # STACK is onedl (.venv) or openmmlab (.venv-openmmlab), or onedl with the oldest torch and Python that are supported,
 # or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt. Afterwards
-# `python` is the environment's. A stamp in it makes every later call instant until setup.py or requirements/ change.
+# `python` is the environment's. A stamp in it makes every later call instant until pyproject.toml, setup.py or
+# requirements/ change.
 
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -50,7 +51,7 @@ prepare_environment() {
   esac
   cd "$root"
   local stamp=$folder/.beit_mm-$purpose fingerprint
-  fingerprint=$({ echo "$root"; cat setup.py requirements/*.txt; } | cksum)
+  fingerprint=$({ echo "$root"; cat pyproject.toml setup.py requirements/*.txt; } | cksum)
   export PATH=$root/$folder/bin:$PATH
   if [[ $(cat "$stamp" 2>/dev/null) == "$fingerprint" ]]; then
     say "environment $folder is up to date"

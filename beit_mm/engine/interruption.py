@@ -195,9 +195,8 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 
 def resuming_command() -> str:
     """What a user types to resume; a scheduler that starts the same again need not."""
-    command = os.environ.get('BEIT_MM_COMMAND') or typed()  # set by dist_train.sh and slurm_train.sh
-    if not command or get_world_size() > 1 and 'BEIT_MM_COMMAND' not in os.environ:
-        return 'the same command and --resume'
+    given = os.environ.get('BEIT_MM_COMMAND')  # by dist_train.sh and slurm_train.sh
+    command = given or (get_world_size() == 1 and typed()) or 'the same command and'
     has_no_option = sys.argv[1:2] in (['pretrain'], ['finetune'])
     return command if '--resume' in command or has_no_option else f'{command} --resume'
 

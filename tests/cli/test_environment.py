@@ -41,7 +41,7 @@ def machine(tmp_path: Path):
     source, programs = tmp_path / 'source', tmp_path / 'programs'
     shutil.copytree(ROOT / 'requirements', source / 'requirements')
     (source / 'tools').mkdir()
-    for name in ('setup.py', 'tools/_environment.sh', 'tools/run_tests.sh'):
+    for name in ('setup.py', 'pyproject.toml', 'tools/_environment.sh', 'tools/run_tests.sh'):
         shutil.copy(ROOT / name, source / name)
     programs.mkdir()
     for name, text in (('python3.12', '#!/bin/sh\nexit 127\n'), ('python3.11', PYTHON.format(log=tmp_path / 'log'))):
@@ -79,7 +79,7 @@ def test_a_new_machine_is_prepared_once_and_again_when_requirements_change_or_it
     assert 'environment .venv is up to date' in said
     assert log == [*LINT, f'{PYTEST} -m slow or not slow -k demo']
 
-    for changed in ('setup.py', 'requirements/dev.txt'):
+    for changed in ('pyproject.toml', 'requirements/dev.txt'):
         with open(machine.source / changed, 'a') as file:
             file.write('# changed\n')
         said, log = machine()
