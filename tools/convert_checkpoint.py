@@ -2,27 +2,29 @@
 
 python tools/convert_checkpoint.py beit_base_patch16_224_pt22k.pth beit.pth
 python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth for_transformers --to hf
+python tools/convert_checkpoint.py work_dirs/run/epoch_300.pth beit_base.safetensors --publish
 """
 
 import argparse
-import sys
+import functools
 
-from beit_mm.checkpoint.convert import convert_checkpoint
+from beit_mm.checkpoint.convert import convert_checkpoint, publish_checkpoint
 from beit_mm.checkpoint.names import FORMATS
-from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.terminal import run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='Convert a checkpoint; its format is detected.')
-    parser.add_argument('source', help='a file, or a folder of transformers')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('source', help='a file, or a folder of transformers; its format is detected')
     parser.add_argument('target', help='the file to write, .pth or .safetensors; a folder for --to hf')
     parser.add_argument('--to', choices=FORMATS, default='beit_mm', help='format to write (default: %(default)s)')
+    parser.add_argument('--publish', action='store_true', help='weights to give away, with a hash in the name')
     args = parser.parse_args()
-    try:
-        print(convert_checkpoint(args.source, args.target, args.to))
-    except (CheckpointError, OSError) as error:
-        sys.exit(f'error: {error}')
+    if args.publish and args.to != 'beit_mm':
+        parser.error('--publish writes our own format; leave --to out')
+    write = publish_checkpoint if args.publish else functools.partial(convert_checkpoint, to=args.to)
+    print(write(args.source, args.target))
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -8,7 +8,8 @@ hold mean, std and size.
 """
 
 import argparse
-import sys
+
+from beit_mm.terminal import quiet, run
 
 
 def main() -> None:
@@ -16,12 +17,9 @@ def main() -> None:
     parser.add_argument('config', nargs='?', help='path of the config file (default: what the checkpoint says)')
     parser.add_argument('checkpoint', help='path of the checkpoint')
     parser.add_argument('out', help='path of the ONNX file')
-    parser.add_argument(
-        '--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'), help="image size in pixels (default: the backbone's)"
-    )
+    side = "image size in pixels (default: the backbone's)"
+    parser.add_argument('--size', type=int, nargs=2, metavar=('HEIGHT', 'WIDTH'), help=side)
     args = parser.parse_args()
-    from beit_mm.terminal import quiet
-
     with quiet():
         from mmengine.config import Config
         from mmengine.registry import init_default_scope
@@ -32,24 +30,21 @@ def main() -> None:
         from beit_mm.checkpoint.checkpoint import Checkpoint
         from beit_mm.registry import MODELS
 
-        try:
-            if args.config:
-                cfg = Config.fromfile(args.config)
-                init_default_scope(cfg.get('default_scope', 'mmpretrain'))
-                if 'data_preprocessor' in cfg:
-                    cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-                model = MODELS.build(cfg.model)
-                load_checkpoint(model, args.checkpoint, strict=True)
-            else:
-                checkpoint = Checkpoint.open(args.checkpoint)
-                segments = checkpoint.task == 'segmentation'
-                model = (SegmentationInferencer if segments else ClassificationInferencer)(checkpoint, 'cpu').model
-            size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
-            difference = export_onnx(model, args.out, tuple(size))
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            sys.exit(f'error: {error}')
-        print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")
+        if args.config:
+            cfg = Config.fromfile(args.config)
+            init_default_scope(cfg.get('default_scope', 'mmpretrain'))
+            if 'data_preprocessor' in cfg:
+                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+            model = MODELS.build(cfg.model)
+            load_checkpoint(model, args.checkpoint, strict=True)
+        else:
+            checkpoint = Checkpoint.open(args.checkpoint)
+            segments = checkpoint.task == 'segmentation'
+            model = (SegmentationInferencer if segments else ClassificationInferencer)(checkpoint, 'cpu').model
+        size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
+        difference = export_onnx(model, args.out, tuple(size))
+    print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -164,11 +164,11 @@ def test_convert_on_the_command_line(tmp_path, capsys):
 
 
 def test_publish_on_the_command_line(run_file, tmp_path, capsys):
-    run_tool('publish_model.py', run_file[0], tmp_path / 'out/beit.safetensors')
+    run_tool('convert_checkpoint.py', run_file[0], tmp_path / 'out/beit.safetensors', '--publish')
     (published,) = (tmp_path / 'out').iterdir()
     assert capsys.readouterr().out.strip() == str(published)
     with pytest.raises(SystemExit, match='^error: .*nowhere.pth. does not exist'):
-        run_tool('publish_model.py', tmp_path / 'nowhere.pth', tmp_path / 'beit.pth')
+        run_tool('convert_checkpoint.py', tmp_path / 'nowhere.pth', tmp_path / 'beit.pth', '--publish')
 
 
 # --- what is refused: one line of the tool, and nothing is written -----------------------------------

@@ -29,12 +29,7 @@ def band_statistics(
         percentiles: of the values of a band, that become 0 and 255.
 
     Returns:
-        low, high: lists, a number for each band. mean, std: the same of the values that LoadBands makes with these,
-        0-255. images: number of files.
-
-    Raises:
-        UnreadableImageError: a file cannot be read.
-        ValueError: files of different bands, or a band that is the same everywhere.
+        low, high: lists, a number for each band. mean, std: the same of the values that LoadBands makes with these.
     """
     import numpy as np
 
@@ -60,7 +55,7 @@ def band_statistics(
     low, high = ([float(f'{value:.6g}') for value in values] for values in (low, high))
     scaled = LoadBands(low=low, high=high).scale(pixels[None])
     mean, std = scaled.mean(axis=(0, 1), dtype=np.float64), scaled.std(axis=(0, 1), dtype=np.float64)
-    return dict(low=low, high=high, mean=mean.round(2).tolist(), std=std.round(2).tolist(), images=len(paths))
+    return dict(low=low, high=high, mean=mean.round(2).tolist(), std=std.round(2).tolist())
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import tarfile
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 
 from beit_mm.terminal import UserError, run, with_bar
 
@@ -37,33 +37,24 @@ class TarMember(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from None
 
 
-class Member(NamedTuple):
-    """An image in an archive: its name there, where its bytes lie, and the number of its class in a .cls file."""
-
-    name: str
-    offset: int
-    length: int
-    number: int | None = None
-
-
 class IndexWriter:
     """Collects what is in the archives of a folder, some dozen bytes an image, and writes their index."""
 
     def __init__(self) -> None:
         self.shards, self.names = bytearray(), bytearray()
-        self.sizes, self.offset, self.length = array('q'), array('q'), array('q')
-        self.shard, self.number, self.folder = array('i'), array('i'), array('i')
+        self.sizes, self.shard, self.number, self.folder = array('q'), array('i'), array('i'), array('i')
+        self.offset, self.length = array('q'), array('q')
         self.number_of: dict[str, int] = {}  # of each class folder, in the order in which they come
 
-    def add(self, archive: Path, members: Iterable[Member]) -> None:
-        """Takes the images of the next archive of the folder."""
+    def add(self, archive: Path, members: Iterable[tuple[str, int, int, int]]) -> None:
+        """Takes the images of the next archive of the folder, which `scan` finds."""
         for name, offset, length, number in members:
             self.names += os.fsencode(name) + b'\0'
             folder, slash, _ = name.partition('/')
             self.shard.append(len(self.sizes))
             self.offset.append(offset)
             self.length.append(length)
-            self.number.append(-1 if number is None else number)
+            self.number.append(number)
             self.folder.append(self.number_of.setdefault(folder, len(self.number_of)) if slash else -1)
         self.shards += os.fsencode(archive.name) + b'\0'
         self.sizes.append(archive.stat().st_size)
@@ -102,6 +93,10 @@ class IndexWriter:
         print(f'{folder}: {len(label):,} images of {number:,} classes in {len(self.sizes):,} archives')
 
 
+def shard_name(number: int) -> str:
+    return f'shard-{number:06}.tar'
+
+
 def size_of(text: str) -> int:
     """Bytes of a size such as 500MB or 1GB."""
     match = re.fullmatch(r'(\d+)(KB|MB|GB)', text)
@@ -110,11 +105,11 @@ def size_of(text: str) -> int:
     return int(match[1]) * UNITS[match[2]]
 
 
-def scan(path: Path) -> list:
-    """The images of an archive, as Member, from its headers alone.
+def scan(path: Path) -> list[tuple[str, int, int, int]]:
+    """Of each image of an archive the name, first byte, bytes, and number in its .cls file or -1; from headers alone.
 
     Raises:
-        ValueError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
+        UserError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
     """
     from beit_mm.datasets.image_folder import EXTENSIONS
     from beit_mm.files import readable
@@ -138,12 +133,11 @@ def scan(path: Path) -> list:
                 if name.lower().endswith('.cls'):
                     numbers[key_of(name)] = class_number(archive, member, path)
                 elif name.lower().endswith(EXTENSIONS):
-                    images.append(Member(name, member.offset_data, member.size))
+                    images.append((name, member.offset_data, member.size))
     except tarfile.TarError as error:
-        raise UserError(
-            f'{path} is no whole tar archive ({error}); copy it again, or unpack a compressed one'
-        ) from error
-    return [image._replace(number=numbers.get(key_of(image.name))) for image in images] if numbers else images
+        advice = 'copy it again, or unpack a compressed one'
+        raise UserError(f'{path} is no whole tar archive ({error}); {advice}') from error
+    return [(*image, numbers.get(key_of(image[0]), -1)) for image in images]
 
 
 def key_of(name: str) -> str:
@@ -162,8 +156,8 @@ def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
     return int(match[1])
 
 
-def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator:
-    """Writes the next images into an archive until it has `size` bytes, and yields each as Member.
+def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -> None:
+    """Writes the next images into an archive until it has `size` bytes.
 
     Equal images give equal archives: owner, mode and time are none of the files'.
 
@@ -173,7 +167,7 @@ def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, unreadable
 
     with tarfile.open(fileobj=file, mode='w', format=tarfile.GNU_FORMAT) as archive:
-        for name in names:
+        while archive.offset < size and (name := next(names, None)):
             path = os.path.join(folder, name)
             with unreadable(path, OSError), open_file(path, MAX_PIXELS) as image:
                 content = image.read()
@@ -181,16 +175,13 @@ def write_shard(file, folder: Path, names: Iterator[str], size: int) -> Iterator
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
             archive.members = []  # it would keep all headers
-            yield Member(name, archive.offset - -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, info.size)
-            if archive.offset >= size:
-                return
 
 
 def write_shards(folder: Path, target: Path, size: int) -> None:
     """Writes shards and index; whole shards of an earlier run are kept.
 
     Raises:
-        ValueError: the target holds other shards, or lies in the folder.
+        UserError: the target holds other shards, or lies in the folder.
     """
     from beit_mm.datasets.image_folder import INDEX, list_images
     from beit_mm.files import atomic_file, remove_leftovers
@@ -199,29 +190,24 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
         raise UserError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
     if not (folder.is_dir() and (paths := list_images(str(folder)))):
         raise FileNotFoundError(f'no images in {folder}; expected a folder of images')
-    index, done, number = IndexWriter(), 0, 0
-    existing = sorted(path.name for path in target.glob('*.tar'))
-    for number, name in enumerate(existing, start=1):
-        members = scan(target / name)
+    index, done = IndexWriter(), 0
+    for path in sorted(target.glob('*.tar')):
+        members = scan(path)
         expected = paths[done : done + len(members)]
-        if name != shard_name(number - 1) or [member.name for member in members] != list(expected):
-            raise UserError(f'{target / name} holds other images than {folder}; expected an empty folder to write to')
-        index.add(target / name, members)
+        if path.name != shard_name(len(index.sizes)) or [name for name, *_ in members] != list(expected):
+            raise UserError(f'{path} holds other images than {folder}; expected an empty folder to write to')
+        index.add(path, members)
         done += len(members)
     (target / INDEX).unlink(missing_ok=True)  # until all is there again
     remove_leftovers(target)
     names = with_bar((paths[row] for row in range(done, len(paths))), len(paths) - done)
     while done < len(paths):
-        name = shard_name(number)
-        with atomic_file(target / name) as file:
-            members = list(write_shard(file, folder, names, size))
-        index.add(target / name, members)
-        done, number = done + len(members), number + 1
+        path = target / shard_name(len(index.sizes))
+        with atomic_file(path) as file:
+            write_shard(file, folder, names, size)
+        index.add(path, members := scan(path))
+        done += len(members)
     index.write(target)
-
-
-def shard_name(number: int) -> str:
-    return f'shard-{number:06}.tar'
 
 
 def index_shards(folder: Path) -> None:

@@ -22,14 +22,7 @@ MAX_SIDE = 65_500  # pixels of a JPEG
 
 
 class ResizedCopies:
-    """For torch's DataLoader, whose workers do the work: asked for a sample it makes the copy.
-
-    Args:
-        source, target: folders.
-        paths: of the images, relative to both.
-        short_side: pixels.
-        quality: of JPEG, 1 to 95.
-    """
+    """For torch's DataLoader, whose workers do the work: asked for a sample it makes the copy."""
 
     def __init__(self, source: Path, target: Path, paths: Sequence[str], short_side: int, quality: int):
         self.source, self.target, self.paths = source, target, paths

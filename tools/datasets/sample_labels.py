@@ -10,8 +10,9 @@ seed the shorter list is part of the longer one. A class with fewer images gives
 
 import argparse
 import random
-import sys
 from pathlib import Path
+
+from beit_mm.terminal import UserError, run
 
 
 def main() -> None:
@@ -22,16 +23,13 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     if args.per_class < 1:
-        sys.exit(f'error: per_class is {args.per_class}; expected 1 or more')
+        raise UserError(f'per_class is {args.per_class}; expected 1 or more')
     from beit_mm.datasets import ImageFolder
     from beit_mm.datasets.image_folder import INDEX, list_images, quoted
 
     if Path(args.folder, INDEX).exists():
-        sys.exit(f'error: {args.folder} holds shards; name the folder of images that they were made of')
-    try:
-        dataset = ImageFolder(args.folder, pipeline=[])
-    except FileNotFoundError as error:
-        sys.exit(f'error: {error}')
+        raise UserError(f'{args.folder} holds shards; name the folder of images that they were made of')
+    dataset = ImageFolder(args.folder, pipeline=[])
     generator, chosen = random.Random(args.seed), []
     for name in dataset.metainfo['classes']:
         images = list(list_images(args.folder, subfolders=[name]))
@@ -43,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

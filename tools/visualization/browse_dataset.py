@@ -58,15 +58,7 @@ def main() -> None:
 def draw_samples(
     cfg: Config, number: int, seed: int, tokens: bool = True, channels: Sequence[int] = (0, 1, 2)
 ) -> Figure:
-    """A sheet of training samples, spread evenly over the dataset.
-
-    Args:
-        cfg: a config whose `default_scope` is set.
-        number: of samples.
-        seed: of the run.
-        tokens: False does without the tokenizer, and its weights.
-        channels: of images with many bands, the three that are drawn.
-    """
+    """A sheet of training samples of a config whose `default_scope` is set, spread evenly over the dataset."""
     import torch
     from mmengine.dataset import default_collate
 
@@ -164,10 +156,9 @@ def draw_mask_statistics(masks: np.ndarray) -> Figure:
     heat, histogram = figure.subplots(1, 2)
     figure.colorbar(heat.imshow(masks.mean(axis=0), cmap='viridis'), ax=heat)
     heat.set(title=f'part of {len(masks):,} masks in which a patch is masked', xticks=[], yticks=[])
-    numbers, times = np.unique(counts, return_counts=True)
-    histogram.bar(numbers, times / len(counts), width=0.9)
+    histogram.bar(*np.unique(counts, return_counts=True), width=0.9)
     title = f'mean {counts.mean():.2f} of {masks[0].size} patches ({counts.mean() / masks[0].size:.1%})'
-    histogram.set(title=title, xlabel='masked patches of an image', ylabel='part of the masks')
+    histogram.set(title=title, xlabel='masked patches of an image', ylabel='masks')
     return figure
 
 

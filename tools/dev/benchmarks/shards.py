@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'datasets'))
 from _timing import anonymous_bytes
-from make_shards import IndexWriter, Member
+from make_shards import IndexWriter
 from pipeline import make_images, our_pipeline
 
 from beit_mm.datasets.image_folder import INDEX
@@ -62,7 +62,7 @@ def time_index(images: int) -> None:
                 file.truncate(90_000 * 11_776)
             rows = range(first, min(first + 90_000, images))
             names = (f'n{row // 650:08}/n{row // 650:08}_{row % 650}.JPEG' for row in rows)
-            index.add(archive, (Member(name, 512 + 11_776 * row, 11_000) for row, name in enumerate(names)))
+            index.add(archive, ((name, 512 + 11_776 * row, 11_000, -1) for row, name in enumerate(names)))
         index.write(Path(folder))
         written, size = time.process_time() - start, Path(folder, INDEX).stat().st_size
         del index
