@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 import torch
 from helpers import make_runner
-from mmengine.hooks import Hook
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from beit_mm.engine.interruption import EpochLoop
 
 # What makes the host wait where its argument is on a CUDA device: values, and shapes that depend on values.
 WAITING = {'_local_scalar_dense', 'is_nonzero', 'equal', 'nonzero', 'masked_select', '_unique2', 'unique_dim'}
@@ -47,34 +48,21 @@ class Waits(TorchDispatchMode):
         return call
 
 
-class Count(Hook):
-    """Counts from before every other hook of a step (`priority` 0) or up to after them (100)."""
+def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
+    pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
+    pretrain_config.optim_wrapper.accumulative_counts = 2
+    pretrain_config.default_hooks.logger.interval = 5
+    pretrain_config.default_hooks.checkpoint.interval = 100
+    run_iter, steps = EpochLoop.run_iter, []
 
-    steps: list[Counter] = []
-    mode: Waits
+    def counted(self, index, batch):  # a step with all its hooks
+        with Waits() as waits:
+            run_iter(self, index, batch)
+        steps.append(waits.counts)
 
-    def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if self.priority == 0:
-            Count.mode = Waits().__enter__()
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        if self.priority == 100:
-            self.mode.__exit__(None, None, None)
-            self.steps.append(self.mode.counts)
-
-
-def test_a_step_asks_for_no_value_of_the_device(pretrain_config):
-    config = pretrain_config
-    config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
-    config.optim_wrapper.accumulative_counts = 2
-    config.default_hooks.logger.interval = 5
-    config.default_hooks.checkpoint.interval = 100
-    runner = make_runner(config)
-    Count.steps.clear()
-    runner.register_hook(Count(), priority=0)
-    runner.register_hook(Count(), priority=100)
-    runner.train()
+    monkeypatch.setattr(EpochLoop, 'run_iter', counted)
+    make_runner(pretrain_config).train()
     due = {2, 5, 8, 11}  # the ends of the epochs, whose three steps are fewer than the logger's five
     first = {0, 1}  # where the optimizer has no state, the host decides
-    assert all(Count.steps[step] for step in due)
-    assert not {step: counts for step, counts in enumerate(Count.steps) if counts and step not in {*due, *first}}
+    assert all(steps[step] for step in due)
+    assert not {step: counts for step, counts in enumerate(steps) if counts and step not in {*due, *first}}
