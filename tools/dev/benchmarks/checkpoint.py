@@ -2,55 +2,41 @@
 
     python tools/dev/benchmarks/checkpoint.py --out /tmp --rounds 5
 
-The model is BEiT base (or large) with the state of AdamW, as pretraining has it. `bytes`: a file of as many bytes,
-written and flushed to the disk; `checkpoint`: CheckpointHook.save; `mmengine`: its Runner.save_checkpoint, which does
-not flush; `step`: forward, backward and AdamW of one batch.
+The run is the pretraining of pixels, without a tokenizer (which checkpoints do not hold), with the state of AdamW.
+`bytes`: a file of as many bytes, written and flushed to the disk; `checkpoint`: CheckpointHook.save; `mmengine`: its
+Runner.save_checkpoint, which does not flush; `step`: forward, backward and AdamW of one batch.
 """
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
+from pathlib import Path
 
 import torch
 from _timing import interleave
+from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
 from beit_mm.engine.checkpoints import CheckpointHook
+from beit_mm.models.vit import ARCHITECTURES
+
+CONFIG = Path(__file__).resolve().parents[3] / 'configs/ablation/pretrain_pixels_300e.py'
 
 
 def make_runner(arch: str, folder: str, batch: int) -> Runner:
-    """A pretraining of pixels (without a tokenizer, which checkpoints do not hold) on random batches."""
-    width = dict(base=768, large=1024)[arch]
-    samples = [
-        dict(inputs=dict(images=torch.zeros(224, 224, 3, dtype=torch.uint8), mask=torch.arange(196).view(14, 14) < 75))
-    ] * batch
-    return Runner(
-        model=dict(
-            type='beit_mm.BEiTPretrainer',
-            data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
-            backbone=dict(type='beit_mm.BEiTBackbone', arch=arch, masked_input=True),
-            head=dict(type='beit_mm.PixelRegressionHead', embed_dims=width),
-        ),
-        work_dir=folder,
-        train_dataloader=dict(
-            batch_size=batch,
-            num_workers=0,
-            dataset=samples,
-            sampler=dict(type='DefaultSampler'),
-            collate_fn=dict(type='default_collate'),
-        ),
-        train_cfg=dict(type='beit_mm.IterLoop', max_iters=1),
-        optim_wrapper=dict(
-            type='beit_mm.AutocastOptimWrapper', optimizer=dict(type='AdamW', lr=1e-6, fused=True), dtype='bfloat16'
-        ),
-        default_hooks=dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=1000, save_last=False)),
-        custom_hooks=[dict(type='beit_mm.CheckpointMetaHook')],
-        default_scope='mmpretrain',
-        experiment_name='checkpoint_benchmark',
-    )
+    cfg = Config.fromfile(CONFIG)
+    cfg.model.backbone.arch, cfg.model.head.embed_dims = arch, ARCHITECTURES[arch]['embed_dims']
+    sample = dict(images=torch.zeros(224, 224, 3, dtype=torch.uint8), mask=torch.arange(196).view(14, 14) < 75)
+    loader = dict(batch_size=batch, num_workers=0, persistent_workers=False, dataset=[dict(inputs=sample)] * batch)
+    loader.update(sampler=dict(type='DefaultSampler'), collate_fn=dict(type='default_collate'))
+    cfg.update(work_dir=folder, experiment_name='checkpoint_benchmark', log_level='WARNING', param_scheduler=None)
+    cfg.val_dataloader = cfg.val_cfg = cfg.val_evaluator = None
+    cfg.train_dataloader, cfg.train_cfg = loader, dict(type='beit_mm.IterLoop', max_iters=1)
+    cfg.default_hooks = dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=1000, save_last=False))
+    cfg.custom_hooks = [dict(type='beit_mm.CheckpointMetaHook')]
+    return Runner.from_cfg(cfg)
 
 
 def main() -> None:
@@ -60,15 +46,13 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--out', help='folder on the disk to be measured; a new one in it is removed afterwards')
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(dir=args.out)
-    try:
-        MMLogger.get_instance('benchmark', log_level='WARNING')
+    MMLogger.get_instance('benchmark', log_level='WARNING')
+    with tempfile.TemporaryDirectory(dir=args.out) as folder:
         runner = make_runner(args.arch, folder, args.batch)
         runner.train()
         hook = next(hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
         batch = next(iter(runner.train_dataloader))
-        path = hook.save(runner, 'first.pth')
-        data = path.read_bytes()
+        data = hook.save(runner, 'first.pth').read_bytes()
 
         def write_bytes() -> None:
             with open(f'{folder}/bytes', 'wb') as file:
@@ -76,25 +60,17 @@ def main() -> None:
                 file.flush()
                 os.fsync(file.fileno())
 
-        def step() -> None:
-            runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
-
-        times, _, _ = interleave(
-            {
-                'bytes': write_bytes,
-                'checkpoint': lambda: hook.save(runner, 'sync.pth'),
-                'mmengine': lambda: runner.save_checkpoint(folder, 'mmengine.pth'),
-                'step': step,
-            },
-            args.rounds,
-            warmup=1,
-        )
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        print(f'BEiT {args.arch} with AdamW: {len(data) / 1e9:.2f} GB; {args.rounds} rounds, medians')
-        for name, median in medians.items():
-            print(f'{name:12}{median:8.2f} s   {median / medians["bytes"]:5.2f} x bytes')
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        runs = {
+            'bytes': write_bytes,
+            'checkpoint': lambda: hook.save(runner, 'sync.pth'),
+            'mmengine': lambda: runner.save_checkpoint(folder, 'mmengine.pth'),
+            'step': lambda: runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper),
+        }
+        times, _, _ = interleave(runs, args.rounds, warmup=1)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    print(f'BEiT {args.arch} with AdamW: {len(data) / 1e9:.2f} GB; {args.rounds} rounds, medians')
+    for name, median in medians.items():
+        print(f'{name:12}{median:8.2f} s   {median / medians["bytes"]:5.2f} x bytes')
 
 
 if __name__ == '__main__':

@@ -3,11 +3,11 @@
     python tools/dev/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
     python tools/dev/benchmarks/pipeline.py --data DIR      # your own
     python tools/dev/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
-    python tools/dev/benchmarks/pipeline.py --photos DIR    # its JPEGs at 0.2, 2 and 12 megapixels, decoded no larger
-                                                        # than needed beside in full, in two configs
+    python tools/dev/benchmarks/pipeline.py --photos DIR    # its JPEGs at 0.2, 2 and 12 megapixels, in full and decoded
+                                                            # no larger than needed, in two configs
 
-Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the
-ratio is taken between neighbouring rounds and hardly does.
+Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the ratio is taken
+between neighbouring rounds and hardly does.
 """
 
 import argparse
@@ -20,88 +20,70 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cv2
-import mmpretrain
+import mmpretrain.datasets
 import numpy as np
 import torch
 from mmengine.config import Config
-from mmengine.dataset import default_collate
-from mmengine.registry import DefaultScope
+from mmengine.dataset import BaseDataset, default_collate
+from mmengine.registry import init_default_scope
+from mmpretrain.registry import DATASETS
 from PIL import Image
 
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.samplers import SampleKey, seed_generators
-from beit_mm.registry import DATASETS
 
 sys.path.append(str(Path(__file__).parents[2] / 'demo'))
 from scenes import OBJECTS, paint_scene  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parents[3] / 'configs'
-FINETUNE = CONFIGS / '_base_/datasets/finetune_in1k.py'
-PRETRAIN = ('demo/pretrain.py', 'beit/pretrain_800e.py')
-MASK = dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
-THEIRS = [
-    dict(type='LoadImageFromFile'),
-    dict(type='ColorJitter', brightness=0.4, contrast=0.4, saturation=0.4, hue=0.0),
+PRETRAIN, FINETUNE = CONFIGS / 'beit/pretrain_800e.py', CONFIGS / 'beit/finetune_in1k_100e.py'
+PHOTOS = (CONFIGS / 'demo/pretrain.py', PRETRAIN)
+THEIRS = Path(mmpretrain.__file__).parent / '.mim/configs/beit'
+THEIR_PRETRAIN = THEIRS / 'beit_beit-base-p16_8xb256-amp-coslr-300e_in1k.py'
+THEIR_FINETUNE = THEIRS / 'benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'
+THEIR_CROP = [
+    dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
-    dict(
-        type='RandomResizedCropAndInterpolationWithTwoPic',
-        size=224,
-        second_size=112,
-        interpolation='bicubic',
-        second_interpolation='lanczos',
-        scale=(0.08, 1.0),
-    ),
-    dict(
-        type='BEiTMaskGenerator', input_size=(14, 14), num_masking_patches=75, max_num_patches=None, min_num_patches=16
-    ),
-    dict(type='PackInputs'),
 ]
 
 
-THEIR_FINETUNING = '.mim/configs/beit/benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'  # in mmpretrain's package
+def transforms(config: Path, **options: dict) -> list[dict]:
+    """The pipeline of a config's training, with options of its transforms by a part of their type's name."""
+    steps = Config.fromfile(config).train_dataloader.dataset.pipeline
+    return [dict(step, **next((options[name] for name in options if name in step.type), {})) for step in steps]
 
 
-def our_pipeline(jitter: str = 'model', second_size: int | None = 112) -> list[dict]:
-    return [
-        dict(type='beit_mm.LoadImage'),
-        dict(type='beit_mm.TwoViewRandomResizedCrop', second_size=second_size),
-        dict(type='beit_mm.TwoViewColorJitter', device=jitter),
-        MASK,
-        dict(type='beit_mm.PackViews'),
-    ]
+def ours(pipeline: list[dict], **data: object) -> BaseDataset:
+    return DATASETS.build(dict(type='beit_mm.UnlabeledImages', pipeline=pipeline, **data))
 
 
-def with_mmpretrains_crop(pipeline: list[dict]) -> list[dict]:
-    """Fine-tuning's pipeline with mmpretrain's crop and flip in the place of ours."""
-    crop = dict(type='mmpretrain.RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic')
-    flip = dict(type='RandomFlip', prob=0.5, direction='horizontal')
-    return [pipeline[0], crop, flip, *pipeline[2:]]
+def theirs(config: Path, **data: object) -> BaseDataset:
+    """One of mmpretrain's pipelines, read by its own data set."""
+    return DATASETS.build(dict(type='CustomDataset', with_label=False, pipeline=transforms(config), **data))
 
 
-def make_images(folder: str, count: int) -> None:
+def make_images(folder: Path, count: int) -> None:
     """Painted images of ImageNet's usual size; the JPEG quality is searched for about 110 kB."""
     for index in range(count):
         pixels, _ = paint_scene(index % len(OBJECTS), 375, np.random.default_rng(index))
         image = Image.fromarray(pixels).resize((500, 375))
-        path = Path(folder, f'{index:04d}.jpg')
+        path = folder / f'{index:04d}.jpg'
         for quality in range(98, 60, -2):
             image.save(path, quality=quality)
             if path.stat().st_size < 115_000:
                 break
 
 
-def microseconds(function: Callable[[], object], calls: int = 3000) -> float:
-    """Median over 7 rounds of the CPU time of a call."""
-    rounds = []
-    for _ in range(7):
-        start = time.process_time()
-        for _ in range(calls):
-            function()
-        rounds.append((time.process_time() - start) / calls * 1e6)
-    return statistics.median(rounds)
-
-
 def time_masks() -> None:
+    def microseconds(function: Callable[[], object], calls: int = 3000) -> float:
+        rounds = []
+        for _ in range(7):
+            start = time.process_time()
+            for _ in range(calls):
+                function()
+            rounds.append((time.process_time() - start) / calls * 1e6)
+        return statistics.median(rounds)
+
     random.seed(0)
     print(f'{"mask":34s} {"us":>7s}')
     for variant, number in (('released', 75), ('exact', 75), ('paper', 78.4)):
@@ -111,7 +93,7 @@ def time_masks() -> None:
     print(f'{"seeding a sample":34s} {microseconds(lambda: seed_generators(SampleKey(0, 1, 2))):7.1f}')
 
 
-def time_stages(dataset, rounds: int, title: str) -> None:
+def time_stages(dataset: BaseDataset, rounds: int, title: str) -> None:
     stages: dict[str, list[float]] = {}
     for _ in range(rounds):
         for index in range(len(dataset)):
@@ -125,51 +107,37 @@ def time_stages(dataset, rounds: int, title: str) -> None:
         print(f'{name:50s} {statistics.median(times) * 1e3:7.3f}')
 
 
-def images_per_second(dataset, epoch: int) -> float:
+def images_per_second(dataset: BaseDataset, epoch: int) -> float:
     """Of one round over the data set, collated in batches of 16."""
     keyed = type(dataset).__name__ == 'UnlabeledImages'
+    keys = [SampleKey(0, epoch, index) if keyed else index for index in range(len(dataset))]
     start = time.process_time()
-    for first in range(0, len(dataset), 16):
-        default_collate(
-            [dataset[SampleKey(0, epoch, i) if keyed else i] for i in range(first, min(first + 16, len(dataset)))]
-        )
+    for first in range(0, len(keys), 16):
+        default_collate([dataset[key] for key in keys[first : first + 16]])
     return len(dataset) / (time.process_time() - start)
 
 
-def time_photos(folder: str, images: int, rounds: int) -> None:
+def time_photos(folder: Path, images: int, rounds: int) -> None:
     """Images a second and difference of the views, decoded no larger than needed and in full."""
     print(f'{"config, size of the images":50s} {"full":>6s} {"scaled":>6s} {"ratio":>5s}  levels: mean, 99.9 %, most')
-    sources = [path for path in sorted(Path(folder).rglob('*')) if path.suffix.lower() in ('.jpg', '.jpeg')][:images]
+    sources = [path for path in sorted(folder.rglob('*')) if path.suffix.lower() in ('.jpg', '.jpeg')][:images]
     for size in ((500, 375), (1632, 1224), (4032, 3024)):
         with tempfile.TemporaryDirectory() as resized:
             for index, path in enumerate(sources):
                 image = Image.open(path).convert('RGB').resize(size, Image.Resampling.BICUBIC)
                 image.save(Path(resized, f'{index:04d}.jpg'), quality=93)
-            for config in PRETRAIN:
-                datasets = []
-                for scaled in (False, True):
-                    load, *steps = Config.fromfile(CONFIGS / config).train_pipeline
-                    datasets.append(ours([dict(load, scaled=scaled), *steps], dict(data_root=resized)))
-                rates = []
-                for epoch in range(rounds + 1):  # each is first in every other round; the first round warms up
-                    pair = {index: images_per_second(datasets[index], epoch) for index in (epoch % 2, 1 - epoch % 2)}
-                    rates.append((pair[0], pair[1]))
-                full, scaled = map(statistics.median, zip(*rates[1:], strict=True))
-                ratio = statistics.median(b / a for a, b in rates[1:])
-                views = [
-                    [data[SampleKey(0, 0, i)]['inputs']['images'].int() for i in range(len(sources))]
-                    for data in datasets
-                ]
-                levels = (torch.stack(views[0]) - torch.stack(views[1])).abs().float().numpy()
+            for config in PHOTOS:
+                pair = [ours(transforms(config, LoadImage=dict(scaled=on)), data_root=resized) for on in (False, True)]
+                rates = [[images_per_second(dataset, epoch) for dataset in pair] for epoch in range(rounds + 1)][1:]
+                full, scaled = map(statistics.median, zip(*rates, strict=True))
+                ratio = statistics.median(two / one for one, two in rates)
+                keys = [SampleKey(0, 0, index) for index in range(len(sources))]
+                views = [torch.stack([dataset[key]['inputs']['images'] for key in keys]).float() for dataset in pair]
+                levels = (views[0] - views[1]).abs().numpy()
                 print(
-                    f'{f"{config}, {size[0]} x {size[1]}":50s} {full:6.1f} {scaled:6.1f} {ratio:5.2f}  '
-                    f'{levels.mean():.2f} {np.percentile(levels, 99.9):.0f} {levels.max():.0f}'
+                    f'{f"{config.parent.name}/{config.name}, {size[0]} x {size[1]}":50s} {full:6.1f} {scaled:6.1f} '
+                    f'{ratio:5.2f}  {levels.mean():.2f} {np.percentile(levels, 99.9):.0f} {levels.max():.0f}'
                 )
-
-
-def ours(pipeline: list[dict], data: dict):
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        return DATASETS.build(dict(type='beit_mm.UnlabeledImages', pipeline=pipeline, **data))
 
 
 def main() -> None:
@@ -178,10 +146,11 @@ def main() -> None:
     parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
     parser.add_argument('--finetune', action='store_true', help="fine-tuning's pipeline on ImageNet")
-    parser.add_argument('--photos', metavar='DIR', help='folder of JPEGs, timed at three sizes')
+    parser.add_argument('--photos', type=Path, metavar='DIR', help='folder of JPEGs, timed at three sizes')
     args = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    init_default_scope('mmpretrain')
     if args.photos:
         time_photos(args.photos, args.images, args.rounds)
         return
@@ -190,22 +159,22 @@ def main() -> None:
         time_masks()
     with tempfile.TemporaryDirectory() as folder:
         if args.data is None:
-            make_images(folder, args.images)
+            make_images(Path(folder), args.images)
         data = dict(data_root=args.data or folder, indices=args.images)
         if args.finetune:
-            pipeline = Config.fromfile(FINETUNE).train_pipeline
-            theirs = Path(mmpretrain.__file__).parent / THEIR_FINETUNING
+            steps = transforms(FINETUNE)
             datasets = {
-                'beit_mm': ours(pipeline, data),
-                "beit_mm, mmpretrain's crop": ours(with_mmpretrains_crop(pipeline), data),
-                'mmpretrain': build_theirs(Config.fromfile(theirs).train_pipeline, data),
+                'beit_mm': ours(steps, **data),
+                "beit_mm, mmpretrain's crop": ours([steps[0], *THEIR_CROP, *steps[2:]], **data),
+                'mmpretrain': theirs(THEIR_FINETUNE, **data),
             }
         else:
+            jitter, view = dict(ColorJitter=dict(device='model')), dict(ResizedCrop=dict(second_size=None))
             datasets = {
-                'beit_mm, jitter on the CPU': ours(our_pipeline('cpu'), data),
-                'beit_mm, jitter on the device': ours(our_pipeline(), data),
-                "and the tokenizer's view": ours(our_pipeline(second_size=None), data),
-                'mmpretrain': build_theirs(THEIRS, data),
+                'beit_mm, jitter on the CPU': ours(transforms(PRETRAIN), **data),
+                'beit_mm, jitter on the device': ours(transforms(PRETRAIN, **jitter), **data),
+                "and the tokenizer's view": ours(transforms(PRETRAIN, **jitter, **view), **data),
+                'mmpretrain': theirs(THEIR_PRETRAIN, **data),
             }
         for epoch in range(10):  # fills the cache of resizing weights, as the first images do
             for name in list(datasets)[:-1]:
@@ -222,14 +191,6 @@ def main() -> None:
         ratios = [a / b for a, b in zip(values, rates['mmpretrain'], strict=True)]
         print(f'{name:34s} {statistics.median(values):9.0f} {statistics.median(ratios):6.2f}')
     print(f'medians of {args.rounds} rounds over {len(dataset)} images; torch {torch.__version__}')
-
-
-def build_theirs(pipeline: list[dict], data: dict):
-    """One of mmpretrain's pipelines, read by its own data set."""
-    import mmpretrain.datasets  # noqa: F401  registers
-    from mmpretrain.registry import DATASETS as theirs
-
-    return theirs.build(dict(type='CustomDataset', with_label=False, pipeline=pipeline, **data))
 
 
 if __name__ == '__main__':

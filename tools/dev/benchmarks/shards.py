@@ -23,17 +23,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'datasets'))
 from _timing import anonymous_bytes
 from make_shards import IndexWriter
-from pipeline import make_images, our_pipeline
+from pipeline import PRETRAIN, make_images, ours, transforms
 
 from beit_mm.datasets.image_folder import INDEX
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.registry import DATASETS
 
-PREPARE = Path(__file__).parents[2] / 'datasets'
-
 
 def prepare(tool: str, *arguments: object) -> None:
-    command = [sys.executable, str(PREPARE / tool), *map(str, arguments)]
+    command = [sys.executable, f'{sys.path[0]}/{tool}', *map(str, arguments)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -89,21 +87,17 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir='.') as folder:
-        originals = args.data or Path(folder, 'originals')
+        places = {'originals': args.data or Path(folder, 'originals'), '256 pixels': Path(folder, 'resized')}
         if args.data is None:
-            originals.mkdir()
-            make_images(str(originals), args.images)
-        places = {'originals': originals, '256 pixels': Path(folder, 'resized')}
-        prepare('resize_images.py', originals, places['256 pixels'], '--short-side', 256, '--workers', 1)
-        for name in list(places):
-            shards = Path(folder, f'shards of {name}')
-            prepare('make_shards.py', places[name], shards, '--shard-size', '10MB')
-            places[f'{name}, shards'] = shards
-        for title, pipeline in (('read and decode', our_pipeline('model')[:1]), ('pretraining', our_pipeline('model'))):
-            datasets = {
-                name: DATASETS.build(dict(type='beit_mm.UnlabeledImages', data_root=str(place), pipeline=pipeline))
-                for name, place in places.items()
-            }
+            places['originals'].mkdir()
+            make_images(places['originals'], args.images)
+        prepare('resize_images.py', *places.values(), '--short-side', 256, '--workers', 1)
+        for name, place in list(places.items()):
+            places[f'{name}, shards'] = Path(folder, f'shards of {name}')
+            prepare('make_shards.py', place, places[f'{name}, shards'], '--shard-size', '10MB')
+        steps = transforms(PRETRAIN, ColorJitter=dict(device='model'))
+        for title, pipeline in (('read and decode', steps[:1]), ('pretraining', steps)):
+            datasets = {name: ours(pipeline, data_root=str(place)) for name, place in places.items()}
             rates = {(name, cold): [] for name in datasets for cold in (False, True)}
             for epoch in range(args.rounds + 1):
                 for name, cold in rates:
@@ -111,15 +105,14 @@ def main() -> None:
                         drop_pages(places[name])
                     clock = time.perf_counter if cold else time.process_time
                     rates[name, cold].append(images_per_second(datasets[name], epoch, clock))
-            print(f'\n{title:24s} {"images/s":>9s} {"cold":>9s}')
+            print(f'\n{title:24s} {"images/s":>9s} {"cold":>9s}  to files, warm (rounds)')
             for name in datasets:
-                warm, cold = (statistics.median(rates[name, cold][1:]) for cold in (False, True))
-                print(f'{name:24s} {warm:9.0f} {cold:9.0f}')
-            for name in ('originals', '256 pixels'):
-                pairs = zip(rates[f'{name}, shards', False][1:], rates[name, False][1:], strict=True)
-                ratios = [shards / files for shards, files in pairs]
+                warm, cold = (rates[name, cold][1:] for cold in (False, True))
+                files = rates[name.removesuffix(', shards'), False][1:]
+                ratios = [one / other for one, other in zip(warm, files, strict=True)]
                 print(
-                    f'{name}: shards / files {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
+                    f'{name:24s} {statistics.median(warm):9.0f} {statistics.median(cold):9.0f}  '
+                    f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
                 )
         for name, place in places.items():
             size = sum(path.stat().st_size for path in place.rglob('*.*'))
