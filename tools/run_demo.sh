@@ -4,6 +4,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 
 demo=$root/tools/demo/run_demo.py
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}  # before it is installed
 python=$(find_python)
 for argument; do
   if [[ $argument == -h || $argument == --help ]]; then exec "$python" "$demo" --help; fi

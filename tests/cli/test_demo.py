@@ -9,6 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import demo_report
 import numpy as np
 import pytest
 import run_demo
@@ -46,48 +47,32 @@ def run_command(words: list[str]) -> None:
     run_tool(script.removeprefix('tools/'), *arguments)
 
 
-def run_headers(names: list[str], folder: Path) -> None:
-    """Runs the commands of configs, each in a folder with only the runs of its predecessors."""
-    for name in names:
+@pytest.mark.slow
+def test_every_command(tmp_path, monkeypatch):
+    """Each behind those that its header names, on small data in the places that the configs name."""
+    draw_caltech101(tmp_path / 'data/caltech101')
+    annotations = tmp_path / 'data/caltech101/annotations'
+    for split, drawn in (('training', 'train'), ('validation', 'val')):
+        for index, labels in enumerate(sorted((annotations / drawn).rglob('*.png'))[:12]):
+            image = Image.open(tmp_path / 'data/caltech101' / labels.relative_to(annotations).with_suffix('.jpg'))
+            maps = Image.fromarray(np.asarray(Image.open(labels)) % 12)
+            for path, content in ((f'images/{split}/{index}.jpg', image), (f'annotations/{split}/{index}.png', maps)):
+                (tmp_path / 'data/camvid' / path).parent.mkdir(parents=True, exist_ok=True)
+                content.save(tmp_path / 'data/camvid' / path)
+    (tmp_path / 'data/camvid/classes.txt').write_text(
+        'Idx\tName\n' + ''.join(f'{i}\tclass {i}\n' for i in range(1, 12))
+    )
+    for part in ('configs', 'tools'):
+        (tmp_path / part).symlink_to(ROOT / part)
+    monkeypatch.chdir(tmp_path)
+    assert sorted(CONFIGS) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
+    for number, name in enumerate(CONFIGS):
         predecessors, commands = header(name)
-        root = folder / name
-        (root / 'work_dirs').mkdir(parents=True)
-        for part, target in (('configs', ROOT / 'configs'), ('tools', ROOT / 'tools'), ('data', folder / 'data')):
-            (root / part).symlink_to(target)
-        while predecessors:
-            predecessor = predecessors.pop()
-            predecessors += header(predecessor)[0]
-            for run in (folder / predecessor / 'work_dirs').iterdir():
-                if not (root / 'work_dirs' / run.name).exists():
-                    (root / 'work_dirs' / run.name).symlink_to(run)
-        assert any(f'configs/demo/{name}.py' in words for words in commands)
-        with pytest.MonkeyPatch.context() as patch, last_steps():
-            patch.chdir(root)
+        assert {*predecessors} <= {*CONFIGS[:number]} and any(f'configs/demo/{name}.py' in words for words in commands)
+        with last_steps():
             for words in commands:
                 run_command(words)
-        assert (root / f'work_dirs/{name}/last_checkpoint').exists()
-
-
-def test_every_config_is_run():
-    assert sorted(CONFIGS) == sorted(path.stem for path in (ROOT / 'configs/demo').glob('*.py'))
-
-
-@pytest.mark.slow
-def test_every_command(tmp_path):
-    data = tmp_path / 'data'
-    draw_caltech101(data / 'caltech101')
-    for split, drawn in (('training', 'train'), ('validation', 'val')):
-        annotations = data / 'caltech101/annotations'
-        for index, labels in enumerate(sorted((annotations / drawn).rglob('*.png'))[:12]):
-            path = data / 'caltech101' / labels.relative_to(annotations).with_suffix('.jpg')
-            for kind, image in (
-                ('images', Image.open(path)),
-                ('annotations', Image.fromarray(np.asarray(Image.open(labels)) % 12)),
-            ):
-                (data / 'camvid' / kind / split).mkdir(parents=True, exist_ok=True)
-                image.save(data / 'camvid' / kind / split / f'{index}.{"jpg" if kind == "images" else "png"}')
-    (data / 'camvid/classes.txt').write_text(''.join(['Idx\tName\n', *(f'{i}\tclass {i}\n' for i in range(1, 12))]))
-    run_headers(CONFIGS, tmp_path)
+        assert Path(f'work_dirs/{name}/last_checkpoint').exists()
 
 
 @pytest.fixture(scope='module')
@@ -101,7 +86,6 @@ def demo(*words: object) -> None:
     """The demo in the current folder, with trainings of a few steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', ['run_demo.py', *map(str, words)])
-        patch.setattr(sys, 'orig_argv', sys.orig_argv)
         patch.setattr(training, 'MIN_STEPS', 3)
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
         run_demo.main(TINY)
@@ -142,7 +126,6 @@ def test_the_demo_goes_on_where_it_was_stopped(drawn, monkeypatch, capsys):
 
 
 def test_the_segmentors_figure_is_mmsegs(tmp_path):
-    from demo_report import mean_iou
     from mmseg.evaluation import IoUMetric
 
     random, root, names, areas = np.random.default_rng(0), tmp_path / 'val', [], []
@@ -158,7 +141,7 @@ def test_the_segmentors_figure_is_mmsegs(tmp_path):
         tensors = torch.from_numpy(labels), torch.from_numpy(np.where(annotation > 0, annotation - 1, 255))
         areas.append(IoUMetric.intersect_and_union(*tensors, num_classes=4, ignore_index=255))
     intersect, union = (torch.stack([area[index] for area in areas]) for index in (0, 1))
-    reached, error = mean_iou(names, root, tmp_path / 'maps')
+    reached, error = demo_report.mean_iou(names, root, tmp_path / 'maps')
     assert reached == pytest.approx(100 * (intersect.sum(0) / union.sum(0))[:3].mean().item())
     # by the delta method: classes alike, a ratio of sums over images
     share = intersect.sum(0)[:3] / union.sum(0)[:3]
@@ -175,26 +158,24 @@ def test_the_users_images_are_held_out_alike(drawn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands: list[list[str]] = []
     monkeypatch.setattr(run_demo, 'execute', lambda *words, **kwargs: commands.append([*map(str, words)]))
-    monkeypatch.setattr(run_demo.Demo, 'draw_before_and_after', lambda self, picture: None)
+    monkeypatch.setattr(demo_report, 'draw_before_and_after', lambda *_: None)
     monkeypatch.setattr(run_demo.Demo, 'report', lambda self: None)
     demo('--data', 'my, images', '--full')
     out = 'work_dirs/demo_full'
-    pretraining, *finetunings = (words for words in commands if '--minutes' in words)
+    pretraining, *finetunings = (words[1:] for words in commands if '--minutes' in words)
     start = ['my, images', '--out', f'{out}/pretrain', '--tokenizer', 'new', '--init', 'none', '--minutes', '0.01']
-    assert pretraining[3:] == start
+    assert pretraining[1:] == start
     assert [words[words.index('--init') + 1] for words in finetunings] == [f'{out}/pretrain', 'demo', 'none']
     assert [words[-1] for words in finetunings] == ['0.01', '0.01', '0.02']  # the last as long as two
     few, held_out = ({*map(Path.resolve, Path(out, 'few_labels', part).rglob('*.jpg'))} for part in ('train', 'val'))
     assert len(few) == 100 and len(held_out) == 12 and not few & held_out
     commands.clear()
     demo('--data', 'flat')
-    assert [words[2] for words in commands] == ['reconstruct', 'attention', 'pretrain']
+    assert [words[1] for words in commands] == ['reconstruct', 'attention', 'pretrain']
 
 
 @pytest.mark.parametrize('last', [2.3, 1.0])
 def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
-    from demo_report import chance, compare
-
     for label in 'abcdefghij':
         (tmp_path / 'few_labels/train' / label).mkdir(parents=True)
         for number in range(20):
@@ -206,9 +187,11 @@ def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
         (tmp_path / run / 'plan.json').write_text(json.dumps(record))
         rows = [json.dumps(dict(iter=step, step=step, loss=2.4 if step < 40 else last)) for step in range(50)]
         (tmp_path / run / 'finetune/1/vis_data/scalars.json').write_text('\n'.join(rows))
-    said, table = compare(tmp_path, run_demo.STARTS)
+    said, table = demo_report.compare(tmp_path, run_demo.STARTS)
     assert ('the pretraining of this demo', '1.0 + 1.0', '60.0 +- 2.0') in table
     assert ('has not left chance' in said) == (last > 2)
     assert ('pretraining of this demo is better than random weights and thumbnails;' in said) == (last < 2)
     assert ('packaged weights is better than thumbnails, too close to tell from random weights' in said) == (last < 2)
-    assert chance('ab') == pytest.approx(math.log(2)) and chance('a' * 9 + 'b') == pytest.approx(0.325, abs=1e-3)
+    assert demo_report.chance('ab') == pytest.approx(math.log(2)) and demo_report.chance(
+        'a' * 9 + 'b'
+    ) == pytest.approx(0.325, abs=1e-3)

@@ -12,7 +12,6 @@ is printed as you would type it. Stopped, the same command resumes. A GPU stays 
 import argparse
 import math
 import os
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -23,10 +22,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from beit_mm import __main__ as verbs
 from beit_mm import terminal
 
-ROOT = Path(terminal.__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Lengths(NamedTuple):
@@ -73,7 +72,7 @@ class Demo:
 
     def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
         self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
-        self.classes = self.drawn or bool(self.images.classes)
+        self.starts = STARTS if self.drawn or self.images.classes else {}
 
     @cached_property
     def images(self):
@@ -87,20 +86,17 @@ class Demo:
         return [self.images.held_out.root / name for name in evenly(self.images.held_out.names, number)]
 
     def run(self) -> None:
-        lengths = self.lengths
         parts: list[tuple[str, float, Callable[[], object]]] = [
             ('what the packaged weights make of images', SECONDS['packaged'], self.show_packaged),
-            ('pretraining from random weights', 60 * lengths.pretraining, self.pretrain),
+            ('pretraining from random weights', 60 * self.lengths.pretraining, self.pretrain),
         ]
-        if self.drawn:
-            draw = partial(execute, 'tools/demo/draw_images.py', makes=DRAWN / 'meta')
-            parts.insert(1, ('drawing images', SECONDS['drawing'], draw))
-        for folder in STARTS if self.classes else ():
-            title = f'a classifier with few labels that begins with {STARTS[folder]}'
+        for folder, start in self.starts.items():
+            title = f'a classifier with few labels that begins with {start}'
             parts.append((title, 60 * self.minutes(folder), partial(self.finetune, folder)))
         if self.drawn:
-            seconds = SECONDS['segmentor'] + SECONDS['step'] * lengths.segmentor
-            parts.append(('a segmentor', seconds, self.segment))
+            draw = partial(execute, 'python', ROOT / 'tools/demo/draw_images.py', makes=DRAWN / 'meta')
+            parts.insert(1, ('drawing images', SECONDS['drawing'], draw))
+            parts.append(('a segmentor', SECONDS['segmentor'] + SECONDS['step'] * self.lengths.segmentor, self.segment))
         parts.append(('the report', SECONDS['report'], self.report))
         for number, (title, _, part) in enumerate(parts, start=1):
             left = math.ceil(sum(seconds for _, seconds, _ in parts[number - 1 :]) / 60)
@@ -115,19 +111,16 @@ class Demo:
         shown = [] if self.drawn else self.held_out(NUM_PICTURES)  # none: photos that come with the package
         for verb, images in (('reconstruct', shown), ('attention', shown[:1])):
             picture = self.out / f'packaged_{verb}.png'
-            execute('-m', 'beit_mm', verb, 'demo', *images, '--out', picture, makes=picture)
+            execute('beit-mm', verb, 'demo', *images, '--out', picture, makes=picture)
 
     def pretrain(self) -> None:
         start = ['--tokenizer', 'new' if self.full else 'demo', '--init', 'none']
-        words = [self.data, '--out', self.out / 'pretrain', *start, '--minutes', self.lengths.pretraining]
-        execute('-m', 'beit_mm', 'pretrain', *words)
-        self.draw_before_and_after(self.out / 'before_and_after.png')
-
-    def draw_before_and_after(self, picture: Path) -> None:
+        run, picture = self.out / 'pretrain', self.out / 'before_and_after.png'
+        execute('beit-mm', 'pretrain', self.data, '--out', run, *start, '--minutes', self.lengths.pretraining)
         if not picture.exists():
             from demo_report import draw_before_and_after
 
-            draw_before_and_after(self.out / 'pretrain/pretrained.pth', self.held_out(NUM_PICTURES), picture)
+            draw_before_and_after(run / 'pretrained.pth', self.held_out(NUM_PICTURES), picture)
         terminal.say(f'Before, after, and with the packaged weights: {picture}')
 
     def minutes(self, folder: str) -> float:
@@ -135,51 +128,45 @@ class Demo:
         return round(self.lengths.finetuning + self.lengths.pretraining * (folder == 'finetune_random'), 2)
 
     def finetune(self, folder: str) -> None:
+        """Fine-tunes on links to a few images of each class, beside links to held-out ones."""
+        from beit_mm.apis.split import MIN_IMAGES, evenly
+
+        train, held_out, labelled = self.images.train, self.images.held_out, self.out / 'few_labels'
+        counts, number = Counter(train.names.values()), PER_CLASS
+        while sum(min(number, count) for count in counts.values()) < MIN_IMAGES:
+            number += 1
+        few = [evenly((path for path, of in train.names.items() if of == name), number) for name in counts]
+        link(sum(few, []), train.root, labelled / 'train')
+        link(evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
         init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
-        labelled = link_few_labels(self.images, self.out / 'few_labels')
         words = [labelled, '--init', init, '--out', self.out / folder, '--minutes', self.minutes(folder)]
-        execute('-m', 'beit_mm', 'finetune', *words)
+        execute('beit-mm', 'finetune', *words)
 
     def segment(self) -> None:
         from demo_report import draw_segmentation
 
-        from beit_mm.apis.split import evenly
-
-        listed, out, root = self.out.resolve() / 'segmented.txt', self.out / 'segmentor', self.images.held_out.root
+        out, maps, root = self.out / 'segmentor', self.out / 'maps', self.images.held_out.root
         names = [path.relative_to(root) for path in self.held_out(NUM_SEGMENTED)]
+        listed = self.out.resolve() / 'segmented.txt'
         listed.write_text(''.join(f'{name}\n' for name in names))
         link(names, root, self.out / 'segmented')
-        trained = out / f'iter_{self.lengths.segmentor}.pth'
-        start = [f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth'] if self.full else []
+        trained, baselines = out / f'iter_{self.lengths.segmentor}.pth', out / 'baselines.json'
         words = ['--work-dir', out, '--steps', self.lengths.segmentor, '--no-validate', '--resume']
-        words += ['--cfg-options', *start] if start else []
-        execute('-m', 'beit_mm', 'train', 'demo/segment_setr_pup', *words, makes=trained)
-        words = ['--cfg-options', f'val_dataloader.dataset.ann_file={listed}', '--out', out / 'baselines.json']
-        script = 'tools/analysis/trivial_baselines.py'
-        execute(script, 'configs/demo/segment_setr_pup.py', *words, makes=out / 'baselines.json')
-        picture, maps = self.out / 'segmentation.png', self.out / 'maps'
-        execute('-m', 'beit_mm', 'segment', trained, self.out / 'segmented', '--out', maps, makes=picture)
-        draw_segmentation(evenly(names, NUM_PICTURES), root, maps, picture)
+        if self.full:
+            words += ['--cfg-options', f'model.backbone.init_cfg.checkpoint={self.out}/pretrain/pretrained.pth']
+        execute('beit-mm', 'train', 'demo/segment_setr_pup', *words, makes=trained)
+        tool, config = ROOT / 'tools/analysis/trivial_baselines.py', ROOT / 'configs/demo/segment_setr_pup.py'
+        words = ['--cfg-options', f'val_dataloader.dataset.ann_file={listed}', '--out', baselines]
+        execute('python', tool, config, *words, makes=baselines)
+        picture = self.out / 'segmentation.png'
+        execute('beit-mm', 'segment', trained, self.out / 'segmented', '--out', maps, makes=picture)
+        draw_segmentation(names[:: math.ceil(len(names) / NUM_PICTURES)], root, maps, picture)
 
     def report(self) -> None:
         from demo_report import write
 
-        for line in write(self.out, self.images, STARTS if self.classes else {}, self.drawn):
+        for line in write(self.out, self.images, self.starts, self.drawn):
             terminal.say(line)
-
-
-def link_few_labels(images, folder: Path) -> Path:
-    """Makes folder/{train,val}/<class> of links: a few images of each class to learn from, and held-out ones."""
-    from beit_mm.apis.split import MIN_IMAGES, evenly
-
-    counts, number = Counter(images.train.names.values()), PER_CLASS
-    while sum(min(number, count) for count in counts.values()) < MIN_IMAGES:
-        number += 1
-    few = [evenly((path for path, of in images.train.names.items() if of == name), number) for name in counts]
-    held_out = evenly(images.held_out.names, MAX_HELD_OUT)
-    link(sum(few, []), images.train.root, folder / 'train')
-    link(held_out, images.held_out.root, folder / 'val')
-    return folder
 
 
 def link(names: Iterable[str | Path], root: Path, folder: Path) -> None:
@@ -191,25 +178,16 @@ def link(names: Iterable[str | Path], root: Path, folder: Path) -> None:
 
 
 def execute(*words: object, makes: Path | None = None) -> None:
-    """Prints a command and runs it, unless what it makes is there.
-
-    It runs in this process, which has imported everything: a process of its own would take seconds to do so. Drawing
-    needs little and forks, which a process of its own does safely.
-    """
-    command = [*map(str, words)]
+    """Prints a command and runs it, unless what it makes is there; a verb in this process, which has imported all."""
     if makes is not None and makes.exists():
         terminal.say(f'{makes} is there')
         return
-    terminal.say(f'$ {shlex.join(["python", *command])}')
-    beit_mm = command[:2] == ['-m', 'beit_mm']
-    script = ROOT / ('beit_mm/__main__.py' if beit_mm else command[0])
-    arguments = [str(ROOT / word) if word.startswith('configs/') else word for word in command[1 + beit_mm :]]
-    if script.name == 'draw_images.py':
-        environment = {key: value for key, value in os.environ.items() if key != 'PYTHONSAFEPATH'}  # set by the verbs
-        subprocess.run([sys.executable, str(script), *arguments], env=environment, check=True)
-        return
-    sys.orig_argv, sys.argv = ['python', *command], [str(script), *arguments]  # by which it says how to resume it
-    runpy.run_path(str(script), run_name='__main__')
+    command = [os.path.relpath(word) if ROOT in getattr(word, 'parents', ()) else str(word) for word in words]
+    terminal.say(f'$ {shlex.join(command)}')
+    if command[0] == 'beit-mm':
+        verbs.main(command[1:])
+    else:
+        subprocess.run([sys.executable, *command[1:]], check=True)
 
 
 if __name__ == '__main__':
