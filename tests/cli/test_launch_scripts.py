@@ -64,23 +64,55 @@ def started(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout)
 
 
-def torchrun(gpus: int, nodes: int = 1, rank: int = 0, host: str = '127.0.0.1', port: int = 29500) -> list[str]:
+def meeting(gpus: int, nodes: int = 1, rank: int = 0, host: str = '127.0.0.1', port: int = 29500) -> list[str]:
     place = [f'--nnodes={nodes}', f'--node_rank={rank}', f'--master_addr={host}', f'--master_port={port}']
     return [*place, f'--nproc_per_node={gpus}']
 
 
-def test_the_tool_is_started_with_all_its_words(start):
-    line = 'dist_train.sh c.py 8 --cfg-options "a=dict(b=1, c=\\"x y\\")"'
-    result = start(line, gpus=8)
-    words = ['--cfg-options', 'a=dict(b=1, c="x y")', '--launcher', 'pytorch']
-    assert started(result)['argv'] == [*torchrun(8), str(TOOLS / 'train.py'), 'c.py', *words] and not result.stderr
-    printed = shlex.split(start(line, gpus=8, DRY_RUN='1').stdout)
-    assert printed == [sys.executable, str(TOOLS / '_torchrun.py'), *started(result)['argv']]
-    done = started(start('dist_test.sh c.py k.pth 2 --tta', gpus=8))  # fewer than there are
-    assert done['argv'] == [*torchrun(2), str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--tta', '--launcher', 'pytorch']
-    second = dict(NNODES='2', NODE_RANK='1', MASTER_ADDR='10.0.0.1', PORT='29511')
-    done = started(start('dist_train.sh c.py 8', gpus=8, **second))
-    assert done['argv'][:5] == torchrun(8, nodes=2, rank=1, host='10.0.0.1', port=29511)
+NODE_1 = dict(NNODES='2', NODE_RANK='1', MASTER_ADDR='10.0.0.1', PORT='29511')
+RESTARTS = '--nnodes=1 --rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint=127.0.0.1:29500 --max-restarts=3'.split()
+SLURM = '--partition=p --job-name=j --ntasks={0} --ntasks-per-node={1} --gres=gpu:{1} --cpus-per-task=5'
+
+
+@pytest.mark.parametrize(
+    'line, gpus, variables, launcher, threads',
+    [
+        ('dist_train.sh c.py 8 --cfg-options "a=dict(b=1, c=\\"x y\\")"', 8, {}, meeting(8), None),
+        ('dist_test.sh c.py k.pth 2 --tta', 8, {}, meeting(2), None),  # fewer than there are
+        ('dist_train.sh c.py 8', 8, NODE_1, meeting(8, nodes=2, rank=1, host='10.0.0.1', port=29511), None),
+        ('dist_train.sh c.py 2', 2, dict(MAX_RESTARTS='3'), [*RESTARTS, '--nproc_per_node=2'], None),
+        # on a CPU with four cores, which they share
+        ('dist_train.sh c.py 1', 0, {}, meeting(1), '4'),
+        ('dist_train.sh c.py 3', 0, {}, meeting(3), '1'),
+        ('dist_train.sh c.py 1', 0, dict(OMP_NUM_THREADS='3'), meeting(1), '3'),
+        ('dist_train.sh c.py 9', 0, dict(OVERSUBSCRIBE='1'), meeting(9), '1'),
+        ('slurm_train.sh p j c.py --resume', 0, dict(GPUS='16', SRUN_ARGS='--no-kill --time=3'), (16, 8), None),
+        ('slurm_test.sh p j c.py k.pth', 0, dict(GPUS='4', PORT='29511'), (4, 4), None),  # part of a node
+    ],
+)
+def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher, threads, start):
+    script, *words = shlex.split(line)
+    tool = TOOLS / script.split('_')[1].replace('.sh', '.py')
+    result = start(line, gpus=gpus, CPUS_PER_TASK='5', **variables)
+    done = started(result)
+    if script.startswith('dist'):
+        words = [word for word in words if word not in '12389']
+        assert done['argv'] == [*launcher, str(tool), *words, '--launcher', 'pytorch'] and done['threads'] == threads
+        assert ('No GPU is visible' in result.stderr and 'gloo' in result.stderr) == (gpus == 0)
+        assert (done['own_store'] == '1') == ('MAX_RESTARTS' in variables)
+        printed = shlex.split(start(line, gpus=gpus, DRY_RUN='1', **variables).stdout)
+        assert printed == [sys.executable, str(TOOLS / '_torchrun.py'), *done['argv']]
+    else:
+        options = [*SLURM.format(*launcher).split(), '--kill-on-bad-exit=1', '--signal=USR1@120']
+        options += variables.get('SRUN_ARGS', '').split()
+        command = [sys.executable, '-u', str(tool), *words[2:], '--launcher', 'slurm']
+        assert done['argv'] == [*options, *command] and done['port'] == variables.get('PORT', '29500')
+    typed = [str(TOOLS / script), *shlex.split(line)[1:]]
+    resumed_by = shlex.split(done['command'])
+    assert resumed_by[-len(typed) :] == typed
+    not_repeated = ('OMP_NUM_THREADS', 'OVERSUBSCRIBE')
+    given = dict(variables, CPUS_PER_TASK='5').items()
+    assert {*resumed_by[: -len(typed)]} == {f'{key}={value}' for key, value in given if key not in not_repeated}
 
 
 @pytest.mark.parametrize(
@@ -95,36 +127,28 @@ def test_too_few_gpus_or_cores_print_the_lines_that_start_on_more_nodes(start, a
         line = re.search(rf'NNODES={nodes} NODE_RANK={rank} MASTER_ADDR=<host> PORT=29500 (.+)', result.stderr)[1]
         node = dict(NNODES=str(nodes), NODE_RANK=str(rank), MASTER_ADDR='h')
         argv = started(start(line, gpus=visible, cores=cores, **node))['argv']
-        assert argv[:5] == torchrun(asked // nodes, nodes=nodes, rank=rank, host='h')
+        assert argv[:5] == meeting(asked // nodes, nodes=nodes, rank=rank, host='h')
         assert argv[6:] == ['c.py', '--amp', '--launcher', 'pytorch']
-    if not visible:
-        here = re.search('This node has room for 2: (.+)', result.stderr)[1]
-        assert started(start(here, cores=cores))['argv'][:5] == torchrun(2)
+    here = re.search(r'This node has room for \d: (.+)', result.stderr)[1]
+    assert started(start(here, gpus=visible, cores=cores))['argv'][:5] == meeting(visible or cores)
 
 
-def test_too_few_gpus_on_each_of_two_nodes(start):
-    result = start('dist_test.sh c.py k.pth 16', gpus=8, NNODES='2', MASTER_ADDR='10.0.0.1')
-    assert result.returncode == 1 and 'dist_test.sh c.py k.pth 8' in result.stderr
-    assert 'NNODES=4 NODE_RANK=0 MASTER_ADDR=10.0.0.1 PORT=29500' in result.stderr
-
-
-def test_processes_on_a_cpu_share_its_cores(start):
-    for processes, threads in ((1, '4'), (3, '1'), (4, '1')):
-        result = start(f'dist_train.sh c.py {processes}', cores=4)
-        assert started(result)['argv'][:5] == torchrun(processes) and started(result)['threads'] == threads
-        assert 'No GPU is visible' in result.stderr and 'gloo' in result.stderr
-    assert started(start('dist_train.sh c.py 1', cores=4, OMP_NUM_THREADS='3'))['threads'] == '3'
-
-
-def test_restarts_and_the_command_to_go_on_with(start):
-    for place, node in (('127.0.0.1:29500', {}), ('h:29511', dict(NNODES='2', MASTER_ADDR='h', PORT='29511'))):
-        done = started(start('dist_train.sh c.py 2', gpus=2, MAX_RESTARTS='3', **node))
-        meeting = ['--rdzv-backend=c10d', '--rdzv-id=beit_mm', f'--rdzv-endpoint={place}', '--max-restarts=3']
-        assert done['argv'][1:6] == [*meeting, '--nproc_per_node=2'] and done['own_store'] == '1'
-    done = started(start('slurm_train.sh part job "a b.py"', GPUS='4', SRUN_ARGS='--time=3 --exclusive'))
-    assert done['command'] == rf'GPUS=4 SRUN_ARGS=--time=3\ --exclusive {TOOLS}/slurm_train.sh part job a\ b.py'
-    done = started(start('dist_train.sh c.py 2', gpus=2, PORT='29511'))
-    assert done['command'] == f'PORT=29511 {TOOLS}/dist_train.sh c.py 2'
+@pytest.mark.parametrize(
+    'line, variables, code, said',
+    [
+        ('dist_train.sh c.py', {}, 2, 'Usage: '),
+        ('dist_test.sh c.py k.pth', {}, 2, 'Usage: '),
+        ('slurm_train.sh p j', {}, 2, 'Usage: '),
+        ('dist_train.sh c.py 0', {}, 2, "not '0'"),
+        ('dist_train.sh c.py two', {}, 2, "not 'two'"),
+        ('dist_test.sh c.py k.pth 16', dict(NNODES='2', MASTER_ADDR='10.0.0.1'), 1, 'NNODES=4 NODE_RANK=0 '),
+        ('dist_train.sh c.py 1', dict(PYTHON='/bin/false'), 1, 'cannot import torch'),
+        ('slurm_train.sh p j c.py', dict(PATH='/usr/bin:/bin'), 1, 'without Slurm use dist_*.sh'),
+    ],
+)
+def test_what_cannot_be_started_says_why(line, variables, code, said, start):
+    result = start(line, gpus=8, **variables)
+    assert result.returncode == code and said in result.stderr and not result.stdout
 
 
 def test_the_last_line_is_which_process_failed(monkeypatch):
@@ -141,17 +165,6 @@ def test_the_last_line_is_which_process_failed(monkeypatch):
     assert end.value.code == 'Rank 1 has ended with exit code -9; what it said stands above.'
 
 
-@pytest.mark.parametrize(
-    'line',
-    ['dist_train.sh c.py', 'dist_test.sh c.py k.pth', 'slurm_train.sh p j', 'slurm_test.sh p j c.py']
-    + ['dist_train.sh c.py 0', 'dist_train.sh c.py two', 'dist_train.sh c.py ""'],
-)
-def test_missing_arguments_and_what_is_no_number_of_gpus(start, line):
-    result = start(line, gpus=8)
-    assert result.returncode == 2 and line.split()[0] in result.stderr and not result.stdout
-    assert result.stderr.startswith('Usage: ') or f"not '{shlex.split(line)[-1]}'" in result.stderr
-
-
 def test_nothing_is_imported_from_the_current_folder(start, tmp_path):
     """It may be somebody's folder of images."""
     images = tmp_path / 'images'
@@ -160,25 +173,6 @@ def test_nothing_is_imported_from_the_current_folder(start, tmp_path):
         (images / f'{name}.py').write_text('open("imported", "w").close()\n')
     started(start('dist_train.sh config.py 1', gpus=1, cwd=images))
     assert not (images / 'imported').exists()
-
-
-def test_without_torch_or_slurm(start, tmp_path):
-    assert 'cannot import torch' in start('dist_train.sh c.py 1', PYTHON='/bin/false').stderr
-    (tmp_path / 'srun').unlink()
-    result = start('slurm_train.sh part job c.py', PATH='/usr/bin:/bin')
-    assert result.returncode == 1 and 'without Slurm use dist_*.sh' in result.stderr
-
-
-def test_slurm_gets_the_tasks_and_the_tool(start):
-    options = dict(GPUS='16', CPUS_PER_TASK='5', SRUN_ARGS='--no-kill --time=3')
-    slurm = '--partition=part --job-name=job --ntasks=16 --ntasks-per-node=8 --gres=gpu:8 --cpus-per-task=5'.split()
-    slurm += '--kill-on-bad-exit=1 --signal=USR1@120 --no-kill --time=3'.split()
-    done = started(start('slurm_train.sh part job c.py --resume', **options))
-    tool = [sys.executable, '-u', str(TOOLS / 'train.py'), 'c.py', '--resume', '--launcher', 'slurm']
-    assert done['argv'] == slurm + tool
-    done = started(start('slurm_test.sh part job c.py k.pth', GPUS='4', PORT='29511'))  # part of a node
-    assert {'--ntasks=4', '--ntasks-per-node=4', '--gres=gpu:4'} <= set(done['argv']) and done['port'] == '29511'
-    assert done['argv'][-5:] == [str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm']
 
 
 @pytest.mark.parametrize(
