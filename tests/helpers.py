@@ -108,32 +108,23 @@ def check_all(names: Iterable[str], check: Callable[[str], None]) -> None:
 
 def narrow_model(**changes: object) -> dict:
     """Config of a pretrainer with 16 patches of 8 pixels and a vocabulary of 32 random tokens."""
-    return dict(
-        dict(
-            type='beit_mm.BEiTPretrainer',
-            data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
-            backbone=dict(
-                type='beit_mm.BEiTBackbone',
-                arch=dict(embed_dims=32, num_layers=2, num_heads=4),
-                img_size=32,
-                patch_size=8,
-                masked_input=True,
-            ),
-            head=dict(type='beit_mm.BEiTMIMHead', embed_dims=32, vocab_size=32),
-            target_generator=dict(
-                type='beit_mm.DALLETokenizer', random_weights=True, precision='fp32', hidden=8, vocab_size=32
-            ),
-        ),
-        **changes,
+    arch = dict(embed_dims=32, num_layers=2, num_heads=4)
+    tokenizer = dict(type='beit_mm.DALLETokenizer', random_weights=True, precision='fp32', hidden=8, vocab_size=32)
+    model = dict(
+        type='beit_mm.BEiTPretrainer',
+        data_preprocessor=dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+        backbone=dict(type='beit_mm.BEiTBackbone', arch=arch, img_size=32, patch_size=8, masked_input=True),
+        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=32, vocab_size=32),
+        target_generator=tokenizer,
     )
+    return model | changes
 
 
 def narrow_dino_model(**changes: object) -> dict:
     """The same of a BEiT + DINO pretrainer; with `head=None, target_generator=None` of DINO alone."""
     head = dict(type='beit_mm.DINOHead', embed_dims=32, num_prototypes=24, hidden_dims=32, bottleneck_dims=16)
     preprocessor = dict(type='beit_mm.MultiCropDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
-    model = narrow_model(type='beit_mm.DINOPretrainer', dino_head=head, data_preprocessor=preprocessor)
-    return dict(model, **changes)
+    return narrow_model(type='beit_mm.DINOPretrainer', dino_head=head, data_preprocessor=preprocessor) | changes
 
 
 def make_runner(cfg: Config) -> Runner:
@@ -166,63 +157,64 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def run_ranks(function: Callable[[int], object], folder: Path, world_size: int = 2) -> list[object]:
-    """Calls `function(rank)` in forked processes of one gloo group, and returns what they return, by rank.
+def forked(function: Callable[[], object]) -> Callable[[], tuple[bool, object]]:
+    """Calls a function in a forked process: a new one takes seconds to import everything.
 
-    Forked, because a new process takes seconds to import everything.
+    Returns a function that waits, at most two minutes, and gives (True, what it returned) or (False, why it did not).
     """
-    context, queue_of = torch.multiprocessing.get_context('fork'), {}
-    store = folder / f'store_{secrets.token_hex(4)}'
-
-    def rank_process(rank: int, sender: object) -> None:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))  # as torchrun does
-        torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
-        torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=world_size)
-        try:
-            answer = True, function(rank)
-        except BaseException:
-            answer = False, traceback.format_exc()
-        sender.send_bytes(pickle.dumps(answer))  # `send` would lend tensors, which end with this process
-        torch.distributed.destroy_process_group()
-
-    processes = []
-    for rank in range(world_size):
-        queue_of[rank], sender = context.Pipe(duplex=False)
-        processes.append(context.Process(target=rank_process, args=(rank, sender), daemon=True))
-        processes[-1].start()
-    try:
-        answers = [
-            pickle.loads(queue_of[rank].recv_bytes()) if queue_of[rank].poll(120) else (False, 'no answer')
-            for rank in queue_of
-        ]
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-    assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
-    return [answer for _, answer in answers]
-
-
-def with_peak_memory(function: Callable[[], object]) -> tuple[object, float]:
-    """Calls a function in a forked process, whose high-water mark begins anew: its result, and the MiB it added."""
     context = torch.multiprocessing.get_context('fork')
     receiver, sender = context.Pipe(duplex=False)
 
     def child() -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork
-        ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
-        before = memory_of_process('VmRSS')
         try:
-            answer = True, (function(), memory_of_process('VmHWM') - before)
+            answer = True, function()
         except BaseException:
             answer = False, traceback.format_exc()
-        sender.send_bytes(pickle.dumps(answer))
+        sender.send_bytes(pickle.dumps(answer))  # `send` would lend tensors, which end with this process
 
-    process = context.Process(target=child)
+    process = context.Process(target=child, daemon=True)
     process.start()
     sender.close()
-    good, answer = pickle.loads(receiver.recv_bytes())
-    process.join()
+
+    def result() -> tuple[bool, object]:
+        try:
+            return pickle.loads(receiver.recv_bytes()) if receiver.poll(120) else (False, 'no answer')
+        except EOFError:
+            return False, 'ended without an answer'
+        finally:
+            process.join(10)
+            process.kill()
+
+    return result
+
+
+def run_ranks(function: Callable[[int], object], folder: Path, world_size: int = 2) -> list[object]:
+    """Calls `function(rank)` in processes of one gloo group, and returns what they return, by rank."""
+    store = folder / f'store_{secrets.token_hex(4)}'
+
+    def of_rank(rank: int) -> object:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))  # as torchrun does
+        torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=world_size)
+        answer = function(rank)
+        torch.distributed.destroy_process_group()
+        return answer
+
+    results = [forked(functools.partial(of_rank, rank)) for rank in range(world_size)]
+    answers = [result() for result in results]
+    assert all(good for good, _ in answers), '\n'.join(str(answer) for good, answer in answers if not good)
+    return [answer for _, answer in answers]
+
+
+def with_peak_memory(function: Callable[[], object]) -> tuple[object, float]:
+    """Calls a function in a process whose high-water mark begins anew: its result, and the MiB it added."""
+
+    def measured() -> tuple[object, float]:
+        ctypes.CDLL(None).malloc_trim(0)  # else what the tests before have freed is taken first
+        before = memory_of_process('VmRSS')
+        return function(), memory_of_process('VmHWM') - before
+
+    good, answer = forked(measured)()
     assert good, answer
     return answer
 

@@ -33,54 +33,42 @@ def make_images(folder: Path, per_class: int = 6) -> Path:
 
 def loader(folder: Path, split: str, **changes: object) -> dict:
     """Config of a data loader."""
+    data = dict(type='beit_mm.ImageFolder', data_root=str(folder), data_prefix=split, test_mode=split == 'val')
     return dict(
         batch_size=4,
         num_workers=0,
         persistent_workers=False,
         collate_fn=dict(type='default_collate'),
         sampler=dict(type='beit_mm.SeededSampler', shuffle=split == 'train'),
-        dataset=dict(
-            dict(
-                type='beit_mm.ImageFolder',
-                data_root=str(folder),
-                data_prefix=split,
-                test_mode=split == 'val',
-                pipeline=TEST_PIPELINE,
-            ),
-            **changes,
-        ),
+        dataset=dict(data, pipeline=TEST_PIPELINE) | changes,
     )
 
 
 def classifier_config(folder: Path, work_dir: Path) -> Config:
     """A fine-tuning of two epochs."""
-    return Config(
-        dict(
-            default_scope='mmpretrain',
-            model=dict(
-                type='ImageClassifier',
-                data_preprocessor=dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
-                backbone=dict(BACKBONE, out_type='avg_featmap'),
-                head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
-            ),
-            train_dataloader=loader(folder, 'train'),
-            val_dataloader=loader(folder, 'val'),
-            test_dataloader=loader(folder, 'val'),
-            val_evaluator=dict(type='Accuracy', topk=1),
-            test_evaluator=dict(type='Accuracy', topk=1),
-            train_cfg=dict(type='beit_mm.EpochLoop', max_epochs=2, val_interval=2),
-            val_cfg=dict(),
-            test_cfg=dict(),
-            optim_wrapper=dict(
-                type='beit_mm.AutocastOptimWrapper', dtype='float32', optimizer=dict(type='AdamW', lr=1e-3)
-            ),
-            default_hooks=dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=2)),
-            custom_hooks=[
-                dict(type=f'beit_mm.{name}')
-                for name in ('FitCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook')
-            ],
-            model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None),
-            work_dir=str(work_dir),
-            launcher='none',
-        )
+    hooks = 'FitCheckHook', 'ThroughputHook', 'UnreadableImagesHook', 'CheckpointMetaHook'
+    optimizer = dict(type='AdamW', lr=1e-3)
+    config = dict(
+        default_scope='mmpretrain',
+        model=dict(
+            type='ImageClassifier',
+            data_preprocessor=dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3),
+            backbone=dict(BACKBONE, out_type='avg_featmap'),
+            head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+        ),
+        train_dataloader=loader(folder, 'train'),
+        val_dataloader=loader(folder, 'val'),
+        test_dataloader=loader(folder, 'val'),
+        val_evaluator=dict(type='Accuracy', topk=1),
+        test_evaluator=dict(type='Accuracy', topk=1),
+        train_cfg=dict(type='beit_mm.EpochLoop', max_epochs=2, val_interval=2),
+        val_cfg={},
+        test_cfg={},
+        optim_wrapper=dict(type='beit_mm.AutocastOptimWrapper', dtype='float32', optimizer=optimizer),
+        default_hooks=dict(checkpoint=dict(type='beit_mm.CheckpointHook', interval=2)),
+        custom_hooks=[dict(type=f'beit_mm.{name}') for name in hooks],
+        model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None),
+        work_dir=str(work_dir),
+        launcher='none',
     )
+    return Config(config)

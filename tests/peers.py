@@ -69,44 +69,22 @@ def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dic
         pretraining=dict(masked_input=True),
         classification=dict(out_type='avg_featmap'),
         segmentation=dict(out_type='featmap', out_indices=OUT_INDICES),
-        features=dict(),
-    )[task]
-    return dict(
-        dict(
-            type='beit_mm.BEiTBackbone',
-            arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS),
-            img_size=size,
-            patch_size=PATCH,
-            **VARIANTS[variant],
-            **of_task,
-        ),
-        **changes,
+        features={},
     )
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS)
+    sizes = dict(type='beit_mm.BEiTBackbone', arch=arch, img_size=size, patch_size=PATCH)
+    return sizes | VARIANTS[variant] | of_task[task] | changes
 
 
 def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) -> nn.Module:
-    """Our model for a task.
-
-    Args:
-        changes: of the backbone's config.
-    """
+    """Our model for a task, with changes of the backbone's config."""
     backbone = backbone_config(task, variant, size, **changes)
     if task == 'pretraining':
-        model = MODELS.build(
-            dict(
-                type='beit_mm.BEiTPretrainer',
-                backbone=backbone,
-                head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
-            )
-        )
+        head = dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB)
+        model = MODELS.build(dict(type='beit_mm.BEiTPretrainer', backbone=backbone, head=head))
     elif task == 'classification':
-        model = MODELS.build(
-            dict(
-                type='mmpretrain.ImageClassifier',
-                backbone=backbone,
-                head=dict(type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=DIMS),
-            )
-        )
+        head = dict(type='mmpretrain.LinearClsHead', num_classes=CLASSES, in_channels=DIMS)
+        model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head))
     elif task == 'segmentation':
         model = segmentor(backbone)
     else:
@@ -116,24 +94,16 @@ def ours(task: str, variant: str, size: int = SIZE, seed: int = 1, **changes) ->
 
 def segmentor(backbone: dict) -> nn.Module:
     """mmseg's UperNet, with BatchNorm in place of SyncBN, which has the same state."""
-    norm = dict(type='BN')
+    norm, levels = dict(type='BN'), dict(in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3])
     head = dict(num_classes=CLASSES, norm_cfg=norm, align_corners=False)
+    auxiliary = dict(in_channels=DIMS, in_index=2, channels=24, num_convs=1, concat_input=False)
     return MODELS.build(
         dict(
             type='mmseg.EncoderDecoder',
             backbone=backbone,
             neck=dict(type='mmseg.Feature2Pyramid', embed_dim=DIMS, norm_cfg=norm),
-            decode_head=dict(
-                head,
-                type='mmseg.UPerHead',
-                in_channels=[DIMS] * 4,
-                in_index=[0, 1, 2, 3],
-                channels=DIMS,
-                pool_scales=(1, 2, 3, 6),
-            ),
-            auxiliary_head=dict(
-                head, type='mmseg.FCNHead', in_channels=DIMS, in_index=2, channels=24, num_convs=1, concat_input=False
-            ),
+            decode_head=dict(head, type='mmseg.UPerHead', channels=DIMS, pool_scales=(1, 2, 3, 6), **levels),
+            auxiliary_head=dict(head, type='mmseg.FCNHead', **auxiliary),
             test_cfg=dict(mode='whole'),
         )
     )
@@ -157,28 +127,17 @@ def outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = N
 
 
 def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
-    options = VARIANTS[variant]
+    options, is_classifier = VARIANTS[variant], task == 'classification'
     kind = options.get('rel_pos_bias')
-    return randomise(
-        Beit(
-            **dict(
-                dict(
-                    img_size=size,
-                    patch_size=PATCH,
-                    embed_dim=DIMS,
-                    depth=DEPTH[task],
-                    num_heads=HEADS,
-                    num_classes=CLASSES if task == 'classification' else 0,
-                    global_pool='avg' if task == 'classification' else '',
-                    use_abs_pos_emb=options['abs_pos_embed'],
-                    use_rel_pos_bias=kind == 'per_layer',
-                    use_shared_rel_pos_bias=kind == 'shared',
-                    init_values=options.get('layer_scale_init'),
-                ),
-                **changes,
-            )
-        )
+    sizes = dict(img_size=size, patch_size=PATCH, embed_dim=DIMS, depth=DEPTH[task], num_heads=HEADS)
+    head = dict(num_classes=CLASSES if is_classifier else 0, global_pool='avg' if is_classifier else '')
+    positions = dict(
+        use_abs_pos_emb=options['abs_pos_embed'],
+        use_rel_pos_bias=kind == 'per_layer',
+        use_shared_rel_pos_bias=kind == 'shared',
+        init_values=options.get('layer_scale_init'),
     )
+    return randomise(Beit(**sizes | head | positions | changes))
 
 
 HF_CLASSES = dict(
@@ -198,37 +157,24 @@ def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
         features=dict(use_mean_pooling=False),
         classification=dict(num_labels=CLASSES),
         segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in OUT_INDICES], auxiliary_channels=24),
-    )[task]
-    config = transformers.BeitConfig(
-        **dict(
-            dict(
-                hidden_size=DIMS,
-                num_hidden_layers=DEPTH[task],
-                num_attention_heads=HEADS,
-                intermediate_size=4 * DIMS,
-                image_size=size,
-                patch_size=PATCH,
-                layer_norm_eps=1e-6,
-                use_absolute_position_embeddings=options['abs_pos_embed'],
-                use_relative_position_bias=kind == 'per_layer',
-                use_shared_relative_position_bias=kind == 'shared',
-                layer_scale_init_value=options.get('layer_scale_init') or 0.0,
-                **of_task,
-            ),
-            **changes,
-        )
     )
-    return randomise(HF_CLASSES[task](config))
+    sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH[task], num_attention_heads=HEADS, intermediate_size=4 * DIMS)
+    positions = dict(
+        use_absolute_position_embeddings=options['abs_pos_embed'],
+        use_relative_position_bias=kind == 'per_layer',
+        use_shared_relative_position_bias=kind == 'shared',
+        layer_scale_init_value=options.get('layer_scale_init') or 0.0,
+    )
+    images = dict(image_size=size, patch_size=PATCH, layer_norm_eps=1e-6)
+    return randomise(HF_CLASSES[task](transformers.BeitConfig(**sizes | positions | images | of_task[task] | changes)))
 
 
 def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     options = VARIANTS[variant]
     kind = options.get('rel_pos_bias')
+    arch = dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS, feedforward_channels=4 * DIMS)
     backbone = dict(
         type='BEiTPretrainViT' if task == 'pretraining' else 'BEiTViT',
-        img_size=size,
-        patch_size=PATCH,
-        arch=dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS, feedforward_channels=4 * DIMS),
         use_abs_pos_emb=options['abs_pos_embed'],
         use_rel_pos_bias=kind == 'per_layer',
         use_shared_rel_pos_bias=kind == 'shared',
@@ -239,30 +185,16 @@ def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.
     else:
         head = dict(type='LinearClsHead', num_classes=CLASSES, in_channels=DIMS)
     model = nn.Module()  # what its algorithms are, less the tokenizer
-    model.backbone = MMPRETRAIN.build(dict(backbone, **changes))
+    model.backbone = MMPRETRAIN.build(dict(backbone, arch=arch, img_size=size, patch_size=PATCH, **changes))
     model.head = MMPRETRAIN.build(head)
     return randomise(model)
 
 
 def mmseg_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
     assert (task, variant) == ('segmentation', 'per_layer'), 'mmseg has no other'
-    return randomise(
-        segmentor(
-            dict(
-                dict(
-                    type='mmseg.BEiT',
-                    img_size=size,
-                    patch_size=PATCH,
-                    embed_dims=DIMS,
-                    num_layers=DEPTH[task],
-                    num_heads=HEADS,
-                    out_indices=OUT_INDICES,
-                    norm_cfg=dict(type='LN', eps=1e-6),
-                ),
-                **changes,
-            )
-        )
-    )
+    sizes = dict(img_size=size, patch_size=PATCH, embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS)
+    norm = dict(type='LN', eps=1e-6)
+    return randomise(segmentor(dict(sizes, type='mmseg.BEiT', out_indices=OUT_INDICES, norm_cfg=norm) | changes))
 
 
 PEERS = dict(timm=timm_peer, hf=hf_peer, mmpretrain=mmpretrain_peer, mmseg=mmseg_peer)

@@ -53,7 +53,9 @@ def test_tables_are_resized_to_the_grid_that_the_backbone_is_built_for(size):
     for before, after in zip(source.blocks, target.blocks, strict=True):
         expected = resize_bias_table(before.attn.relative_position_bias_table, (4, 4), target.grid)
         assert torch.equal(after.attn.relative_position_bias_table, expected)
-    assert set(target.load_report.resized.values()) == {f'4 x 4 -> {target.grid[0]} x {target.grid[1]}'}
+    report = target.load_report
+    assert set(report.resized.values()) == {f'4 x 4 -> {target.grid[0]} x {target.grid[1]}'}
+    assert len(report.matched) + len(report.resized) == len(source.state_dict())
 
 
 @pytest.mark.parametrize('mode', ['bicubic', 'bilinear'])

@@ -8,7 +8,19 @@ import pytest
 import torch
 from mmengine.logging import MMLogger
 from mmengine.runner import load_checkpoint
-from peers import CLASSES, HEADS, RESNET, assert_equal, backbone_config, hf_peer, mmpretrain_peer, ours, timm_peer
+from peers import (
+    CLASSES,
+    HEADS,
+    RESNET,
+    assert_equal,
+    assert_same_outputs,
+    backbone_config,
+    hf_peer,
+    mmpretrain_peer,
+    ours,
+    outputs,
+    timm_peer,
+)
 from safetensors.torch import save_file
 
 from beit_mm.checkpoint import checkpoint as opener
@@ -128,6 +140,15 @@ def test_assigned_tables_are_apart():
     model.load_state_dict(ours('features', 'shared').backbone.state_dict(), assign=True)
     tables = [block.attn.relative_position_bias_table for block in model.blocks]
     assert tables[0].data_ptr() != tables[1].data_ptr()
+
+
+@torch.no_grad()
+def test_tables_of_a_model_with_both_kinds_are_added(tmp_path):
+    peer = hf_peer('features', 'per_layer', use_shared_relative_position_bias=True)
+    peer.save_pretrained(tmp_path)
+    model, images = ours('features', 'per_layer'), torch.randn(2, 3, 48, 48)
+    load_checkpoint(model['backbone'], str(tmp_path))
+    assert_same_outputs(outputs(model, 'features', images), [peer(images).last_hidden_state])
 
 
 # --- what does not fit ------------------------------------------------------------------------------
