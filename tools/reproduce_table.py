@@ -1,13 +1,12 @@
 """Runs the rows of one of the paper's tables, one run after the other, and sets our figures beside the paper's.
 
-    python tools/reproduce_table.py ablation --scale full                the configs as they are: weeks on 16 GPUs
-    python tools/reproduce_table.py ablation --scale full --gpus 1 --steps 100         each training of 100 steps
-    python tools/reproduce_table.py ablation --scale demo                Caltech-101, a small model, two CPU cores
-    python tools/reproduce_table.py ablation --scale demo --dry-run      the commands, and what is finished
+    python tools/reproduce_table.py ablation --scale full                      the configs as they are: weeks on 16 GPUs
+    python tools/reproduce_table.py ablation --scale full --gpus 1 --steps 100     each training of 100 steps
+    python tools/reproduce_table.py ablation --scale demo                      Caltech-101, a small model, two CPU cores
 
-configs/paper_tables.yml has the paper's numbers and what is run for each row. What is finished is left as it is and an
-interrupted run goes on, so the same command goes on with a table. A config that is run as it is writes where it says;
-other runs are in work_dirs/tables, in a folder for each command. There the table is written too.
+configs/paper_tables.yml has the paper's numbers and what is run for each row. The same command goes on with a table
+where it was stopped. A config that is run as it is writes where it says, other runs, and the table, are in
+work_dirs/tables, in a folder for each command.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ PLACE = Path('work_dirs/tables')
 
 @dataclass(eq=False)
 class Step:
-    """One command, as typed in the repository's root, and the file that is there when it is finished.
-
-    Of a training with what its test needs: config, GPUs and options.
-    """
+    """One command and the file that is there when it is finished; of a training with what its test needs."""
 
     title: str
     command: list[str]
@@ -60,9 +56,8 @@ class Plan:
         self.args = args
         self.steps: dict[Path, Step] = {}
 
-    def add(self, *step: object) -> Step:
-        made = Step(*step)
-        return self.steps.setdefault(made.result, made)
+    def add(self, title: str, command: list[str], result: Path, *others: object) -> Step:
+        return self.steps.setdefault(result, Step(title, command, result, *others))
 
     def tests(self, table: dict, row: dict, column: str) -> list[Step]:
         """What a figure of ours is the mean of."""
@@ -75,7 +70,7 @@ class Plan:
         if weights := row.get('weights', {}).get(column):  # of others: nothing is trained
             return [self.test(Step(config, [], PLACE / Path(config).stem / 'none', [], config, 1, weights))]
         start, options = (row.get(key, {}).get(column) for key in ('start', 'options'))
-        tta = table['columns'][column].get('tta', False)
+        tta = 'tta' in table['columns'][column]
         return [self.test(self.of_config(config, seed, start, options), tta) for seed in self.args.seeds]
 
     def of_config(self, config: str, seed: int, start: str | None = None, changes: dict | None = None) -> Step:
@@ -126,7 +121,7 @@ class Plan:
             digest = hashlib.sha256('\n'.join([config, *words, *changes]).encode()).hexdigest()
             place = PLACE / f'{Path(config).stem}-{digest[:8]}'
             words = [*words, '--work-dir', str(place)]
-        command = launch('train', gpus, [f'configs/{config}'], ['--resume', *words], changes + batch)
+        command = launch('train', gpus, [f'configs/{config}'], ['--resume', *words], batch + changes)
         return self.add(f'{title}, seed {seed}', command, place / result, after, config, gpus, changes)
 
     def test(self, trained: Step, tta: bool = False) -> Step:
@@ -246,7 +241,7 @@ def main() -> None:
         lines.append([row['name'], *printed, *(figure(cells[key], known[key]['metric']) for key in columns)])
     text = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
     path = PLACE / f'{args.table}_{args.scale}.md'
-    path.parent.mkdir(parents=True, exist_ok=True)
+    PLACE.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{text}\n')
     print(f'\n{table["caption"]} ({args.scale} scale), written to {path}\n{text}')
     if 'curves' in table:

@@ -16,36 +16,21 @@ DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
 NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)
 
 
-@pytest.fixture
-def options(images, tmp_path, monkeypatch) -> list[str]:
-    """DALL-E's training made small: four steps on twelve images; the test's folder is the current one."""
+def test_the_average_of_the_weights_is_kept_tested_and_resumed(images, tmp_path, monkeypatch):
+    """DALL-E's training made small: four steps on twelve images."""
     monkeypatch.chdir(tmp_path)
-    loaders = [f'{split}_dataloader' for split in ('train', 'val', 'test')]
-    return [
-        '--cfg-options',
-        *NO_WORKERS,
-        *(f'model.{name}={value}' for name, value in NARROW.items()),
-        *(f'{loader}.dataset.data_root={images}' for loader in loaders),
-        *(f'{loader}.dataset.data_prefix=' for loader in loaders),
-        *(f'{loader}.dataset.pipeline.1.size=16' for loader in loaders),
-        *(f'{loader}.batch_size=4' for loader in loaders),
-        'train_cfg.max_iters=4',
-        'train_cfg.val_interval=4',
-        'default_hooks.checkpoint.interval=1',
-        'default_hooks.checkpoint.max_keep_ckpts=-1',
-        'default_hooks.ema.momentum=0.25',
-        'optim_wrapper.optimizer.lr=0.01',
-    ]
-
-
-def test_the_average_of_the_weights_is_kept_tested_and_resumed(options):
+    options = [*NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items()), f'data_root={images}']
+    for name in ('data_prefix=', 'pipeline.1.size=16'):
+        options += [f'{split}_dataloader.dataset.{name}' for split in ('train', 'val', 'test')]
+    options += [f'{split}_dataloader.batch_size=4' for split in ('train', 'val', 'test')]
+    options += ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'default_hooks.checkpoint.interval=1']
+    options += ['default_hooks.checkpoint.max_keep_ckpts=-1', 'default_hooks.ema.momentum=0.25']
+    options = ['--cfg-options', *options, 'optim_wrapper.optimizer.lr=0.01']
     run_tool('train.py', DALLE, *options)
     work = Path('work_dirs/dalle_8k_in1k')
     log = next(work.glob('*/*.log')).read_text()
     files = [torch.load(work / f'iter_{step}.pth', weights_only=True) for step in range(1, 5)]
-    trained = [
-        {name.removeprefix('module.'): tensor for name, tensor in file['ema_state_dict'].items()} for file in files
-    ]
+    trained = [{name.removeprefix('module.'): x for name, x in file['ema_state_dict'].items()} for file in files]
     average = trained[0]  # the average begins with the first step's weights
     for weights in trained[1:]:
         average = {name: 0.75 * average[name] + 0.25 * weights[name] for name in average if name != 'steps'}
@@ -63,14 +48,11 @@ def test_the_average_of_the_weights_is_kept_tested_and_resumed(options):
     with Image.open(work / 'pictures/test.png') as picture:
         assert picture.width == MARGIN + 2 * (SIDE + MARGIN)  # image, and what its tokens say of it
 
-    (Path('resumed')).mkdir()
-    (Path('resumed/iter_2.pth')).hardlink_to(work / 'iter_2.pth')
+    Path('resumed').mkdir()
+    Path('resumed/iter_2.pth').hardlink_to(work / 'iter_2.pth')
     run_tool('train.py', DALLE, '--work-dir', 'resumed', '--resume', *options)
     resumed = torch.load('resumed/iter_4.pth', weights_only=True)
     for part in ('state_dict', 'ema_state_dict'):
         assert all(torch.equal(resumed[part][name], tensor) for name, tensor in files[-1][part].items())
-
-
-def test_no_checkpoint_needs_one_in_the_config(options):
     with pytest.raises(SystemExit, match='no CHECKPOINT given'):
         run_tool('test.py', DALLE, *options)
