@@ -2,9 +2,11 @@
 
 import json
 import logging
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers import make_runner, narrow_model, train
@@ -15,7 +17,7 @@ from PIL import Image
 
 from beit_mm.engine.checkpoints import CheckpointMetaHook
 from beit_mm.engine.checks import state_effective_batch
-from beit_mm.engine.steps import ThroughputHook
+from beit_mm.engine.steps import ProgressHook, StepSeedHook, ThroughputHook
 from beit_mm.registry import MODELS
 
 
@@ -139,3 +141,36 @@ def test_a_training_that_waits_for_images_says_so_once(wait, expected, said, mon
                 each.after_val_epoch(runner, {})
     assert len(said) == expected and all('60% of the time' in text for _, text in said)
     assert runner.message_hub.get_scalar('train/images_per_second').current() == pytest.approx(5)
+
+
+def test_a_validation_prints_the_numbers_that_mmseg_gives_and_the_first_picture(tmp_path, capsys, monkeypatch):
+    metrics = {'aAcc': np.float32(52.0), 'mIoU': np.float32(17.5), 'classes': ['sky']}
+    hook, line = ProgressHook('upernet'), 'upernet {}, held-out images:  aAcc 52  mIoU 17.5\n'
+    hook.after_val_epoch(SimpleNamespace(iter=200, work_dir=tmp_path), metrics)
+    assert capsys.readouterr().out == line.format(200)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'pictures').mkdir()
+    for step in (300, 400):
+        (tmp_path / f'pictures/iter_{step}.png').touch()
+        hook.after_val_epoch(SimpleNamespace(iter=step, work_dir=tmp_path), metrics)
+    first = 'upernet: first picture, pictures/iter_300.png\n'
+    assert capsys.readouterr().out == line.format(300) + first + line.format(400)
+
+
+def draws_of(seed: int, rank: int, step: int, monkeypatch) -> tuple:
+    """What each generator gives in a step, whatever was drawn before."""
+    random.random(), np.random.rand(step + 1), torch.rand(rank + 1)
+    monkeypatch.setattr('beit_mm.engine.steps.get_rank', lambda: rank)
+    StepSeedHook().before_train_iter(SimpleNamespace(seed=seed, iter=step), 0)
+    return random.random(), np.random.rand(), torch.rand((), dtype=torch.float64).item()
+
+
+def test_all_steps_of_all_ranks_and_runs_draw_their_own(monkeypatch):
+    places = [(seed, rank, step) for seed in (0, 1) for rank in range(4) for step in range(50)]
+    drawn = [draws_of(*place, monkeypatch) for place in places]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == len(places)
+        # first draws of near places are as far from each other as any: uniform
+        counts = np.histogram(numbers, bins=10, range=(0, 1))[0]
+        assert ((counts - 40) ** 2 / 40).sum() < 30  # chi square of 9 degrees of freedom: 1 of 2000 is above
+    assert drawn == [draws_of(*place, monkeypatch) for place in places]

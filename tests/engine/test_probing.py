@@ -1,6 +1,7 @@
 """Frozen features: figures against plain loops and other libraries, and the dense k-NN in a pretraining run."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
+from labelled import loader, make_images
 from mmseg.models.utils import resize
 from scipy.optimize import minimize
 
@@ -21,6 +23,7 @@ from beit_mm.features.evaluation import (
     confusion,
     evaluate_patches,
     fit_linear,
+    knn_predict,
     knn_shares,
     pixel_scores,
     sample_patches,
@@ -150,21 +153,25 @@ def test_scores_are_brought_to_the_annotations_size_as_mmseg_does():
     assert np.array_equal(confusion(found, labels, 4), expected)
 
 
-def test_a_pretraining_logs_dense_knn_after_each_validation(pretrain_config, tmp_path):
-    root = make_label_maps(tmp_path / 'labelled')
+def test_a_pretraining_logs_both_after_each_validation(pretrain_config, tmp_path):
+    root, images = make_label_maps(tmp_path / 'maps'), make_images(tmp_path / 'labelled')
     train, val = options(root, 'training'), options(root, 'validation')
+    drop_last = dict(loader(images, 'train'), drop_last=True)  # 18 images, 4 a batch: two are left out
+    loaders = dict(train_dataloader=drop_last, val_dataloader=loader(images, 'val'))
     pretrain_config.custom_hooks.append(dict(type='beit_mm.DenseKNNHook', train=train, val=val, k=3))
-    pretrain_config.default_hooks.checkpoint.update(save_best='dense_knn_miou')
+    pretrain_config.custom_hooks.append(dict(type='beit_mm.KNNHook', **loaders, k=3))
+    pretrain_config.default_hooks.checkpoint.update(save_best=['dense_knn_miou', 'knn_accuracy'])
     pretrain_config.train_cfg.max_epochs = 1
     runner = make_runner(pretrain_config)
     runner.train()
     rows = [json.loads(line) for line in (Path(runner.log_dir) / 'vis_data/scalars.json').open()]
-    (found,) = [row['dense_knn_miou'] for row in rows if 'dense_knn_miou' in row]
-    assert found > 60  # colours show in any features; one class everywhere has 17 at most
-    assert list(Path(pretrain_config.work_dir).glob('best_dense_knn_miou*'))
+    (row,) = [row for row in rows if 'mim_loss' in row]
+    # colours show in any features; one class everywhere has 17 and 33 at most
+    assert row['dense_knn_miou'] > 60 and row['knn_accuracy'] > 60
+    assert len(list(Path(pretrain_config.work_dir).glob('best_*knn_*'))) == 2
     # the same figure as from the checkpoint
     extractor = FeatureExtractor(Path(pretrain_config.work_dir, 'epoch_1.pth'), 'cpu', whole=True)
-    assert evaluate_patches(extractor, train, val, k=3)['miou'] == pytest.approx(found, abs=1e-4)
+    assert evaluate_patches(extractor, train, val, k=3)['miou'] == pytest.approx(row['dense_knn_miou'], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +219,42 @@ def test_fewer_images_than_processes_are_refused_by_all(tmp_path, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.metrics.get_world_size', lambda: 2)
     with pytest.raises(ValueError, match='DenseKNNHook: 1 training images for 2 processes; each needs one'):
         figure_of(root, max_images=1)
+
+
+def plain_loop(features, known, labels, num_classes, k, temperature):
+    """The same vote, one image and one neighbour at a time."""
+    for x in features.tolist():
+        lengths = [math.hypot(*x) * math.hypot(*y) for y in known.tolist()]
+        cosines = [np.dot(x, y) / length for y, length in zip(known.tolist(), lengths, strict=True)]
+        votes = [0.0] * num_classes
+        for cosine, label in sorted(zip(cosines, labels.tolist(), strict=True), reverse=True)[:k]:
+            votes[label] += math.exp(cosine / temperature)
+        yield votes.index(max(votes))
+
+
+def test_votes_as_a_plain_loop_does():
+    known, features = torch.randn(60, 8), torch.randn(40, 8)
+    labels = torch.randint(0, 5, (60,))
+    for k, temperature in ((1, 0.07), (7, 0.07), (20, 1.0), (80, 1.0)):  # of 60
+        found = knn_predict(features, known, labels, 5, k, temperature)
+        assert found.tolist() == [*plain_loop(features, known, labels, 5, k, temperature)]
+
+
+def test_the_temperature_is_dinos():
+    """Two neighbours at a distance outvote one at the place itself where 2 exp(-(1 - cosine) / 0.07) > 1."""
+    limit = 0.07 * math.log(2)
+    for distance, winner in ((0.98 * limit, 1), (1.02 * limit, 0)):
+        cosine = 1 - distance
+        near = [cosine, math.sqrt(1 - cosine**2)]
+        bank = torch.tensor([[1.0, 0.0], near, near], dtype=torch.float64)
+        found = knn_predict(bank[:1], bank, torch.tensor([0, 1, 1]), 2, k=3)
+        assert found.tolist() == [winner]
+
+
+def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, tmp_path):
+    images = make_images(tmp_path / 'labelled', per_class=1)
+    loaders = dict(train_dataloader=loader(images, 'train'))
+    loaders['val_dataloader'] = loader(images, 'val', classes=['red', 'blue'])
+    pretrain_config.custom_hooks.append(dict(type='beit_mm.KNNHook', **loaders))
+    with pytest.raises(ValueError, match='have 3 classes, the validation images 2'):
+        make_runner(pretrain_config).train()

@@ -16,8 +16,10 @@ from helpers import make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from promises.test_resume import differences
+from torch.utils.data import DataLoader
 
-from beit_mm.engine.interruption import resuming_command
+from beit_mm.datasets.image_folder import UnlabeledImages
+from beit_mm.engine.interruption import end_workers, resuming_command, shield_workers
 
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
 
@@ -160,6 +162,20 @@ def test_workers_take_no_part(pretrain_config, tmp_path):
         worker.terminate()  # as the end of the interpreter does
         worker.join(20)
     assert set(multiprocessing.active_children()) <= others
+
+
+def test_workers_are_gone_and_can_be_started_again(images):
+    pipeline = [dict(type='beit_mm.LoadImage')]
+    dataset = UnlabeledImages(str(images), pipeline=pipeline)
+    options = dict(batch_size=None, num_workers=1, persistent_workers=True)
+    loader = DataLoader(dataset, multiprocessing_context='fork', **options)
+    shield_workers(loader)
+    for _ in range(2):
+        assert len(list(loader)) == len(dataset)
+        (worker,) = loader._iterator._workers
+        end_workers(loader)
+        assert worker.exitcode == 0 and worker not in multiprocessing.active_children()
+    end_workers(DataLoader(dataset))  # has none
 
 
 def test_the_command_that_resumes(monkeypatch):

@@ -175,15 +175,12 @@ def with_attributes(value, *attributes):
 
 HELD = {
     # objects in an array would be pointers that the file chooses
-    'a void type': Calls(SCALAR, np.dtype('V20')),
     'an object': Calls(SCALAR, Calls(np.dtype, 'O')),
     'a type with a shape': Calls(SCALAR, Calls(np.dtype, '(1000000000,)i8'), b'x'),
     'a record': Calls(np.dtype, [('a', 'O')]),
     'more than the bytes': array_of((10**9,), INT, b'x'),
-    'an array of objects': array_of((2,), np.dtype('O'), [0, 0]),
     'the other byte order': array_of((1,), np.dtype('>i8'), bytes(8)),
     'a large array': Calls(np.ndarray, (4 * 10**8,), 'O'),
-    'no characters': Calls(SCALAR, np.dtype('U2'), b'\xff' * 8),
     'an array of no characters': array_of((1,), np.dtype('U2'), b'\xff' * 8),
     # dense + sparse would write 42 at any address: the update of a ConfigDict calls that of the Counter in it
     'write by ConfigDict': with_attributes(ConfigDict(k=Counter(a=SPARSE)), dict(k=dict(a=torch.zeros(4)))),
@@ -382,13 +379,13 @@ def test_odd_content_is_one_line(tmp_path, place):
 def test_weights_that_are_no_numbers_are_no_weights(tmp_path):
     path, name = tmp_path / 'w.safetensors', 'blocks.0.mlp.fc1.weight'
     backbone, weights = BEiTBackbone(ARCH), BEiTBackbone(ARCH).state_dict()
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    before = copy.deepcopy(backbone.state_dict())
     for value in (float('nan'), float('inf')):
         weights[name].view(-1)[-1] = value
         write_checkpoint(path, weights)
         with pytest.raises(CheckpointError, match=f'1 of .* tensors hold NaN or infinity: {name}. Nothing was loaded'):
             load_checkpoint(backbone, str(path))
-        assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
     weights[name].fill_(3e38)  # large is not infinite, though the sum is
     write_checkpoint(path, weights)
     load_checkpoint(backbone, str(path))

@@ -35,19 +35,19 @@ class Notes(Hook):
 
     priority = 'LOWEST'
 
-    def __init__(self):
+    def before_train(self, runner):
         self.steps = []
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        inputs = data_batch['inputs']
-        tokens = unwrap(runner).target_generator.encode(
-            unwrap(runner).data_preprocessor(copy.deepcopy(data_batch))['inputs']['tokenizer_images']
-        )
-        shown = {
-            key: all_gather(value) for key, value in {**inputs, 'tokens': tokens}.items() if torch.is_tensor(value)
-        }
+        model = unwrap(runner)
+        views = model.data_preprocessor(copy.deepcopy(data_batch))['inputs']
+        shown = dict(data_batch['inputs'], tokens=model.target_generator.encode(views['tokenizer_images']))
         # dealt like cards: the samples of a step are those of all ranks in turn
-        step = {key: torch.stack(parts, 1).flatten(0, 1) for key, parts in shown.items()}
+        step = {
+            key: torch.stack(all_gather(value), 1).flatten(0, 1)
+            for key, value in shown.items()
+            if torch.is_tensor(value)
+        }
         self.steps.append((step, torch.stack(all_gather(outputs['loss'].detach())).mean()))
 
 
@@ -55,9 +55,8 @@ def train(config: Config, **changes: object) -> tuple[list, dict[str, torch.Tens
     """What was shown in each step with its loss, and the weights at the end."""
     config = copy.deepcopy(config)
     config.merge_from_dict(changes)
-    notes = Notes()
     runner = make_runner(config)
-    runner.register_hook(notes)
+    runner.register_hook(notes := Notes())
     runner.train()
     return notes.steps, unwrap(runner).state_dict()
 
