@@ -95,7 +95,7 @@ beit_v2/upernet_large_512_ade20k_160k                440_398_636 4e-5   0.9  0.2
 beit_v2/upernet_large_512_ade20k_160k_after_in22k    440_398_636 3e-5   0.9  0.2  1e-6 each 7,11,15,23  512   160e3   1
 """
 
-# What the others start from: a published file, or the last checkpoint of a config; both stars are the same text.
+# What the others start from: the last checkpoint of a config.
 STARTS = {
     'beit/finetune_in1k_100e': 'beit/finetune_384_*',
     'beit/finetune_large_in1k_50e': 'beit/finetune_large_384_*',
@@ -118,12 +118,12 @@ STARTS = {
 
 
 def predecessors(configs: Iterable[str]) -> dict[str, str]:
-    """Config -> what it starts from: an address, or a config."""
+    """Config -> the config that it starts from; the first pattern that fits counts."""
     starts: dict[str, str] = {}
     for start, patterns in STARTS.items():
         for pattern in patterns.split():
             for config in fnmatch.filter(configs, f'{pattern}.py'):
-                starts.setdefault(config, start if start.startswith('https:') else f'{start}.py')
+                starts.setdefault(config, f'{start}.py')
     return starts
 
 
@@ -144,6 +144,7 @@ FROM_PAPER = {
 # What the released code prints, and then mmpretrain's and mmsegmentation's metafiles.
 FROM_OTHERS = """
 beit_plus/finetune_in1k_100e                         83.7 96.6 83.1
+beit_plus/pretrain_300e                              6.2994 0.04961
 beit_plus/finetune_large_in1k_50e                    86.0 97.6
 beit_plus/finetune_in1k_30e_after_in22k              85.2 97.6 85.28 97.59
 beit_plus/finetune_384_in1k_30e_after_in22k          86.820 98.124
@@ -163,9 +164,3 @@ beit_v2/upernet_512_ade20k_160k_after_in22k          53.5
 beit_v2/upernet_large_512_ade20k_160k                56.7
 beit_v2/upernet_large_512_ade20k_160k_after_in22k    57.5 57.54
 """
-# Of a pretraining, beside those of what starts from it: relative speed, rows of DINO's own, the end of a log.
-OF_PRETRAINING = {
-    'beit_dino/pretrain_beit_dino_300e.py': {'4.2'},
-    'beit_dino/pretrain_dino_400e.py': {'78.2', '91.7'},
-    'beit_plus/pretrain_300e.py': {'6.2994', '0.04961', '83.1'},
-}

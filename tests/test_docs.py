@@ -92,7 +92,8 @@ def commands(page: str) -> list[Command]:
 
 def header_commands(config: str) -> list[Command]:
     """The lines of `Command:` and `Test:` in the header of a config."""
-    parts = re.findall(r'^(?:Command|Test): +(.*(?:\n .*)*)', header_of(config), re.M)
+    header = re.sub(r' \\\n +', ' ', header_of(config))
+    parts = re.findall(r'^(?:Command|Then|Test): +(.*(?:\n .*)*)', header, re.M)
     lines = [line.strip().replace('[--tta]', '--tta') for part in parts for line in part.splitlines()]
     return [Command(line, config) for line in lines if re.match(r'(python|tools/)(?!.*--cfg-options$)', line)]
 

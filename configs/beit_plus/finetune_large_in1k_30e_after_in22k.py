@@ -1,19 +1,20 @@
 """BEiT+ Large fine-tuned on ImageNet-1K at 224 after ImageNet-22K: released `beit_large_patch16_224_pt22k_ft22kto1k`.
 
+Result:  87.396 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         98.282 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
 Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
          tools/dist_train.sh configs/beit_plus/finetune_large_in1k_30e_after_in22k.py 8
-         The last alone, from the released weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
-Batch:   8 GPUs x 32 x 2 accumulated = 512 images, lr 2e-5
-Steps:   30 epochs x 2,502 = 75,060, ImageNet-1K with 1,281,167 images; warm-up 12,510
-Writes:  work_dirs/beit_plus_finetune_large_in1k_30e_after_in22k/epoch_30.pth
-Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
-Result:  87.396 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
-         98.282 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit get_started_for_image_classification.md)
+         The last from the released weights:
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
+Test:    tools/dist_test.sh configs/beit_plus/finetune_large_in1k_30e_after_in22k.py \
+           work_dirs/beit_plus_finetune_large_in1k_30e_after_in22k/epoch_30.pth 8
+Batch:   8 GPUs x 32, an update every 2 batches = 512 images, lr 2e-5
+Steps:   30 epochs x 2,502 = 75,060 updates, 12,510 of them warm-up
+Data:    ImageNet-1K, 1,281,167 images
+Cost:    369 GFLOP an image forward and backward; 32 GPU hours of an A100 at 40 %
 
-Time:    about 3.5 times finetune_in1k_30e_after_in22k.py (370 against 105 GFLOP an image)
-Shorter: finetune_in1k_30e_after_in22k.py
 Differs: from finetune_in1k_30e_after_in22k.py in the model, in layer decay and stochastic depth
 """
 _base_ = [

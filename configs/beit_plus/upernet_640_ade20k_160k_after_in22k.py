@@ -1,28 +1,28 @@
 """BEiT+ Base with UperNet on ADE20K at 640 pixels after ImageNet-22K: `beit_base_patch16_640_pt22k_ft22ktoade20k`.
 
-Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py 8
-         The last alone, from the released weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
-Batch:   8 GPUs x 2 = 16 images, lr 3e-5
-Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/beit_plus_upernet_640_ade20k_160k_after_in22k/iter_160000.pth
-Model:   ViT-Base, relative position bias in every block, LayerScale, 163,407,980 parameters; 640 x 640 pixels
-Test:    tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  53.6 ADE20K mIoU, single scale (paper, comparison with supervised pretraining)
-         53.61 ADE20K mIoU, single scale (microsoft/unilm beit semantic_segmentation/README.md)
          54.2 ADE20K mIoU, all scales with flip (paper, comparison with supervised pretraining)
+         53.61 ADE20K mIoU, single scale (microsoft/unilm beit semantic_segmentation/README.md)
          54.26 ADE20K mIoU, all scales with flip (microsoft/unilm beit semantic_segmentation/README.md)
          53.08 ADE20K mIoU, single scale (mmsegmentation metafile, of its own training)
          53.84 ADE20K mIoU, all scales with flip (mmsegmentation metafile, of its own training)
+Model:   ViT-Base, relative position bias in every block, LayerScale, 163,407,980 parameters; 640 x 640 pixels
+Command: tools/dist_train.sh configs/beit_plus/pretrain_in22k_150e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py 8
+         The last from the released weights:
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_base_patch16_224_pt22k_ft22k.pth
+Test:    tools/dist_test.sh configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py \
+           work_dirs/beit_plus_upernet_640_ade20k_160k_after_in22k/iter_160000.pth 8 [--tta]
+Batch:   8 GPUs x 2 = 16 images, lr 3e-5
+Steps:   160,000 updates, 1,500 of them warm-up
+Data:    ADE20K, 20,210 images, 126.7 times
+Cost:    5,790 GFLOP an image forward and backward; 33 GPU hours of an A100 at 40 %
 
-Time:    about 1.6 times upernet_512_ade20k_160k.py (5,790 GFLOP an image)
-Shorter: --cfg-options train_cfg.max_iters=80000 param_scheduler.1.end=80001
 Differs: from the released upernet_beit_base_12_640_slide_160k_ade20k_pt2ft.py in weight decay, which leaves the class
-         token alone, and in bfloat16 instead of float16. Tests run in bfloat16; the released 53.61 and 54.26 are of
-         float32 (--cfg-options model.test_cfg.precision=float32). As there, images are normalised with ImageNet's
-         statistics, though the weights come from images normalised with 0.5 (the log warns).
+         token alone, and in bfloat16 instead of float16. Tests run in bfloat16; the released figures are of float32
+         (--cfg-options model.test_cfg.precision=float32). As there, images are normalised with ImageNet's statistics,
+         though the weights come from images normalised with 0.5 (the log warns).
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

@@ -1,30 +1,31 @@
 """BEiT+ Large with UperNet on ADE20K at 640 pixels after ImageNet-22K: `beit_large_patch16_640_pt22k_ft22ktoade20k`.
 
-Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
-         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
-         tools/dist_train.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py 8
-         The last alone, from the released weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
-Batch:   8 GPUs x 1 x 2 accumulated = 16 images, lr 2e-5
-Steps:   160,000, 126.7 times through ADE20K with 20,210 images; warm-up 1,500
-Writes:  work_dirs/beit_plus_upernet_large_640_ade20k_160k_after_in22k/iter_320000.pth
-Model:   ViT-Large, relative position bias in every block, LayerScale, 441,271,084 parameters; 640 x 640 pixels
-Test:    tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py CHECKPOINT 8 [--tta]
 Result:  56.7 ADE20K mIoU, single scale (paper, comparison with supervised pretraining)
-         56.7 ADE20K mIoU, single scale (microsoft/unilm README)
          57.0 ADE20K mIoU, all scales with flip (paper, comparison with supervised pretraining)
+         56.7 ADE20K mIoU, single scale (microsoft/unilm README)
          57.0 ADE20K mIoU, all scales with flip (microsoft/unilm README)
          56.33 ADE20K mIoU, single scale (mmsegmentation metafile, of its own training)
          56.84 ADE20K mIoU, all scales with flip (mmsegmentation metafile, of its own training)
+Model:   ViT-Large, relative position bias in every block, LayerScale, 441,271,084 parameters; 640 x 640 pixels
+Command: tools/dist_train.sh configs/beit_plus/pretrain_large_in22k_150e.py 16
+         tools/dist_train.sh configs/beit_plus/finetune_large_in22k_90e.py 16
+         tools/dist_train.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py 8
+         The last from the released weights:
+           --cfg-options model.backbone.init_cfg.checkpoint=beit_large_patch16_224_pt22k_ft22k.pth
+Test:    tools/dist_test.sh configs/beit_plus/upernet_large_640_ade20k_160k_after_in22k.py \
+           work_dirs/beit_plus_upernet_large_640_ade20k_160k_after_in22k/iter_320000.pth 8 [--tta]
+Batch:   8 GPUs x 1, an update every 2 batches = 16 images, lr 2e-5
+Steps:   160,000 updates, as max_iters counts 320,000 batches, 1,500 of them warm-up
+Data:    ADE20K, 20,210 images, 126.7 times
+Cost:    11,978 GFLOP an image forward and backward; 68 GPU hours of an A100 at 40 %
 
-Time:    about twice upernet_640_ade20k_160k_after_in22k.py
+Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py as
+         upernet_640_ade20k_160k_after_in22k.py from its own, and in bfloat16 tests (--cfg-options
+         model.test_cfg.precision=float32). Steps, warm-up and schedule count batches, as there: 320,000, and the rate
+         falls to the last of them (mmseg's config ends it at half). A single process needs batches of two: batch norm
+         has nothing to compare in a map of one pixel.
 Options: With room for two images a GPU: --cfg-options train_dataloader.batch_size=2 optim_wrapper.accumulative_counts=1
          train_cfg.max_iters=160000 param_scheduler.0.end=1501 param_scheduler.1.end=160001
-Shorter: --cfg-options train_cfg.max_iters=160000 param_scheduler.1.end=160001
-Differs: from the released upernet_beit_large_24_640_slide_160k_ade20k_pt2ft.py as the base config from its own, and in
-         bfloat16 tests (--cfg-options model.test_cfg.precision=float32). Steps, warm-up and schedule count batches, as
-         there: 320,000, and the rate falls to the last of them (mmseg's config ends it at half). A single process needs
-         batches of two: batch norm has nothing to compare in a map of one pixel.
 """
 _base_ = [
     '../_base_/models/upernet_base.py',

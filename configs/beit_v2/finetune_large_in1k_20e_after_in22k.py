@@ -1,21 +1,22 @@
 """BEiT v2 Large fine-tuned on ImageNet-1K after ImageNet-22K: `beitv2_large_patch16_224_pt1k_ft21kto1k`.
 
-Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
-         tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
-         tools/dist_train.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py 8
-         The last alone, from the released weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k.pth
-Batch:   8 GPUs x 64 x 2 accumulated = 1024 images, lr 7e-5
-Steps:   20 epochs x 1,251 = 25,020, ImageNet-1K with 1,281,167 images; warm-up 6,255
-Writes:  work_dirs/beit_v2_finetune_large_in1k_20e_after_in22k/epoch_20.pth
-Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
 Result:  88.4 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 README)
          98.6 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 README)
          88.370 ImageNet-1K top-1 at 224 pixels (microsoft/unilm beit2 get_started_for_image_classification.md)
          98.578 ImageNet-1K top-5 at 224 pixels (microsoft/unilm beit2 get_started_for_image_classification.md)
+Model:   ViT-Large, relative position bias in every block, LayerScale, 304,430,568 parameters; 224 x 224 pixels
+Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
+         tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
+         tools/dist_train.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py 8
+         The last from the released weights:
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k_ft21k.pth
+Test:    tools/dist_test.sh configs/beit_v2/finetune_large_in1k_20e_after_in22k.py \
+           work_dirs/beit_v2_finetune_large_in1k_20e_after_in22k/epoch_20.pth 8
+Batch:   8 GPUs x 64, an update every 2 batches = 1024 images, lr 7e-5
+Steps:   20 epochs x 1,251 = 25,020 updates, 6,255 of them warm-up
+Data:    ImageNet-1K, 1,281,167 images
+Cost:    369 GFLOP an image forward and backward; 21 GPU hours of an A100 at 40 %
 
-Time:    about 2.3 times finetune_in1k_30e_after_in22k.py (370 against 105 GFLOP an image)
-Shorter: finetune_in1k_30e_after_in22k.py
 Differs: from finetune_in1k_30e_after_in22k.py in the model, rate, layer decay, stochastic depth and length, as the
          released command
 """

@@ -1,19 +1,19 @@
 """BEiT v2 Large fine-tuned on ImageNet-22K, 90 epochs: released `beitv2_large_patch16_224_pt1k_ft21k`.
 
+Result:  88.4 ImageNet-1K top-1 at 224 pixels, by finetune_large_in1k_20e_after_in22k.py (microsoft/unilm beit2 README)
+         57.5 ADE20K mIoU, single scale, by upernet_large_512_ade20k_160k_after_in22k.py (microsoft/unilm beit2 README)
+Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,593 parameters; 224 x 224 pixels
 Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
          tools/dist_train.sh configs/beit_v2/finetune_large_in22k_90e.py 32
-         The last alone, from the released weights: --cfg-options
-         model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
+         The last from the released weights:
+           --cfg-options model.backbone.init_cfg.checkpoint=beitv2_large_patch16_224_pt1k.pth
 Batch:   32 GPUs x 128 = 4096 images, lr 6e-4
-Steps:   90 epochs x 3,466 = 311,940, ImageNet-22K with 14,197,122 images; warm-up 69,320
-Writes:  work_dirs/beit_v2_finetune_large_in22k_90e/epoch_90.pth
-Model:   ViT-Large, relative position bias in every block, LayerScale, 325,792,593 parameters; 224 x 224 pixels
-Result:  88.4 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit2 README)
+Steps:   90 epochs x 3,466 = 311,940 updates, 69,320 of them warm-up
+Data:    ImageNet-22K, 14,197,122 images
+Cost:    369 GFLOP an image forward and backward; 1,051 GPU hours of an A100 at 40 %
 
-Time:    about 3.5 times finetune_in22k_90e.py (370 against 105 GFLOP an image)
-Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
-Shorter: finetune_in22k_90e.py
 Differs: from finetune_in22k_90e.py in the model and in stochastic depth, as the released command
+Options: On 16 GPUs: --cfg-options optim_wrapper.accumulative_counts=2
 """
 _base_ = [
     '../_base_/models/finetune_base.py',

@@ -1,20 +1,20 @@
 """BEiT v2 Large, 1600 epochs on ImageNet-1K: the released checkpoint `beitv2_large_patch16_224_pt1k`.
 
-Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
-Batch:   16 GPUs x 128 = 2048 images, lr 1.5e-3
-Steps:   1600 epochs x 625 = 1,000,000, ImageNet-1K with 1,281,167 images; warm-up 6,250
-Writes:  work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth
+Result:  87.3 ImageNet-1K top-1 at 224 pixels, by finetune_large_in1k_50e.py (microsoft/unilm beit2 README)
+         56.7 ADE20K mIoU, single scale, by upernet_large_512_ade20k_160k.py (microsoft/unilm beit2 README)
 Model:   ViT-Large, shared relative position bias, LayerScale, 336,728,512 parameters; 224 x 224 pixels, 75 of 196
            patches masked
-Result:  87.3 ImageNet-1K top-1 at 224 pixels after fine-tuning (microsoft/unilm beit2 README)
-         98.2 ImageNet-1K top-5 at 224 pixels after fine-tuning (microsoft/unilm beit2 README)
-         56.7 ADE20K mIoU with UperNet after fine-tuning, single scale (microsoft/unilm beit2 README)
+Command: tools/dist_train.sh configs/beit_v2/pretrain_large_1600e.py 16
+Test:    tools/dist_test.sh configs/beit_v2/pretrain_large_1600e.py \
+           work_dirs/beit_v2_pretrain_large_1600e/epoch_1600.pth 16
+Batch:   16 GPUs x 128 = 2048 images, lr 1.5e-3
+Steps:   1600 epochs x 625 = 1,000,000 updates, 6,250 of them warm-up
+Data:    ImageNet-1K, 1,281,167 images
+Cost:    427 GFLOP an image forward and backward; 1,947 GPU hours of an A100 at 40 %
 
-Time:    about three times pretrain_1600e.py
-Options: As released, on 64 GPUs: --cfg-options train_dataloader.batch_size=32
-Shorter: pretrain_large_300e.py
 Differs: from pretrain_1600e.py in the model, LayerScale from 1e-5, and patches taken after block 21 of 24;
          from the released command as pretrain_1600e.py
+Options: As released, on 64 GPUs: --cfg-options train_dataloader.batch_size=32
 """
 _base_ = [
     '../_base_/models/mim_v2_base.py',

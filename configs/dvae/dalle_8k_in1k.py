@@ -1,23 +1,21 @@
 """DALL-E's tokenizer, trained on ImageNet-1K images: its networks, likelihood and schedules.
 
-Command: tools/dist_train.sh configs/dvae/dalle_8k_in1k.py 16
-Batch:   16 GPUs x 32 = 512 images, lr 1e-4
-Steps:   3,000,000, 1198.9 times through ImageNet-1K with 1,281,167 images
-Writes:  work_dirs/dalle_8k_in1k/iter_3000000.pth
+Result:  0.0856 mean absolute error of normalised RGB values on ImageNet-1K, resolution and range not stated (paper,
+           tokenizer table)
 Model:   DALL-E's discrete VAE, 97,616,006 parameters; 256 x 256 pixels
-Result:  0.0856 mean absolute error of normalised RGB values on ImageNet-1K (paper, tokenizer table, of DALL-E's own
-           weights; resolution and range not stated)
+Command: tools/dist_train.sh configs/dvae/dalle_8k_in1k.py 16
+Test:    tools/dist_test.sh configs/dvae/dalle_8k_in1k.py work_dirs/dalle_8k_in1k/iter_3000000.pth 16
+Batch:   16 GPUs x 32 = 512 images, lr 1e-4
+Steps:   3,000,000 updates
+Data:    ImageNet-1K, 1,281,167 images, 1198.9 times
 
-Anneal:  temperature 1 to 1/16 over the first 150,000 steps, KL weight 0 to 6.6 over the first 5,000,
-         lr to 1.25e-6 over the first 1,200,000 (DALL-E paper, appendix A)
-Test:    python tools/test.py configs/dvae/dalle_8k_in1k.py CHECKPOINT
-         DALL-E's own weights: python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options
-           model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
-         At 112 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=112
-Time:    long: 1.7 TFLOP an image forward and backward, 2.7e21 FLOP in all; DALL-E's own weights save it
-Shorter: discrete_vae_8k_in1k.py
 Differs: from DALL-E in the images (theirs were 250 million of the web), in the crop (a random box of at least 40 % of
          the image, antialiased bicubic) and in float32 (theirs: mixed precision)
+Anneal:  temperature 1 to 1/16 over the first 150,000 steps, KL weight 0 to 6.6 over the first 5,000,
+         lr to 1.25e-6 over the first 1,200,000 (DALL-E paper, appendix A)
+Options: DALL-E's own weights: python tools/test.py configs/dvae/dalle_8k_in1k.py --cfg-options
+           model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
+         At 112 pixels: --cfg-options test_dataloader.dataset.pipeline.1.size=112
 """
 _base_ = ['../_base_/datasets/mim_in1k.py', '../_base_/default_runtime.py']
 

@@ -10,8 +10,6 @@ from facts import FINETUNING, PRETRAINING, SEGMENTATION, predecessors, read
 from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
 from mmpretrain.registry import PARAM_SCHEDULERS
 
-from beit_mm.engine.optim import BEiTOptimWrapperConstructor
-
 IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
 GROUPS = 'beit_mm.BEiTOptimWrapperConstructor'
@@ -264,26 +262,6 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
 
     check_all(names, check_one)
     assert set(names) - set(starts) == {'ablation/scratch_in1k_300e.py'}
-
-
-@pytest.mark.parametrize(
-    'name', ['beit/setr_pup_512_ade20k_160k.py', 'beit_plus/upernet_large_640_ade20k_160k_after_in22k.py']
-)
-def test_every_layer_of_a_segmentor_learns_at_its_rate(name):
-    """Necks and heads at the full one. Vectors, class token and positions do not decay, as they do by the mistake of
-    the released segmentation."""
-    row, model, wrapper = KINDS['segmentation'][name], build_on_meta(name), load_config(name).optim_wrapper.to_dict()
-    wrapper['optimizer']['fused'], depth, seen = False, model.backbone.num_layers, set()
-    paramwise, _ = wrapper.pop('paramwise_cfg'), wrapper.pop('constructor')
-    for group in BEiTOptimWrapperConstructor(wrapper, paramwise)(model).optimizer.param_groups:
-        for part, parameter in zip(group['names'], group['params'], strict=True):
-            seen.add(part)
-            in_block = part.startswith('backbone.blocks.')
-            layer = int(part.split('.')[2]) + 1 if in_block else 0 if part.startswith('backbone.') else depth + 1
-            assert group['lr'] == pytest.approx(row.lr * row.decay ** (depth + 1 - layer)), part
-            exempt = parameter.dim() <= 1 or part in ('backbone.cls_token', 'backbone.pos_embed')
-            assert group['weight_decay'] == (0 if exempt else 0.05), part
-    assert seen == {part for part, _ in model.named_parameters()}
 
 
 @pytest.mark.parametrize('name', PROBES)

@@ -27,7 +27,7 @@ from beit_mm.terminal import UserError, run, with_bar
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 NUM_IMAGES = dict(train=1_281_167, val=50_000)
 RELEASES = {21_841: 'fall 2011', 19_167: 'winter 2021'}  # of ImageNet-22K, by their classes
-CONFIG_CLASSES = 21_841  # in configs/beit_plus/intermediate_*in22k_90e.py
+CONFIG_CLASSES = 21_841  # in configs/beit_plus/finetune_*in22k_90e.py
 SYNSET = re.compile(r'n\d{8}')  # name of a class
 
 
@@ -106,7 +106,7 @@ def unpack_22k(source: Path, target: Path) -> None:
     if count not in RELEASES:
         releases = ' or '.join(f'{number:,} ({name})' for number, name in RELEASES.items())
         raise UserError(f'{target} holds {count:,} classes, expected {releases}; if it is meant, train with {options}')
-    advice = '' if count == CONFIG_CLASSES else f'; train configs/beit_plus/intermediate_*in22k_90e.py with {options}'
+    advice = '' if count == CONFIG_CLASSES else f'; train configs/beit_plus/finetune_*in22k_90e.py with {options}'
     print(f'{target}: {count:,} classes, the release of {RELEASES[count]}{advice}')
 
 

@@ -1,0 +1,356 @@
+"""What a config makes, computed from it: architecture, batch, steps, cost, what comes before it and what was published.
+
+configs/paper_tables.yml has the published figures, configs/*/metafile.yml the addresses of released weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = tuple(f'configs/{name}' for name in ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae'))
+DATASETS = {  # data_root -> name, training images
+    'data/imagenet/train': ('ImageNet-1K', 1_281_167),
+    'data/imagenet22k/train': ('ImageNet-22K', 14_197_122),
+    'data/cifar100/train': ('CIFAR-100', 50_000),
+    'data/ade20k': ('ADE20K', 20_210),
+}
+CARD = ('an A100', 312e12, 0.4)  # name, FLOP/s in bfloat16, the share of it that a training reaches
+TABLES = 'configs/paper_tables.yml'
+
+
+def list_configs(*folders: str) -> list[str]:
+    """The configs of the folders, of all unless named, relative to the root."""
+    return sorted(
+        path.relative_to(ROOT).as_posix() for folder in folders or FOLDERS for path in (ROOT / folder).glob('*.py')
+    )
+
+
+@functools.cache
+def load(config: str) -> Config:
+    from mmengine.config import Config
+
+    return Config.fromfile(ROOT / config)
+
+
+def work_dir(config: str) -> str:
+    return load(config).get('work_dir', f'work_dirs/{Path(config).stem}')
+
+
+def last_checkpoint(config: str) -> str:
+    loop = load(config).train_cfg
+    return f'{work_dir(config)}/' + (
+        f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
+    )
+
+
+def model_of(config: str) -> dict:
+    return load(config).model
+
+
+def checkpoint_of(config: str) -> str | None:
+    """The file that a config starts from, else the one that its tokenizer is in."""
+    model = model_of(config)
+    tokenizer = model.get('target_generator') or {}
+    init = model.get('backbone', {}).get('init_cfg') or {}
+    return load(config).load_from or init.get('checkpoint') or tokenizer.get('checkpoint')
+
+
+def previous(config: str) -> str | None:
+    """The config whose last checkpoint this one starts from, or takes its tokenizer from."""
+    if (checkpoint := checkpoint_of(config)) is None:
+        return None
+    found = [other for other in list_configs() if last_checkpoint(other) == checkpoint]
+    return found[0] if found else sys.exit(f'{config} starts from {checkpoint}, which no config writes')
+
+
+class Figure(NamedTuple):
+    """A published number and what makes it."""
+
+    value: str
+    task: str
+    source: str
+    config: str
+    start: str  # a config or an address; empty: what the config names itself
+    options: dict[str, str]
+
+
+@functools.cache
+def figures() -> list[Figure]:
+    """All published figures that a config makes, the paper's first."""
+    import yaml
+
+    data = yaml.safe_load((ROOT / TABLES).read_text())
+    found = []
+    for table in data['tables'].values():
+        for row in table['rows']:
+            quoted = f', quoted from {row["quoted"]}' if 'quoted' in row else ''
+            for column, config in row.get('configs', {}).items():
+                config, key = f'configs/{config}', table['columns'][column]
+                start = row.get('start', {}).get(column, '')
+                if not (value := row.get('paper', {}).get(column)):
+                    continue
+                task = data['tasks'][key['metric']].format(
+                    data=dataset_of(config)[0],
+                    size=model_of(config).get('backbone', {}).get('img_size', 224),
+                    layer=model_of(config).get('layers', 0) + 1,
+                    scales='all scales with flip' if key.get('tta') else 'single scale',
+                )
+                start = f'configs/{start}' if start.endswith('.py') else start
+                start = '' if start == previous(config) else start
+                source = f'paper, {table["source"]}{quoted}'
+                found.append(Figure(value, task, source, config, start, row.get('options', {}).get(column, {})))
+    for config, rows in data['others'].items():
+        found += [Figure(row['value'], row['task'], row['source'], f'configs/{config}', '', {}) for row in rows]
+    return found
+
+
+def results(config: str) -> list[tuple[str, str, str]]:
+    """Value, task and source: of the config itself, then from others' weights, then of what starts from it."""
+    own, later = {}, {}
+    for figure in sorted(figures(), key=lambda figure: bool(figure.start)):
+        if figure.config == config and not figure.start.startswith('configs/'):
+            task = figure.task + (f', from {Path(figure.start).name}' if figure.start else '')
+            own.setdefault((figure.value, task, figure.source))
+        elif config == (figure.start or previous(figure.config)) and not re.search('top-5|all scales', figure.task):
+            task = f'{figure.task}, by {short(figure.config, config)}'
+            later.setdefault(task, (figure.value, task, figure.source))  # the first of each
+    return [*own, *later.values()]
+
+
+def short(config: str, beside: str) -> str:
+    """The name of a config in the header of another."""
+    path = Path(config)
+    return path.name if path.parent == Path(beside).parent else f'{path.parent.name}/{path.name}'
+
+
+def bare_model(config: str) -> dict:
+    """The model's config without weights of files, and without what only a training needs."""
+    model = {
+        key: value for key, value in model_of(config).to_dict().items() if key not in ('data_preprocessor', 'train_cfg')
+    }
+    if tokenizer := model.get('target_generator'):
+        weights = dict(checkpoint=None) if tokenizer['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True)
+        model['target_generator'] = {**tokenizer, **weights}
+    if 'backbone' in model:
+        model['backbone'] = {key: value for key, value in model['backbone'].items() if key != 'init_cfg'}
+    return model
+
+
+def parameters(config: str) -> int:
+    """Parameters of the model, without those of the tokenizer that makes its targets."""
+    return counted(config)[0]
+
+
+def architecture(config: str) -> str:
+    model = model_of(config)
+    if 'backbone' not in model:
+        return (
+            "DALL-E's discrete VAE"
+            if model.arch == 'dalle'
+            else 'discrete VAE of strided convolutions and residual blocks'
+        )
+    backbone = model.backbone
+    parts = [f'ViT-{backbone.arch.capitalize()}']
+    if backbone.get('abs_pos_embed', True):
+        parts.append('absolute position embedding')
+    if bias := backbone.get('rel_pos_bias'):
+        parts.append('shared relative position bias' if bias == 'shared' else 'relative position bias in every block')
+    if backbone.get('layer_scale_init'):
+        parts.append('LayerScale')
+    return ', '.join(parts)
+
+
+def batch_of(config: str) -> tuple[int, int, int, int]:
+    """GPUs, images of a GPU, batches that are accumulated, images of a step."""
+    cfg = load(config)
+    images, accumulated = cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1)
+    total = cfg.auto_scale_lr.base_batch_size
+    return total // (images * accumulated), images, accumulated, total
+
+
+def dataset_of(config: str) -> tuple[str, int]:
+    return DATASETS[load(config).train_dataloader.dataset.data_root]
+
+
+def input_of(config: str) -> str:
+    """Size of the images and what is masked."""
+    steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
+    backbone = model_of(config).get('backbone')
+    size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
+    masks = [
+        f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
+        for name, step in steps.items()
+        if name.endswith('Mask')
+    ]
+    return f'{size} x {size} pixels' + ''.join(masks)
+
+
+def rate_of(config: str) -> str:
+    """The peak learning rate as it is written in configs: 1.5e-3."""
+    mantissa, exponent = f'{load(config).optim_wrapper.optimizer.lr:e}'.split('e')
+    return f'{float(mantissa):g}e{int(exponent)}'
+
+
+def command_lines(config: str) -> list[str]:
+    """All commands from data to this row, in order."""
+    chain = [config]
+    while (before := previous(chain[0])) is not None:
+        chain.insert(0, before)
+    lines = [f'tools/dist_train.sh {step} {batch_of(step)[0]}' for step in chain]
+    starts = {figure.start: None for figure in figures() if figure.config == config and '://' in figure.start}
+    found = released_weights(chain[-2]) if len(chain) > 1 else []
+    released = [weights['URL'] for weights in found if weights['Source'] == 'microsoft/unilm']
+    lines += [f'The last from {"other" if starts else "the released"} weights:'] * bool(starts or released)
+    for url in [*released, *starts]:
+        name = url if url in starts else url.rsplit('/', 1)[1]
+        lines.append(f'  --cfg-options model.backbone.init_cfg.checkpoint={name}')
+    return lines
+
+
+def later_lines(config: str) -> list[str]:
+    """Commands of the rows that start from this config's checkpoint with a config that names another."""
+    commands = {}
+    for figure in figures():
+        if figure.start == config:
+            name = figure.config
+            commands[name] = continued(
+                f'tools/dist_train.sh {name} {batch_of(name)[0]}',
+                f'--work-dir {work_dir(name)}_after_{Path(config).stem}',
+                f'--cfg-options model.backbone.init_cfg.checkpoint={last_checkpoint(config)}',
+                *(f'{key}={value}' for key, value in figure.options.items()),
+            )
+    return [line for lines in commands.values() for line in lines]
+
+
+def test_lines(config: str) -> list[str]:
+    """The command that tests the last checkpoint; none where there are no images to test on."""
+    cfg = load(config)
+    if not cfg.get('test_dataloader'):
+        return []
+    end = f'{last_checkpoint(config)} {batch_of(config)[0]}' + ' [--tta]' * (cfg.default_scope == 'mmseg')
+    return continued(f'tools/dist_test.sh {config}', end)
+
+
+def continued(*parts: str) -> list[str]:
+    """A command in one line where it fits beside a header's labels, else in a line for each part."""
+    if len(line := ' '.join(parts)) <= 120 - 9:
+        return [line]
+    return [f'{"  " * (index > 0)}{part}' + ' \\' * (part is not parts[-1]) for index, part in enumerate(parts)]
+
+
+def batch_line(config: str) -> str:
+    gpus, images, accumulated, total = batch_of(config)
+    text = f'{gpus} GPUs x {images}'
+    text += f', an update every {accumulated} batches' if accumulated > 1 else ''
+    return f'{text} = {total} images, lr {rate_of(config)}'
+
+
+def updates_of(config: str) -> tuple[int, int]:
+    """Optimizer steps of the run, and of its warm-up."""
+    cfg, (_, _, accumulated, total) = load(config), batch_of(config)
+    of_epoch = dataset_of(config)[1] // total
+    first, last = cfg.param_scheduler[0], cfg.param_scheduler[-1]
+    steps = (
+        cfg.train_cfg.max_epochs * of_epoch if 'max_epochs' in cfg.train_cfg else cfg.train_cfg.max_iters // accumulated
+    )
+    if first.type != 'LinearLR':
+        return steps, 0
+    # PolyLR arrives one batch before its `end`, and the warm-up beside it too.
+    by_epoch = first.get('convert_to_iter_based')
+    return steps, first.end * of_epoch if by_epoch else (first.end - (last.type == 'PolyLR')) // accumulated
+
+
+def step_line(config: str) -> str:
+    loop, (steps, warmup) = load(config).train_cfg, updates_of(config)
+    text = f'{steps:,} updates'
+    if 'max_epochs' in loop:
+        text = f'{loop.max_epochs} epochs x {steps // loop.max_epochs:,} = {text}'
+    elif loop.max_iters != steps:
+        text += f', as max_iters counts {loop.max_iters:,} batches'
+    return text + (f', {warmup:,} of them warm-up' if warmup else '')
+
+
+def data_line(config: str) -> str:
+    (name, images), (steps, _), total = dataset_of(config), updates_of(config), batch_of(config)[3]
+    times = '' if 'max_epochs' in load(config).train_cfg else f', {steps * total / images:.1f} times'
+    return f'{name}, {images:,} images{times}'
+
+
+@functools.cache
+def count(model: str, scope: str, views: str) -> tuple[int, float]:
+    """Parameters, and FLOP of an image forward and backward; the model, its masks and crops are given as JSON."""
+    from mmengine.config import Config
+
+    cfg = Config(
+        dict(
+            model=json.loads(model),
+            default_scope=scope,
+            train_dataloader=dict(dataset=dict(pipeline=json.loads(views))),
+        )
+    )
+    if 'backbone' not in cfg.model:  # a tokenizer, of which no arithmetic is counted
+        import torch
+
+        from beit_mm.registry import MODELS
+
+        with torch.device('meta'):
+            return sum(p.numel() for p in MODELS.build(cfg.model).parameters()), 0.0
+    from flops import count_config
+
+    numbers, flops, _ = count_config(cfg)
+    once = flops['tokenizer'] + flops['teacher']  # forward only
+    if cfg.model.type == 'beit_mm.LinearProbe':
+        once = flops.total() - flops['head']
+    return numbers.total() - numbers['tokenizer'], once + 3 * (flops.total() - once)
+
+
+def counted(config: str) -> tuple[int, float]:
+    cfg, model = load(config), bare_model(config)
+    for key in ('drop_path_rate', 'interpolate_mode'):  # which change neither number
+        model.get('backbone', {}).pop(key, None)
+    pipeline = cfg.train_dataloader.dataset.pipeline
+    views = [step for step in pipeline if step.type.endswith('Mask') or step.type == 'beit_mm.MultiCrop']
+    return count(json.dumps(model), cfg.default_scope, json.dumps(views))
+
+
+def cost_lines(config: str) -> list[str]:
+    """Arithmetic of an image, and the GPU hours of the run on a card that is named; none for tokenizers."""
+    (_, of_image), (name, peak, share) = counted(config), CARD
+    if not of_image:
+        return []
+    hours = of_image * updates_of(config)[0] * batch_of(config)[3] / (peak * share) / 3600
+    shown = f'{hours:,.0f}' if hours >= 10 else f'{hours:.1f}'
+    arithmetic = f'{of_image / 1e9:,.0f} GFLOP an image forward and backward'
+    return [f'{arithmetic}; {shown} GPU hours of {name} at {share * 100:.0f} %']
+
+
+@functools.cache
+def metafile_entries(folder: str) -> dict[str, str]:
+    """Config -> text of its entry in the folder's metafile."""
+    text = (ROOT / folder / 'metafile.yml').read_text()
+    parts = re.split(r'^(?=  - Name: )', text, flags=re.M)[1:]
+    return {re.search(r'Config: (\S+)', entry)[1]: entry for entry in parts}
+
+
+@functools.cache
+def entries(config: str) -> dict:
+    """The entry of a config, all values as they are written."""
+    text = metafile_entries(str(Path(config).parent)).get(config, '  - {}')
+    import yaml
+
+    return yaml.load(text, yaml.BaseLoader)[0]
+
+
+def released_weights(config: str) -> list[dict]:
+    """The released files of a config's model; tokenizers stand elsewhere."""
+    released = entries(config).get('Released Weights', []) if 'backbone' in model_of(config) else []
+    return [weights for weights in released if not weights['Fits'].startswith('target_generator')]
