@@ -26,28 +26,6 @@ def test_means_run_over_patches_not_images():
     assert result['position_entropy'] <= result['token_entropy']
 
 
-def drawn(number: int, positions: int, vocab_size: int, peak: float) -> tuple[np.ndarray, float]:
-    """Tokens (number, positions), of which each position prefers another, and the entropy at a position."""
-    random = np.random.default_rng(0)
-    shares = np.full((positions, vocab_size), (1 - peak) / (vocab_size - 1))
-    shares[np.arange(positions), random.permutation(vocab_size)[:positions]] = peak
-    tokens = np.stack([random.choice(vocab_size, number, p=each) for each in shares], axis=1)
-    return tokens, -(shares[0] * np.log(shares[0])).sum()
-
-
-def test_many_images_have_the_entropy_of_their_positions():
-    tokens, truth = drawn(4000, positions=20, vocab_size=50, peak=0.6)
-    assert position_entropy(tokens) == pytest.approx(truth, abs=0.03)
-    assert entropy(tokens.ravel()) > truth + 1  # position says much here
-
-
-def test_few_images_do_not_make_positions_seem_to_say_more_than_they_do():
-    tokens, truth = drawn(100, positions=100, vocab_size=1000, peak=0.2)
-    counted = np.mean([entropy(column) for column in tokens.T])  # at most ln 100
-    assert counted < truth - 1
-    assert truth - 0.1 < position_entropy(tokens) < entropy(tokens.ravel())
-
-
 def test_a_token_is_guessed_by_the_other_images():
     tokens = np.random.default_rng(0).integers(0, 5, size=(12, 3))
     losses = []

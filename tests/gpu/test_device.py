@@ -1,7 +1,4 @@
-"""What only a CUDA device can show: half precision, fused attention, memory formats, compilation, several devices.
-
-python -m pytest -m gpu
-"""
+"""What only a CUDA device can show: half precision, fused attention, compilation, several devices."""
 
 import copy
 import os
@@ -40,12 +37,18 @@ def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
+def pretrainer(rel_pos_bias: str | None = None) -> torch.nn.Module:
+    config = narrow_model()
+    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
+    return MODELS.build(config).to(DEVICE).train()
+
+
 def make_wrapper(model: torch.nn.Module, dtype: str) -> AutocastOptimWrapper:
     return AutocastOptimWrapper(dtype, optimizer=torch.optim.AdamW(model.parameters(), 1e-3, fused=True))
 
 
 def test_float16_trains_and_an_overflow_only_lowers_the_scale():
-    model = MODELS.build(narrow_model()).to(DEVICE).train()
+    model = pretrainer()
     wrapper = make_wrapper(model, 'float16')
     losses = []
     for _ in range(20):
@@ -111,9 +114,7 @@ def test_fused_attention_with_bias_is_the_formula():
 
 @pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
 def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias):
-    config = narrow_model()
-    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
-    model = MODELS.build(config).to(DEVICE).train()
+    model = pretrainer(rel_pos_bias)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = compiled_in_training(model, model.loss, {})
@@ -125,9 +126,7 @@ def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias):
 
 @pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
 def test_a_whole_step_waits_for_nothing(rel_pos_bias):
-    config = narrow_model()
-    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
-    model = MODELS.build(config).to(DEVICE).train()
+    model = pretrainer(rel_pos_bias)
     wrapper = make_wrapper(model, 'bfloat16')
     logs = RuntimeInfoHook()
     logs.intervals = [50]
@@ -192,14 +191,10 @@ def test_two_devices_keep_the_same_weights():
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
-    context = mp.get_context('spawn')
-    results = context.Queue()
-    processes = [context.Process(target=train_on_two, args=(rank, port, results)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    weights = dict(results.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(60)
+    results = mp.get_context('spawn').Queue()
+    processes = mp.spawn(train_on_two, args=(port, results), nprocs=2, join=False)
+    weights = dict(results.get(timeout=120) for _ in range(2))
+    processes.join(60)
     assert torch.equal(weights[0], weights[1])
     torch.manual_seed(0)
     assert not torch.equal(weights[0], MODELS.build(narrow_model()).head.lm_head.weight)

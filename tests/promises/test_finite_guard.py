@@ -153,7 +153,7 @@ class Poison:
     """Makes the first pixel of the images in a list NaN."""
 
     def __init__(self, paths):
-        self.paths = list(paths)
+        self.paths = paths
 
     def __call__(self, results):
         results['img'] = results['img'].astype(np.float32)
@@ -172,7 +172,6 @@ def poisoned_run(folder: Path, work_dir: Path, paths: list[str], **changes: obje
     config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=12)
     config.randomness = dict(seed=3)
     config.val_cfg = config.val_dataloader = config.val_evaluator = None
-    config.test_cfg = config.test_dataloader = config.test_evaluator = None
     config.param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=12, by_epoch=False)]
     config.optim_wrapper.optimizer = dict(type='AdamW', lr=1e-3, fused=True)
     config.optim_wrapper.accumulative_counts = 2

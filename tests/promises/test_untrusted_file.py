@@ -103,15 +103,15 @@ def test_code_is_refused_and_not_run(tmp_path, asked_for, attack, container):
 CALLED = """
     mmengine.logging.history_buffer.HistoryBuffer mmengine.config.config.ConfigDict argparse.Namespace
     collections.Counter collections.OrderedDict builtins.bytearray builtins.complex builtins.getattr builtins.set
-    _codecs.encode torch.Size torch.Tensor torch.device torch.serialization._get_layout
+    _codecs.encode torch.Size torch.Tensor torch.device torch.serialization._get_layout numpy.dtype numpy.ndarray
     torch._tensor._rebuild_from_type_v2 torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2
     torch._utils._rebuild_tensor_v3 torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
-    numpy.dtype numpy.ndarray numpy.core.multiarray.scalar numpy.core.multiarray._reconstruct
-    numpy._core.multiarray.scalar numpy._core.multiarray._reconstruct pathlib.PosixPath pathlib.WindowsPath
-    pathlib._local.PosixPath pathlib._local.WindowsPath dall_e.encoder.Encoder dall_e.encoder.EncoderBlock
-    dall_e.decoder.Decoder dall_e.decoder.DecoderBlock dall_e.utils.Conv2d torch.nn.modules.activation.ReLU
-    torch.nn.modules.container.Sequential torch.nn.modules.conv.Conv2d torch.nn.modules.linear.Identity
-    torch.nn.modules.pooling.MaxPool2d torch.nn.modules.upsampling.Upsample
+    numpy.core.multiarray.scalar numpy.core.multiarray._reconstruct numpy._core.multiarray.scalar
+    numpy._core.multiarray._reconstruct pathlib.PosixPath pathlib.WindowsPath pathlib._local.PosixPath
+    pathlib._local.WindowsPath dall_e.encoder.Encoder dall_e.encoder.EncoderBlock dall_e.decoder.Decoder
+    dall_e.decoder.DecoderBlock dall_e.utils.Conv2d torch.nn.modules.activation.ReLU torch.nn.modules.conv.Conv2d
+    torch.nn.modules.container.Sequential torch.nn.modules.linear.Identity torch.nn.modules.pooling.MaxPool2d
+    torch.nn.modules.upsampling.Upsample
 """.split()
 
 
@@ -321,16 +321,16 @@ def test_a_name_is_no_number_of_blocks(tmp_path):
             read()
 
 
-@pytest.mark.parametrize(
-    ('said', 'message'),
-    [
-        (dict(architecture=dict(num_heads=-2)), 'has -2 attention heads'),
-        (dict(architecture=dict(num_heads=3)), 'has 3 attention heads'),
-        (dict(architecture=dict(num_heads=[2])), 'TypeError'),
-        (dict(preprocessing=dict(mean=[1] * 4, std=[1])), 'mean and std of 4 channels, its patch embedding has 3$'),
-    ],
-)
-def test_what_no_tensor_bears_out_is_refused(tmp_path, said, message):
+NOT_BORNE_OUT = {
+    'has -2 attention heads': dict(architecture=dict(num_heads=-2)),
+    'has 3 attention heads': dict(architecture=dict(num_heads=3)),
+    'TypeError': dict(architecture=dict(num_heads=[2])),
+    'mean and std of 4 channels, its patch embedding has 3$': dict(preprocessing=dict(mean=[1] * 4, std=[1])),
+}
+
+
+@pytest.mark.parametrize(('message', 'said'), NOT_BORNE_OUT.items())
+def test_what_no_tensor_bears_out_is_refused(tmp_path, message, said):
     with pytest.raises(CheckpointError, match=message):
         FeatureExtractor(plain_file(tmp_path / 'w.pth', said), 'cpu')
 
