@@ -14,71 +14,62 @@ import json
 from pathlib import Path
 from typing import Any
 
-from beit_mm.terminal import quiet, run
+from beit_mm.terminal import Parser, quiet, run
 
 
 def main() -> None:
-    args = parse()
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('method', choices=['knn', 'linear', 'dense-knn', 'dense-linear'])
+    parser.add_argument('checkpoint', help='path or URL of any BEiT')
+    parser.add_argument('folders', nargs='+', help='TRAIN and VAL, folders of the same class folders; dense: ROOT')
+    parser.add_argument('--k', type=int, help='neighbours (default: 20; dense: 30)')
+    parser.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
+    parser.add_argument('--size', type=int, help="side, or short side, in pixels (default: the checkpoint's)")
+    parser.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='default: mean of patches')
+    parser.add_argument('--classes', default='classes.txt', help='dense: file of their names, below ROOT or not')
+    parser.add_argument('--keep-zero-label', action='store_true', help='dense: 0 is a class (default: unlabelled)')
+    parser.add_argument('--max-patches', type=int, default=50_000, help='dense: to learn from (default: 50000)')
+    parser.add_argument('--random', action='store_true', help='also the same architecture with random weights')
+    parser.add_argument('--seed', type=int, default=0, help='of random weights and of the choice of patches')
+    parser.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
+    parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+    args = parser.parse_args()
+    dense = args.method.startswith('dense-')
+    args.k = (30 if dense else 20) if args.k is None else args.k
+    if len(args.folders) != 2 - dense or min(args.k, args.size or 1) < 1:
+        parser.error('expected TRAIN and VAL, of dense methods ROOT alone; --k and --size from 1')
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
-        dense = args.method.startswith('dense-')
         extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense)
         models = {args.checkpoint: extractor}
         if args.random:
             models['random weights'] = extractor.with_random_weights(args.seed)
         report = {name: evaluate(model, dense, args) for name, model in models.items()}
-        print_table(report, 'miou' if dense else 'top1')
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(dict(method=args.method, results=report), indent=2) + '\n')
+    print_table(report, 'miou' if dense else 'top1')
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(dict(method=args.method, results=report), indent=2) + '\n')
 
 
 def evaluate(model: Any, dense: bool, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one set of weights."""
     from beit_mm.features.evaluation import evaluate_images, evaluate_patches
 
-    method, workers = args.method.removeprefix('dense-'), dict(workers=args.workers)
+    options: dict[str, Any] = dict(method=args.method.removeprefix('dense-'), layer=args.layer, k=args.k)
+    options['workers'] = args.workers
+    data = args.folders
     if dense:
-        folder = dict(data_root=args.root, classes=args.classes, reduce_zero_label=not args.keep_zero_label)
-        splits = [
+        folder = dict(data_root=data[0], classes=args.classes, reduce_zero_label=not args.keep_zero_label)
+        data = [
             dict(folder, data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'))
             for split in ('training', 'validation')
         ]
-        options = dict(k=args.k, max_patches=args.max_patches, seed=args.seed)
-        found = evaluate_patches(model, *splits, method, args.layer, **workers, **options)
+        found = evaluate_patches(model, *data, **options, max_patches=args.max_patches, seed=args.seed)
     else:
-        found = evaluate_images(model, args.train, args.val, method, args.layer, args.kind, args.k, **workers)
+        found = evaluate_images(model, *data, **options, kind=args.kind)
     return dict(found, layer=model.layer(args.layer))
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    methods = parser.add_subparsers(dest='method', required=True, metavar='knn | linear | dense-knn | dense-linear')
-    for method in ('knn', 'linear', 'dense-knn', 'dense-linear'):
-        dense, sub = method.startswith('dense-'), methods.add_parser(method)
-        sub.add_argument('checkpoint', help='path or URL of any BEiT')
-        if dense:
-            sub.add_argument('root', help='folder of images/ and annotations/')
-            sub.add_argument('--classes', default='classes.txt', help='file of their names, below ROOT or not')
-            sub.add_argument('--keep-zero-label', action='store_true', help='0 is a class (default: unlabelled)')
-            sub.add_argument('--max-patches', type=int, default=50_000, help='training patches (default: 50000)')
-        else:
-            sub.add_argument('train', help='folder of class folders')
-            sub.add_argument('val', help='folder of the same class folders')
-            sub.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='default: mean of patches')
-        sub.add_argument('--k', type=int, default=30 if dense else 20, help='neighbours (default: %(default)s)')
-        sub.add_argument('--layer', type=int, help='block, 0-based, negative from the end (default: at two thirds)')
-        sub.add_argument('--size', type=int, help="side, or short side, in pixels (default: the checkpoint's)")
-        sub.add_argument('--random', action='store_true', help='also the same architecture with random weights')
-        sub.add_argument('--seed', type=int, default=0, help='of random weights and of the choice of patches')
-        sub.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
-        sub.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
-        sub.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
-    args = parser.parse_args()
-    if min(args.k, args.size or 1) < 1:
-        parser.error('expected --k and --size from 1')
-    return args
 
 
 def print_table(report: dict[str, dict], figure: str) -> None:

@@ -62,12 +62,9 @@ class IndexWriter:
     def write(self, folder: Path) -> None:
         """Writes the index, which `image_folder.read_shards` reads, and prints how many images and classes there are.
 
-        It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards`,
-        the names of the S archives; `sizes` (S,), their bytes; `names` of the N images; `shard`, `offset`, `length`
-        (N,), the archive of each image, its first byte there, and its bytes; `label` (N,), its class, -1 for none;
-        `classes`, their names, none where .cls files number them.
-
-        The class of an image is the number in its .cls file; where no image has one, the first folder of its name.
+        It is an .npz file of plain arrays, texts as names in the file system's bytes, each ended by a NUL: `shards` and
+        their `sizes` in bytes; of each image `names`, `shard`, `offset`, `length` and `label`, -1 for none; `classes`,
+        none where .cls files number them. Where no image has a .cls file its class is the first folder of its name.
         """
         import numpy as np
 
@@ -106,11 +103,7 @@ def size_of(text: str) -> int:
 
 
 def scan(path: Path) -> list[tuple[str, int, int, int]]:
-    """Of each image of an archive the name, first byte, bytes, and number in its .cls file or -1; from headers alone.
-
-    Raises:
-        UserError: it is cut or compressed, or holds links, sparse files or other things than files and folders.
-    """
+    """Name, first byte, bytes, and number in a .cls file or -1 of each image of an archive, by its headers alone."""
     from beit_mm.datasets.image_folder import EXTENSIONS
     from beit_mm.files import readable
 
@@ -160,9 +153,6 @@ def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -
     """Writes the next images into an archive until it has `size` bytes.
 
     Equal images give equal archives: owner, mode and time are none of the files'.
-
-    Raises:
-        UnreadableImageError: a file is no regular one, or may not be read.
     """
     from beit_mm.datasets.reading import MAX_PIXELS, open_file, unreadable
 
@@ -178,11 +168,7 @@ def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -
 
 
 def write_shards(folder: Path, target: Path, size: int) -> None:
-    """Writes shards and index; whole shards of an earlier run are kept.
-
-    Raises:
-        UserError: the target holds other shards, or lies in the folder.
-    """
+    """Writes shards and index; whole shards of an earlier run are kept."""
     from beit_mm.datasets.image_folder import INDEX, list_images
     from beit_mm.files import atomic_file, remove_leftovers
 

@@ -32,11 +32,7 @@ SYNSET = re.compile(r'n\d{8}')  # name of a class
 
 
 def unpack_classes(source: Path, target: Path) -> None:
-    """Unpacks a tar archive, or a folder, of one archive a class; classes that are there are left as they are.
-
-    Raises:
-        UserError: it holds something else, or is damaged.
-    """
+    """Unpacks a tar archive, or a folder, of one archive a class; classes that are there are left as they are."""
     name = None
     try:
         for name, open_file in with_bar(class_archives(source), None):
