@@ -148,16 +148,20 @@ def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder):
 
 
 def test_unreadable_images_by_policy(folder):
-    (folder / 'blue/1.png').write_bytes(b'broken')
+    broken = [folder / name for name in ('blue/1.png', 'blue/2.png', 'green/0.png', 'red/2.png')]
+    for path in broken:
+        path.write_bytes(b'broken')
     for raising in ({}, dict(on_error='skip', test_mode=True)):
         with pytest.raises(UnreadableImageError, match='1.png'):
             unlabeled(folder, pipeline=PIPELINE, **raising)[1]
-    dataset = unlabeled(folder, pipeline=PIPELINE, on_error='skip')
-    first, again = dataset[1]['inputs'], dataset[1]['inputs']
-    assert first.pop('unreadable') == again.pop('unreadable') == str(folder / 'blue/1.png')
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    substitutes = {dataset[SampleKey(0, epoch, 1)]['inputs']['images'].float().mean().item() for epoch in range(8)}
-    assert len(substitutes) > 1  # not one image shown ever more often
+    dataset, colours = unlabeled(folder, pipeline=PIPELINE, on_error='skip'), set()
+    for epoch in range(8):
+        for index, path in zip((1, 2, 3, 8), broken, strict=True):  # the substitute may be broken too
+            first, again = (dataset[SampleKey(0, epoch, index)]['inputs'] for _ in range(2))
+            assert first.pop('unreadable') == again.pop('unreadable') == str(path)
+            assert all(torch.equal(first[key], again[key]) for key in first)
+        colours.add(first['images'].float().mean((0, 1)).argmax().item())
+    assert len(colours) > 1  # not one image shown ever more often
     for path in folder.rglob('*.png'):
         path.write_bytes(b'broken')
     with pytest.raises(UnreadableImageError, match='10 substitutes'):

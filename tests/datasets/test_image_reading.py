@@ -180,5 +180,10 @@ def test_a_cache_keeps_the_first_images_that_fit_with_the_same_pixels(tmp_path, 
         read.clear()
         samples[cache_bytes] = [dataset[key]['inputs']['images'] for key in keys]
         assert read == dict(zip(sizes, expected, strict=True))
+    load = LoadImage(cache_bytes=10**6)
+    for _ in range(3):
+        pixels = load(dict(img_path=str(tmp_path / 'first.jpg')))['img']
+        assert pixels.any()
+        pixels[:] = 0
     for found in zip(*samples.values(), strict=True):
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

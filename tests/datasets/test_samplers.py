@@ -66,6 +66,13 @@ def test_a_validation_shows_everything_in_order_and_the_first_again_to_fill_up(d
     assert second == [SampleKey(5, 0, index) for index in (1, 3, 0)]
 
 
+def test_a_resumed_epoch_leaves_its_first_samples_out_and_the_next_none():
+    sampler = SeededSampler(range(9), seed=5)
+    whole = list(sampler)
+    sampler.skip(4)
+    assert list(sampler) == whole[4:] and list(sampler) == whole
+
+
 def test_small_datasets_and_wrong_settings(deal):
     assert [len(keys) for keys in deal(8, images=20)] == [2] * 8  # all, where there are fewer than 256
     with pytest.raises(ValueError, match='7 images for 8 ranks'):

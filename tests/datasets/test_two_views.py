@@ -52,7 +52,8 @@ def test_resizing_is_pillows_of_every_row_and_then_of_every_column(image, box, s
 @pytest.mark.parametrize('channels', [1, 3, 16])
 def test_any_number_of_channels_and_floating_point(image, resize, resample, size, channels):
     crop = np.concatenate([image[i : i + 200, i : i + 180] for i in range(0, 48, 8)], axis=2)[..., :channels]
-    values = crop.astype(np.float32) + 0.25
+    crop = (255 * (crop > crop.mean((0, 1)))).astype(np.uint8)  # edges, beside which the filters overshoot
+    values = 0.999 * crop.astype(np.float32) + 0.25
     levels, smooth = resize(np.ascontiguousarray(crop), size), resize(np.ascontiguousarray(values), size)
     assert levels.dtype == np.uint8 and smooth.dtype == np.float32
     assert levels.shape == smooth.shape == (*size, channels)
@@ -105,9 +106,9 @@ def test_the_crop_of_classification_is_the_models_view(image):
     assert found['img_shape'] == (40, 60) and set(found) == {'img', 'img_shape'}
 
 
-@pytest.mark.parametrize('shape', [(100, 150), (100, 420), (300, 60), (1, 50)])
+@pytest.mark.parametrize('shape', [(100, 150), (100, 420), (300, 60), (1, 1)])
 def test_box_law_is_torchvisions(shape):
-    scale, ratio = (0.08, 1.0), (3 / 4, 4 / 3)
+    scale, ratio = (0.08, 1.0), (1 / 3, 2)  # so far apart that their logarithms show
     random.seed(0)
     torch.manual_seed(0)
     image = torch.empty(3, *shape)

@@ -104,7 +104,8 @@ def test_a_tokenizer_without_encode_at_gives_the_same_loss():
 
 
 def test_tokenizer_stays_out_of_training_and_checkpoints():
-    model = MODELS.build(narrow_model()).train()
+    vae = dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=32, embed_dims=8)  # which can be trained
+    model = MODELS.build(narrow_model(target_generator=vae)).train()
     assert not model.target_generator.training and model.backbone.training
     assert not any(p.requires_grad for p in model.target_generator.parameters())
     state = model.state_dict()

@@ -197,7 +197,9 @@ def test_a_rectangle_whose_sides_the_file_says(tmp_path):
     assert json.loads((tmp_path / 'hub/config.json').read_text())['image_size'] == [48, 80]
     convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'theirs.pth', 'mmpretrain')
     peer = peers.mmpretrain_peer('classification', 'per_layer', size=(48, 80))
-    peer.load_state_dict(peers.read(tmp_path / 'theirs.pth'), strict=True)  # index buffers included
+    weights, indices = peers.read(tmp_path / 'theirs.pth'), dict(peer.named_buffers())
+    assert indices and all(torch.equal(weights[name], index) for name, index in indices.items())
+    peer.load_state_dict(weights, strict=True)
     images = torch.rand(2, 3, 48, 80)
     assert_same_outputs(outputs(peer, 'classification', images), outputs(model, 'classification', images))
 
