@@ -11,7 +11,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,25 +38,33 @@ Start = Callable[..., subprocess.CompletedProcess]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Runs a script with its words on a machine with so many `gpus` and `cores`; keywords are its environment."""
-    torch = tmp_path / 'torch'
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Runs a script with its words on a machine with so many `gpus` and `cores`; keywords are its environment.
+
+    It stands behind a symbolic link, and is called from somebody's folder of images, from which nothing is imported.
+    """
+    images, torch = tmp_path / 'images', tmp_path / 'torch'
     (torch / 'distributed').mkdir(parents=True)
     (torch / 'distributed/__init__.py').touch()
     (torch / 'distributed/run.py').write_text(ECHO)
     for name, text in dict(srun=ECHO, squeue=SQUEUE, scontrol=SCONTROL).items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
+    images.mkdir()
+    for name in ('torch', 'yapf', 'json'):
+        (images / f'{name}.py').write_text('open("imported", "w").close()\n')
+    (tmp_path / 'tools').symlink_to(TOOLS)
 
-    def run(line: str, gpus: int = 0, cores: int = 4, cwd: Path = tmp_path, **variables: str):
+    def run(line: str, gpus: int = 0, cores: int = 4, **variables: str):
         script, *words = shlex.split(line)
         (torch / '__init__.py').write_text(TORCH.format(gpus=gpus, cores=cores))
         env = {key: value for key, value in os.environ.items() if key not in OURS}
         env |= {'PYTHON': sys.executable, 'PYTHONPATH': str(tmp_path), 'PATH': f'{tmp_path}:{env["PATH"]}'}
-        command = ['bash', str(TOOLS / Path(script).name), *words]
-        return subprocess.run(command, env=env | variables, cwd=cwd, capture_output=True, text=True)
+        command = ['bash', str(tmp_path / 'tools' / Path(script).name), *words]
+        return subprocess.run(command, env=env | variables, cwd=images, capture_output=True, text=True)
 
-    return run
+    yield run
+    assert not (images / 'imported').exists()
 
 
 def started(result: subprocess.CompletedProcess) -> dict:
@@ -90,7 +98,7 @@ SLURM = '--partition=p --job-name=j --ntasks={0} --ntasks-per-node={1} --gres=gp
         ('slurm_test.sh p j c.py k.pth', 0, dict(GPUS='4', PORT='29511'), (4, 4), None),  # part of a node
     ],
 )
-def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher, threads, start):
+def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher, threads, start, tmp_path):
     script, *words = shlex.split(line)
     tool = TOOLS / script.split('_')[1].replace('.sh', '.py')
     result = start(line, gpus=gpus, CPUS_PER_TASK='5', **variables)
@@ -107,7 +115,7 @@ def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher,
         options += variables.get('SRUN_ARGS', '').split()
         command = [sys.executable, '-u', str(tool), *words[2:], '--launcher', 'slurm']
         assert done['argv'] == [*options, *command] and done['port'] == variables.get('PORT', '29500')
-    typed = [str(TOOLS / script), *shlex.split(line)[1:]]
+    typed = [str(tmp_path / 'tools' / script), *shlex.split(line)[1:]]
     resumed_by = shlex.split(done['command'])
     assert resumed_by[-len(typed) :] == typed
     not_repeated = ('OMP_NUM_THREADS', 'OVERSUBSCRIBE')
@@ -165,16 +173,6 @@ def test_the_last_line_is_which_process_failed(monkeypatch):
     assert end.value.code == 'Rank 1 has ended with exit code -9; what it said stands above.'
 
 
-def test_nothing_is_imported_from_the_current_folder(start, tmp_path):
-    """It may be somebody's folder of images."""
-    images = tmp_path / 'images'
-    images.mkdir()
-    for name in ('torch', 'yapf', 'json'):
-        (images / f'{name}.py').write_text('open("imported", "w").close()\n')
-    started(start('dist_train.sh config.py 1', gpus=1, cwd=images))
-    assert not (images / 'imported').exists()
-
-
 @pytest.mark.parametrize(
     'code, state, refusal, requeued',
     [('75', 'RUNNING', '0', True), ('75', 'RUNNING', '1', False), ('75', 'COMPLETING', '0', False)]
@@ -187,16 +185,8 @@ def test_slurm_requeues_a_job_that_was_told_to_stop_and_has_saved(code, state, r
     job = dict(SLURM_JOB_ID='12', FAKE_STATE=state) if state else {}
     result = start('slurm_train.sh part job c.py', FAKE_REFUSAL=refusal, **job)
     assert result.returncode == int(code)
-    said = tmp_path / 'scontrol.said'
+    said = tmp_path / 'images/scontrol.said'
     assert said.exists() == (code == '75' and state == 'RUNNING')
     assert not said.exists() or said.read_text() == 'requeue 12\n'
     assert ('job 12 is requeued' in result.stderr) == requeued
     assert ('job 12 is not requeued' in result.stderr) == (code == '75' and state is not None and not requeued)
-
-
-def test_scripts_behind_a_symbolic_link_know_their_repository(tmp_path):
-    (tmp_path / 'tools').symlink_to(TOOLS)
-    for file in ('_launch.sh', '_environment.sh'):
-        command = ['bash', '-c', f'source {tmp_path / "tools" / file}; echo "$root"']
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert said.splitlines()[-1] == str(TOOLS.parent)
