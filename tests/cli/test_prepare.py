@@ -116,10 +116,12 @@ def test_a_damaged_header_is_not_the_end_of_the_archive(tmp_path):
 
 
 def test_cifar100(tmp_path, monkeypatch):
-    parts = dict(meta=dict(fine_label_names=['apple', 'bee']))
-    for split, count in (('train', 4), ('test', 2)):
-        data = np.random.default_rng(0).integers(0, 256, (count, 3072), dtype=np.uint8)
-        parts[split] = dict(data=data, fine_labels=[i % 2 for i in range(count)])
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+    parts = dict(
+        train=dict(data=pixels, fine_labels=[0, 1, 0, 1]),
+        test=dict(data=pixels[:2], fine_labels=[0, 1]),
+        meta=dict(fine_label_names=['apple', 'bee']),
+    )
     pickles = {name: pickle.dumps(part) for name, part in parts.items()}
     path = tmp_path / 'cifar-100-python.tar.gz'
     path.write_bytes(tar({f'cifar-100-python/{name}': content for name, content in pickles.items()}, 'w:gz'))
@@ -133,5 +135,5 @@ def test_cifar100(tmp_path, monkeypatch):
         run_tool('datasets/prepare_cifar100.py', path, tmp_path / 'cifar100')
     names = 'train/apple/00000 train/apple/00002 train/bee/00001 train/bee/00003 val/apple/00000 val/bee/00001'.split()
     assert sorted(tree(tmp_path / 'cifar100')) == [f'{name}.png' for name in names]
-    pixels = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/00003.png'))
-    assert np.array_equal(pixels.transpose(2, 0, 1).ravel(), parts['train']['data'][3])
+    image = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/00003.png'))
+    assert np.array_equal(image.transpose(2, 0, 1).ravel(), pixels[3])

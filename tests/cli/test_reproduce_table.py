@@ -1,6 +1,5 @@
-"""tools/reproduce_table.py: a table is run once, goes on after a stop, and holds the figures of its runs."""
+"""tools/reproduce_table.py: runs are made once, after what they need, and the figures are those of their tests."""
 
-import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,83 +11,80 @@ from helpers import ROOT, header_of, model_on_meta, run_tool, with_options
 TABLES = yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())['tables']
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+@pytest.fixture
+def plan(tmp_path, monkeypatch, capsys):
+    """The commands, in words, that --dry-run prints; the test's folder is the current one."""
+
+    def planned(*words: str) -> list[list[str]]:
+        run_tool('reproduce_table.py', *words, '--dry-run')
+        return [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith('    ')]
+
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def planned(capsys, *words: str) -> list[str]:
-    """Commands that --dry-run prints."""
-    run_tool('reproduce_table.py', *words, '--dry-run')
-    return [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith('    ')]
+    return planned
 
 
 class Process:
-    """Takes the place of a training or a test, and leaves what that would leave; one in the list fails."""
+    """Takes the place of a command, and leaves what that would leave."""
 
     returncode, commands, failing = 1, [], None
 
     def __init__(self, words: list[str]):
-        self.commands.append(words[1:])
-        if self.failing and self.failing in ' '.join(words):
+        self.commands.append(words)
+        at = {word: Path(following) for word, following in zip(words, words[1:], strict=False)}
+        if self.failing in words:
             return
-        folder = Path(words[words.index('--work-dir') + 1]) if '--work-dir' in words else None
-        if '--out' in words:
-            figure = 20.0 if 'randomness.seed=1' in words else 17.25
-            Path(words[words.index('--out') + 1]).write_text(json.dumps({'accuracy/top1': figure}) + '\n')
-        elif folder:
-            (folder / f'iter_{words[words.index("--steps") + 1]}.pth').touch()
+        if '--out' in at:
+            at['--out'].write_text(f'{{"accuracy/top1": {20.0 if "randomness.seed=1" in words else 17.25}}}\n')
+        elif '--steps' in at:
+            (at['--work-dir'] / f'iter_{at["--steps"]}.pth').touch()
         else:
-            Path(words[-3]).touch()  # the list of labels
+            at['20'].touch()  # the list of 20 labels a class
 
-    def wait(self) -> int:
-        return self.returncode
+    def wait(self) -> None:
+        pass
 
 
-def test_a_table_goes_on_after_a_failure_and_holds_the_figures(folder, monkeypatch, capsys):
+def test_a_table_goes_on_after_a_failure_and_holds_the_figures(plan, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, 'Popen', Process)
     monkeypatch.setattr(Process, 'commands', [])
-    monkeypatch.setattr(Process, 'failing', 'randomness.seed=1')
+    Path('data/caltech101').mkdir(parents=True)
     words = 'ablation --scale demo --rows 4 --columns finetune --seeds 0 1 --steps 2'.split()
-    with pytest.raises(SystemExit, match='error: 2 of 7 steps are not finished'):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match='error: 2 of 7 steps are not finished'):
+        patch.setattr(Process, 'failing', 'randomness.seed=1')
         run_tool('reproduce_table.py', *words)
     assert '| 80.50 | 37.09 | 17.2 |' in capsys.readouterr().out
-    monkeypatch.setattr(Process, 'failing', None)
     for _ in range(2):  # the second time nothing is left to do
         run_tool('reproduce_table.py', *words)
-    assert len(Process.commands) == 6 + 2  # the failed one twice, its test once
-    (row,) = (folder / 'work_dirs/tables/ablation_demo.md').read_text().splitlines()[2:]
-    name = '- visual tokens - blockwise masking'
-    assert row == f'| {name} | 80.50 | 37.09 | **18.6** ± 1.9 (17.2, 20.0) |'  # sqrt(2) * 1.375 = 1.94
+    assert len(Process.commands) == 6 + 2  # the one that failed and its test
+    row = '| - visual tokens - blockwise masking | 80.50 | 37.09 | **18.6** ± 1.9 (17.2, 20.0) |'  # 2.75 / sqrt(2)
+    assert Path('work_dirs/tables/ablation_demo.md').read_text().splitlines()[2:] == [row]
 
 
-def test_commands_of_the_full_scale_are_those_of_the_headers(capsys):
-    *trainings, single, multi = planned(capsys, 'supervised_seg', '--scale', 'full', '--rows', '3')
+def test_commands_of_the_full_scale_are_those_of_the_headers(plan):
+    *trainings, single, multi = plan('supervised_seg', '--scale', 'full', '--rows', '3')
     header = ' '.join(header_of('beit_plus/upernet_640_ade20k_160k_after_in22k.py').split())
-    assert len(trainings) == 3 and all(command.replace(' --resume', '') in header for command in trainings)
-    assert single.startswith(f'tools/dist_test.sh {trainings[2].split()[1]} work_dirs/') and '--tta' not in single
-    assert '--tta' in multi.split()
+    assert len(trainings) == 3 and all(' '.join(words).replace(' --resume', '') in header for words in trainings)
+    assert single[0] == 'tools/dist_test.sh' and '--tta' in multi and '--tta' not in single
 
 
-def test_other_gpus_keep_the_batch_and_what_changes_a_run_has_its_folder(capsys):
+def test_other_gpus_keep_the_batch_and_what_changes_a_run_has_its_folder(plan, capsys):
     words = ['cls', '--scale', 'full', '--rows', '12', '--gpus', '4', '--seeds', '0', '3', '--steps', '9']
-    commands = [command.split() for command in planned(capsys, *words)]
+    commands = plan(*words)
     assert all(f'train_dataloader.batch_size={n}' in command for n, command in zip((512, 256), commands, strict=False))
     folders = [command[command.index('--work-dir') + 1] for command in commands]
     assert len(set(folders)) == 3 and f'model.backbone.init_cfg.checkpoint={folders[0]}/iter_9.pth' in commands[1]
     assert 'randomness.seed=3' in commands[3] and 'randomness.seed=3' not in commands[0]
     with pytest.raises(SystemExit, match='cannot be divided'):
-        planned(capsys, *words[:6], '3')
+        plan(*words[:6], '3')
     with pytest.raises(SystemExit):
-        planned(capsys, 'cifar100', '--scale', 'demo')
+        plan('cifar100', '--scale', 'demo')
     assert 'cifar100 has no demo scale' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('table', [name for name, table in TABLES.items() if 'demo' in table])
-def test_every_training_of_the_demo_scale_is_made_once_and_builds(capsys, table):
-    commands = [shlex.split(line) for line in planned(capsys, table, '--scale', 'demo') if 'tools/train.py' in line]
-    folders = [command[command.index('--work-dir') + 1] for command in commands]
+def test_every_training_of_the_demo_scale_is_made_once_and_builds(plan, table):
+    commands = [words for words in plan(table, '--scale', 'demo') if words[1] == 'tools/train.py']
+    folders = [words[words.index('--work-dir') + 1] for words in commands]
     assert len(folders) == len(set(folders)) > 0
-    for command in commands:
-        model_on_meta(with_options(command[2].removeprefix('configs/'), command[command.index('--cfg-options') + 1 :]))
+    for words in commands:
+        model_on_meta(with_options(words[2].removeprefix('configs/'), words[words.index('--cfg-options') + 1 :]))

@@ -80,11 +80,8 @@ def test_dinos_crops_are_drawn_too(images, tmp_path):
 
 def test_label_maps_are_drawn_beside_their_images(tmp_path):
     root = make_label_maps(tmp_path)
-    run_tool(
-        'visualization/browse_dataset.py',
-        ROOT / 'configs/demo/camvid_setr_pup.py',
-        *('--number', 2, '--out', tmp_path / 'out.png', '--cfg-options', f'train_dataloader.dataset.data_root={root}'),
-    )
+    words = '--number', 2, '--out', tmp_path / 'out.png', '--cfg-options', f'data_root={root}'
+    run_tool('visualization/browse_dataset.py', ROOT / 'configs/demo/camvid_setr_pup.py', *words)
     picture = np.asarray(Image.open(tmp_path / 'out.png').convert('RGB'))
     assert picture.shape == (TITLE_HEIGHT + MARGIN + 2 * (SIDE + MARGIN), MARGIN + 2 * (SIDE + MARGIN), 3)
     image, labels = tile(picture, 0, 0).astype(int), tile(picture, 0, 1)
@@ -110,15 +107,12 @@ def test_every_patch_is_masked_as_often_at_random(cfg):
 
 
 @pytest.mark.parametrize(
-    ('config', 'words', 'message'),
+    ('words', 'message'),
     [
-        ('caltech101_dino', ['--masks', '9'], 'the training pipeline has no beit_mm.BlockwiseMask'),
-        ('caltech101_dino', ['--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
-        ('pretrain', ['--cfg-options', 'model.target_generator.checkpoint=gone.pth', 'data_root={root}'], 'gone.pth'),
+        (['--masks', '9'], 'the training pipeline has no beit_mm.BlockwiseMask'),
+        (['--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
     ],
 )
-def test_mistakes_are_one_line(config, words, message, images):
-    prefix = f'train_dataloader.dataset.data_prefix={images.name}'
-    words = [word.format(root=images.parent) for word in words] + [prefix] * ('{root}' in words[-1])
-    with pytest.raises(SystemExit, match=f'^error: .*{message}'):
-        run_tool('visualization/browse_dataset.py', ROOT / f'configs/demo/{config}.py', *words)
+def test_mistakes_are_one_line(words, message):
+    with pytest.raises(SystemExit, match=f'^error: {message}'):
+        run_tool('visualization/browse_dataset.py', ROOT / 'configs/demo/caltech101_dino.py', *words)
