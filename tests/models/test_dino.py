@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import narrow_dino_model, narrow_model, positions_of, run_ranks
 from peers import assert_equal, randomise
+from scipy.special import log_softmax
 
 from beit_mm.checkpoint.checkpoint import drop_task_parts
 from beit_mm.checkpoint.names import convert_state_dict
@@ -37,11 +38,6 @@ def make_model(**changes: object) -> torch.nn.Module:
         model.center.normal_(std=0.1)
     model.teacher_temperature = 0.05
     return model
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x - x.max()
-    return x - math.log(np.exp(x).sum())
 
 
 def plain_dino_loss(student: np.ndarray, teacher: np.ndarray, center: np.ndarray) -> float:
