@@ -59,7 +59,7 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(rel
     model = make_model(rel_pos_bias, **changes).train()
     counter = CompileCounter()
     compiled = compiled_in_training(model, model.loss, dict(backend=counter))
-    for number, batch in enumerate(make_batches(6)):
+    for number, batch in enumerate(make_batches(4)):
         results = []
         for loss in (compiled, model.loss):
             model.zero_grad()
@@ -68,7 +68,7 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(rel
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             results.append({name: value.detach() for name, value in losses.items()} | gradients)
         torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
-        if number == 3:
+        if number == 2:
             model.eval()
             with torch.no_grad():
                 compiled(batch)
@@ -100,7 +100,7 @@ def test_dinos_schedules_do_not_compile_it_again():
     model = MODELS.build(narrow_dino_model()).train()
     counter = CompileCounter()
     compiled = compiled_in_training(model, model.loss, dict(backend=counter))
-    for step, batch in enumerate(make_batches(3)):
+    for step, batch in enumerate(make_batches(2)):
         batch |= dict(second_images=torch.randn(4, 3, 32, 32), local_images=torch.randn(8, 3, 16, 16))
         model.teacher_temperature = torch.tensor(0.04 + 0.01 * step)  # as DINOHook does
         center = model.center.clone()

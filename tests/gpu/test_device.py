@@ -1,8 +1,7 @@
 """What only a CUDA device can show: half precision, fused attention, compilation, several devices."""
 
 import copy
-import os
-import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -168,10 +167,9 @@ def test_a_step_is_skipped_without_a_wait_for_the_device(dtype):
     assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.look().not_finite == 1
 
 
-def train_on_two(rank: int, port: int, results: mp.Queue) -> None:
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+def train_on_two(rank: int, store: Path, results: mp.Queue) -> None:
     torch.cuda.set_device(rank)
-    torch.distributed.init_process_group('nccl', rank=rank, world_size=2)
+    torch.distributed.init_process_group('nccl', f'file://{store}', rank=rank, world_size=2)
     torch.manual_seed(0)
     device = torch.device('cuda', rank)
     model = MODELS.build(narrow_model()).to(device).train()
@@ -187,14 +185,12 @@ def train_on_two(rank: int, port: int, results: mp.Queue) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two CUDA devices')
-def test_two_devices_keep_the_same_weights():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
+def test_two_devices_keep_the_same_weights(tmp_path):
     results = mp.get_context('spawn').Queue()
-    processes = mp.spawn(train_on_two, args=(port, results), nprocs=2, join=False)
+    processes = mp.spawn(train_on_two, args=(tmp_path / 'store', results), nprocs=2, join=False)
     weights = dict(results.get(timeout=120) for _ in range(2))
-    processes.join(60)
+    while not processes.join(60):
+        pass
     assert torch.equal(weights[0], weights[1])
     torch.manual_seed(0)
     assert not torch.equal(weights[0], MODELS.build(narrow_model()).head.lm_head.weight)

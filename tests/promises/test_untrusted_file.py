@@ -250,6 +250,8 @@ def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
     assert found.get('w') is found['w'] and [*found] == ['w', 'parameter', 'hooked']
     assert found._metadata == {'': dict(version=1)} and torch.equal(found['parameter'].clone(), torch.ones(2))
     assert found['hooked'].grad is None and found['hooked']._backward_hooks is None and found['hooked'].requires_grad
+    check_content(dict(w=parameter))  # where another way led to it
+    assert not vars(parameter)
     weights._metadata = [1, 2]
     found = load_from_file(str(saved(path, dict(state_dict=weights))))['state_dict']
     assert found._metadata.keys() == {'', 'backbone', 'module.backbone'}
