@@ -1,9 +1,9 @@
 # Sourced by run_tests.sh and run_demo.sh: the Python environment of a stack, made when there is none.
 #   prepare_environment STACK [test]
 # STACK is onedl (.venv) or openmmlab (.venv-openmmlab), or onedl with the oldest torch and Python that are supported,
-# or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt. Afterwards
-# `python` is the environment's. A stamp in it makes every later call instant until pyproject.toml, setup.py or
-# requirements/ change.
+# or with the newest: oldest, newest (.venv-oldest, .venv-newest). `test` adds requirements/dev*.txt and docs.txt.
+# Afterwards `python` is the environment's. A stamp in it makes every later call instant until pyproject.toml, setup.py
+# or requirements/ change.
 
 root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -74,8 +74,8 @@ prepare_environment() {
   say "beit_mm, editable"
   pip_install --no-build-isolation -e ".[$family]"
   if [[ $purpose == test ]]; then
-    say "requirements/dev.txt"
-    pip_install -r requirements/dev.txt
+    say "requirements/dev.txt, requirements/docs.txt"
+    pip_install -r requirements/dev.txt -r requirements/docs.txt
     pip_install --no-deps -r requirements/dev_no_deps.txt
   fi
   if ! python -c 'import cv2' 2>/dev/null; then

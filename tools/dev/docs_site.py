@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.terminal import UserError
-
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -59,7 +57,7 @@ def rewrite(link: re.Match, page: str) -> str:
     source = FROM_OUTSIDE.get(page, f'docs/{page}')
     file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     if not (ROOT / file).exists():
-        raise UserError(f'{source} links to {target}, which is not there')
+        raise ValueError(f'{source} links to {target}, which is not there')
     pages = {file: page for page, file in FROM_OUTSIDE.items()}
     if file not in pages and not file.startswith('docs/'):
         return text
