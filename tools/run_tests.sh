@@ -21,11 +21,7 @@ while (($#)); do
 done
 prepare_environment "$stack" test
 say "ruff, codespell, mypy, import-linter, generated headers and tables"
-python -m ruff check --output-format concise .
-python -m ruff format --quiet --check .
-python -m codespell_lib beit_mm configs docs tests tools
-python -m mypy --no-error-summary beit_mm
-python -c 'import importlinter.cli as cli; raise SystemExit(cli.lint_imports(no_cache=True, no_logo=True))'
+bash tools/dev/check_style.sh
 python tools/dev/update_configs.py --check
 say "pytest, stack $stack"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes share the cores

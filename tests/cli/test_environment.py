@@ -31,8 +31,9 @@ def machine(tmp_path: Path):
     """
     source, programs = tmp_path / 'source', tmp_path / 'programs'
     shutil.copytree(ROOT / 'requirements', source / 'requirements')
-    (source / 'tools').mkdir()
-    for name in ('setup.py', 'pyproject.toml', 'tools/_environment.sh', 'tools/run_tests.sh'):
+    (source / 'tools/dev').mkdir(parents=True)
+    tools = ('tools/_environment.sh', 'tools/run_tests.sh', 'tools/dev/check_style.sh')
+    for name in ('setup.py', 'pyproject.toml', *tools):
         shutil.copy(ROOT / name, source / name)
     programs.mkdir()
     for name, text in (('python3.12', '#!/bin/sh\nexit 127\n'), ('python3.11', PYTHON.format(log=tmp_path / 'log'))):
@@ -58,7 +59,7 @@ def installs(log: list[str]) -> list[str]:
 def test_a_new_machine_is_prepared_once_and_again_when_requirements_change_or_it_moves(machine, tmp_path):
     said, log = machine('tests/models', '-m', 'slow')
     assert 'new environment .venv' in said
-    of_tests = ['-r requirements/dev.txt', '--no-deps -r requirements/dev_no_deps.txt']
+    of_tests = ['-r requirements/dev.txt -r requirements/docs.txt', '--no-deps -r requirements/dev_no_deps.txt']
     assert installs(log) == ['-r requirements/onedl.txt', '--no-build-isolation -e .[onedl]', *of_tests]
     lint = ('-m ruff check', '-m ruff format', '-m codespell_lib', '-m mypy', '-c import importlinter')
     assert all(any(line.startswith(tool) for line in log) for tool in lint)
