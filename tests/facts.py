@@ -6,7 +6,6 @@ microsoft/unilm `beit` and `beit2`. A `*` stands for rows that the paper trains 
 
 import ast
 import fnmatch
-from collections.abc import Iterable
 from types import SimpleNamespace
 
 from helpers import list_configs
@@ -95,36 +94,29 @@ beit_v2/upernet_large_512_ade20k_160k                440_398_636 4e-5   0.9  0.2
 beit_v2/upernet_large_512_ade20k_160k_after_in22k    440_398_636 3e-5   0.9  0.2  1e-6 each 7,11,15,23  512   160e3   1
 """
 
-# What the others start from: the last checkpoint of a config.
-STARTS = {
-    'beit/finetune_in1k_100e': 'beit/finetune_384_*',
-    'beit/finetune_large_in1k_50e': 'beit/finetune_large_384_*',
-    'beit/pretrain_large_800e': 'beit/finetune_large_* beit/linear_probe_large_*',
-    'beit/pretrain_300e': 'beit/upernet_*',
-    'beit/pretrain_800e': 'beit/finetune_* beit/linear_probe_* beit/setr_pup_*',
-    'ablation/pretrain_layer_scale_300e': 'ablation/*_layer_scale_in1k_100e ablation/*_layer_scale_512_*',
-    'beit_plus/pretrain_300e': 'ablation/finetune_layer_scale_rel_pos_* ablation/upernet_layer_scale_rel_pos_*',
-    'beit_plus/finetune_large_in22k_90e': 'beit_plus/*_large_*after_in22k',
-    'beit_plus/finetune_in22k_90e': 'beit_plus/*after_in22k',
-    'beit_plus/pretrain_large_in22k_150e': 'beit_plus/finetune_large_*',
-    'beit_plus/pretrain_in22k_150e': 'beit_plus/finetune_* beit_plus/upernet_*',
-    'beit_v2/finetune_large_in22k_90e': 'beit_v2/*_large_*after_in22k',
-    'beit_v2/finetune_in22k_90e': 'beit_v2/*_after_in22k',
-    'beit_v2/pretrain_large_300e': 'beit_v2/finetune_large_*_after_300e',
-    'beit_v2/pretrain_300e': 'beit_v2/finetune_*_after_300e',
-    'beit_v2/pretrain_large_1600e': 'beit_v2/finetune_large_* beit_v2/upernet_large_*',
-    'beit_v2/pretrain_1600e': 'beit_v2/finetune_* beit_v2/upernet_*',
-}
+# What the others start from: the last checkpoint of a config; the first pattern that fits counts.
+STARTS = """
+*_after_in22k                     {folder}/finetune_{large}in22k_90e
+*_after_300e                      {folder}/pretrain_{large}300e
+beit/finetune_384_in1k_10e        beit/finetune_in1k_100e
+beit/finetune_large_384_in1k_10e  beit/finetune_large_in1k_50e
+beit/upernet_*                    beit/pretrain_300e
+beit/*                            beit/pretrain_{large}800e
+beit_plus/*                       beit_plus/pretrain_{large}in22k_150e
+beit_v2/*                         beit_v2/pretrain_{large}1600e
+ablation/*_layer_scale_rel_pos_*  beit_plus/pretrain_300e
+ablation/*_layer_scale_*          ablation/pretrain_layer_scale_300e
+"""
 
 
-def predecessors(configs: Iterable[str]) -> dict[str, str]:
-    """Config -> the config that it starts from; the first pattern that fits counts."""
-    starts: dict[str, str] = {}
-    for start, patterns in STARTS.items():
-        for pattern in patterns.split():
-            for config in fnmatch.filter(configs, f'{pattern}.py'):
-                starts.setdefault(config, f'{start}.py')
-    return starts
+def start_of(config: str) -> str | None:
+    """The config that one starts from; None for what starts from nothing."""
+    folder, _, name = config.partition('/')
+    if not name.startswith('pretrain_'):
+        for pattern, start in map(str.split, STARTS.strip().splitlines()):
+            if fnmatch.fnmatch(config, f'{pattern}.py'):
+                return f'{start}.py'.format(folder=folder, large='large_' * ('large' in name))
+    return None
 
 
 # The paper's tables of results: figures from left to right and top to bottom, a dash where it has one or a picture.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from facts import FROM_OTHERS, FROM_PAPER, predecessors
+from facts import FROM_OTHERS, FROM_PAPER, start_of
 from helpers import ROOT, build_on_meta, check_all, header_of, list_configs, load_config, model_on_meta, with_options
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
@@ -163,17 +163,27 @@ def test_tables_hold_what_the_papers_and_the_others_print():
 
 
 def test_a_row_has_a_config_for_each_figure_or_a_reason_and_every_config_a_row():
-    used, starts = set(TABLES['others']), predecessors(LEAVES)
+    used = set(TABLES['others'])
     for name, table, row in ROWS:
         configs, start = row.get('configs', {}), row.get('start', {})
         assert set(row) <= set('name paper configs start options weights quoted demo demo_stages why'.split()), name
         measured = {column for column in row.get('paper', {}) if 'metric' in table['columns'][column]}
         assert bool(measured - set(configs)) == ('why' in row) and set(start) <= set(configs), row['name']
         used |= {*configs.values(), *(value for value in start.values() if '://' not in value)}
-    while more := {starts[name] for name in used if name in starts} - used:
+    while more := {*filter(None, map(start_of, used))} - used:
         used |= more
     extra = {name for pattern in TABLES['extra'] for name in fnmatch.filter(LEAVES, pattern)}
     assert used | extra == set(LEAVES)
+
+
+def test_mim_makes_its_table_of_the_model_index():
+    index = pytest.importorskip('modelindex.load_model_index').load(str(ROOT / 'model-index.yml'))
+    search = pytest.importorskip('mim.commands.search')
+    assert not index.check(silent=True) and len(index.models) == len(LEAVES)
+    assert all(model.results is None and model.weights is None for model in index.models)  # none are ours
+    table = search.convert2df(index)
+    assert table.loc['beit_pretrain_800e', 'parameters'] == 92_089_856
+    assert {name[-5:] for name in search.filter_by_conditions(table, 'epochs>500').index} == {'_800e', '1600e'}
 
 
 # tests/models/test_beit_v2.py has the files of its pretraining
