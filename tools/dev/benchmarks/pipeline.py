@@ -3,8 +3,6 @@
     python tools/dev/benchmarks/pipeline.py                 # images painted here: 500x375, about 110 kB
     python tools/dev/benchmarks/pipeline.py --data DIR      # your own
     python tools/dev/benchmarks/pipeline.py --finetune      # fine-tuning's pipeline instead of pretraining's
-    python tools/dev/benchmarks/pipeline.py --photos DIR    # its JPEGs at 0.2, 2 and 12 megapixels, in full and decoded
-                                                            # no larger than needed, in two configs
 
 Collation included, CPU time of one thread. Absolute figures depend on what else the machine does; the ratio is taken
 between neighbouring rounds and hardly does.
@@ -37,7 +35,6 @@ from scenes import OBJECTS, paint_scene  # noqa: E402
 
 CONFIGS = Path(__file__).resolve().parents[3] / 'configs'
 PRETRAIN, FINETUNE = CONFIGS / 'beit/pretrain_800e.py', CONFIGS / 'beit/finetune_in1k_100e.py'
-PHOTOS = (CONFIGS / 'demo/pretrain.py', PRETRAIN)
 THEIRS = Path(mmpretrain.__file__).parent / '.mim/configs/beit'
 THEIR_PRETRAIN = THEIRS / 'beit_beit-base-p16_8xb256-amp-coslr-300e_in1k.py'
 THEIR_FINETUNE = THEIRS / 'benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'
@@ -117,44 +114,16 @@ def images_per_second(dataset: BaseDataset, epoch: int) -> float:
     return len(dataset) / (time.process_time() - start)
 
 
-def time_photos(folder: Path, images: int, rounds: int) -> None:
-    """Images a second and difference of the views, decoded no larger than needed and in full."""
-    print(f'{"config, size of the images":50s} {"full":>6s} {"scaled":>6s} {"ratio":>5s}  levels: mean, 99.9 %, most')
-    sources = [path for path in sorted(folder.rglob('*')) if path.suffix.lower() in ('.jpg', '.jpeg')][:images]
-    for size in ((500, 375), (1632, 1224), (4032, 3024)):
-        with tempfile.TemporaryDirectory() as resized:
-            for index, path in enumerate(sources):
-                image = Image.open(path).convert('RGB').resize(size, Image.Resampling.BICUBIC)
-                image.save(Path(resized, f'{index:04d}.jpg'), quality=93)
-            for config in PHOTOS:
-                pair = [ours(transforms(config, LoadImage=dict(scaled=on)), data_root=resized) for on in (False, True)]
-                rates = [[images_per_second(dataset, epoch) for dataset in pair] for epoch in range(rounds + 1)][1:]
-                full, scaled = map(statistics.median, zip(*rates, strict=True))
-                ratio = statistics.median(two / one for one, two in rates)
-                keys = [SampleKey(0, 0, index) for index in range(len(sources))]
-                views = [torch.stack([dataset[key]['inputs']['images'] for key in keys]).float() for dataset in pair]
-                levels = (views[0] - views[1]).abs().numpy()
-                print(
-                    f'{f"{config.parent.name}/{config.name}, {size[0]} x {size[1]}":50s} {full:6.1f} {scaled:6.1f} '
-                    f'{ratio:5.2f}  {levels.mean():.2f} {np.percentile(levels, 99.9):.0f} {levels.max():.0f}'
-                )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--data', help='folder of images instead of painted ones')
     parser.add_argument('--images', type=int, default=48, help='how many to use')
     parser.add_argument('--rounds', type=int, default=15, help='interleaved rounds over them')
     parser.add_argument('--finetune', action='store_true', help="fine-tuning's pipeline on ImageNet")
-    parser.add_argument('--photos', type=Path, metavar='DIR', help='folder of JPEGs, timed at three sizes')
     args = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     init_default_scope('mmpretrain')
-    if args.photos:
-        time_photos(args.photos, args.images, args.rounds)
-        return
-
     if not args.finetune:
         time_masks()
     with tempfile.TemporaryDirectory() as folder:

@@ -77,10 +77,8 @@ def make_config(folder: Path, steps: int) -> Config:
     config.auto_scale_lr.base_batch_size = 8
     config.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=1, by_epoch=False)
     config.custom_hooks.append(dict(type='EMAHook', momentum=0.1))
-    config.log_level = 'WARNING'
     config.env_cfg.dist_cfg.backend = 'gloo'
-    config.launcher = 'pytorch'
-    config.resume = True
+    config.update(log_level='WARNING', launcher='pytorch', resume=True)
     return config
 
 
@@ -127,20 +125,20 @@ def kill_later(ranks: list[multiprocessing.Process], folder: Path, longest: floa
     return ''
 
 
-def finish(ranks: list[multiprocessing.Process], log: Path) -> None:
+def finish(config: Config) -> None:
+    """Runs to the end."""
+    ranks = start(config)
     for process in ranks:
         process.join()
     if any(process.exitcode for process in ranks):
-        sys.exit(f'error: the run ended by itself, see the end of {log}')
+        sys.exit(f'error: the run ended by itself, see the end of {config.work_dir}.log')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--kills', type=int, default=50)
     parser.add_argument('--steps', type=int, default=120, help='of the whole run')
-    parser.add_argument(
-        '--longest', type=float, default=6.0, help='seconds after a start in which a kill at any moment comes'
-    )
+    parser.add_argument('--longest', type=float, default=6.0, help='seconds from a start to a kill at any moment')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/kill_loop'), help='folder, made anew')
     args = parser.parse_args()
@@ -151,31 +149,27 @@ def main() -> None:
     shutil.rmtree(args.out, ignore_errors=True)
     config = make_config(args.out.resolve(), args.steps)
 
-    disturbed, counts, had_one, without = args.out.resolve() / 'disturbed', dict(writing=0, elsewhere=0), False, 0
+    disturbed, kills, newest, without = args.out.resolve() / 'disturbed', [], None, 0
     config.work_dir = str(disturbed)
-    while sum(counts.values()) < args.kills:
-        where = kill_later(start(config), disturbed, args.longest)
-        if not where:
-            print(f'The run was through after {sum(counts.values())} kills; more --steps leave room for more.')
-            break
-        counts[where] += 1
+    while len(kills) < args.kills and (where := kill_later(start(config), disturbed, args.longest)):
+        kills.append(where)
+        had_one = newest is not None
         try:
             newest = newest_checkpoint(disturbed) if disturbed.is_dir() else None
         except CheckpointError:
             newest = None
-        had_one = had_one or newest is not None
         without += had_one and newest is None
         at = read_checkpoint(newest)['meta']['iter'] if newest is not None else 0
-        print(f'kill {sum(counts.values())} ({where}): step {at} of {args.steps} is on the disk', flush=True)
-    finish(start(config), disturbed.with_suffix('.log'))
+        print(f'kill {len(kills)} ({where}): step {at} of {args.steps} is on the disk', flush=True)
+    finish(config)
     config.work_dir = str(args.out.resolve() / 'undisturbed')
-    finish(start(config), Path(f'{config.work_dir}.log'))
+    finish(config)
 
     one, two = (read_checkpoint(args.out / name / f'iter_{args.steps}.pth') for name in ('undisturbed', 'disturbed'))
     found = differences(one, two)
     left = sorted(path.name for path in disturbed.iterdir() if path.suffix in ('.pth', '.part'))
     print(
-        f'{sum(counts.values())} kills, {counts["writing"]} of them while a checkpoint was written; {without} times '
+        f'{len(kills)} kills, {kills.count("writing")} of them while a checkpoint was written; {without} times '
         f'there was none to resume from; left over: {left}; {len(one["state_dict"])} tensors of the model and '
         f'{len(one["optimizer"]["state"])} states of the optimizer compared: {len(found)} differences.'
     )
