@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 
-def train(arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
-    """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
-
-    Args:
-        arguments: words of the command line; None takes those of this process.
-        prog: what stands before them, for the help.
-    """
-    args = train_parser(prog).parse_args(arguments)
+def train(arguments: Sequence[str] | None = None) -> None:
+    """Trains what a config describes; arguments are words of the command line, None takes those of this process."""
+    args = train_parser().parse_args(arguments)
     with contextlib.nullcontext() if args.verbose else quiet():
         import mmengine.runner  # noqa: F401  (registers Runner, which the registry does not look for)
         from mmengine.registry import RUNNERS
@@ -40,15 +35,14 @@ def train(arguments: Sequence[str] | None = None, prog: str | None = None) -> No
             train_quietly(cfg, Path(args.config).stem)
 
 
-def train_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def train_parser() -> argparse.ArgumentParser:
     """Parser of the arguments of `train`."""
     parser = argument_parser(
         """Trains what a config describes: a tokenizer, a pretraining, a fine-tuning, a segmentor.
 
-            %(prog)s configs/beit/pretrain_300e.py
+            %(prog)s beit/pretrain_300e
             tools/dist_train.sh configs/beit/pretrain_800e.py 16
-        """,
-        prog,
+        """
     )
     resume = 'resume from a checkpoint, or from the newest intact one of the work directory'
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
@@ -146,9 +140,9 @@ def shorten(cfg: Config, steps: int) -> None:
     cfg.log_processor.update(by_epoch=False)
 
 
-def test(arguments: Sequence[str] | None = None, prog: str | None = None) -> None:
+def test(arguments: Sequence[str] | None = None) -> None:
     """Tests a checkpoint on the held-out images of its config; arguments as of `train`."""
-    args = test_parser(prog).parse_args(arguments)
+    args = test_parser().parse_args(arguments)
     from mmengine.dist import is_main_process
     from mmengine.registry import RUNNERS
 
@@ -175,22 +169,21 @@ def test(arguments: Sequence[str] | None = None, prog: str | None = None) -> Non
         args.out.write_text(f'{text}\n', encoding='utf-8')
 
 
-def test_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def test_parser() -> argparse.ArgumentParser:
     """Parser of the arguments of `test`."""
     parser = argument_parser(
         r"""Tests a checkpoint on the held-out images of its config.
 
-            %(prog)s configs/beit/pretrain_300e.py work_dirs/pretrain_300e/epoch_300.pth
-            %(prog)s configs/beit/finetune_in1k_100e.py CHECKPOINT --tta --out predictions.json
-            %(prog)s configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py CHECKPOINT --tta --show-dir pictures
-            %(prog)s configs/dvae/dalle_8k_in1k.py --cfg-options \
+            %(prog)s beit/pretrain_300e work_dirs/pretrain_300e/epoch_300.pth
+            %(prog)s beit/finetune_in1k_100e CHECKPOINT --tta --out predictions.json
+            %(prog)s beit_plus/upernet_640_ade20k_160k_after_in22k CHECKPOINT --tta --show-dir pictures
+            %(prog)s dvae/dalle_8k_in1k --cfg-options \
                 model.checkpoint=encoder.pkl model.decoder_checkpoint=decoder.pkl
 
         --out writes the metrics as one JSON object. Of a classifier it also holds `classes`, their names, and
         `predictions`: for each image its path, label and name of the most likely class, and scores,
         [label, probability] of the five best.
-        """,
-        prog,
+        """
     )
     checkpoint = "path of the checkpoint; none where the config's model.checkpoint names one"
     parser.add_argument('checkpoint', nargs='?', help=checkpoint)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
 
 
-def argument_parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
+def argument_parser(description: str) -> argparse.ArgumentParser:
     """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=prog, description=inspect.cleandoc(description), formatter_class=formatter)
+    parser = Parser(description=inspect.cleandoc(description), formatter_class=formatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     default = 'work_dirs/<name of the config>'
     parser.add_argument('--work-dir', help=f'folder for logs, checkpoints and pictures (default: {default})')

@@ -62,9 +62,14 @@ def test_help_needs_the_standard_library_alone():
             assert done.returncode == 0 and 'usage: ' in done.stdout, f'{tool}: {done.stderr}'
 
 
-def test_train_resume_and_test_give_the_same_numbers(options, tmp_path):
+def test_train_resume_and_test_give_the_same_numbers(options, tmp_path, capfd, monkeypatch):
     options += NO_WORKERS
+    monkeypatch.delenv('COLUMNS', raising=False)
     run_tool('train.py', CONFIG, *options)
+    out, err = capfd.readouterr()  # no terminal: a few lines too
+    lines = out.splitlines()
+    assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
+    assert re.search(r'^pretrain 3/3  loss', out, flags=re.M) and 'work_dirs/pretrain: checkpoints' in out
     work = tmp_path / 'work_dirs/pretrain'  # the default: the config's name
     log = next(work.glob('*/*.log')).read_text()
     assert 'eta: ' in log and 'images_per_second: ' in log
@@ -104,17 +109,6 @@ def test_a_terminal_sees_short_lines_and_a_file_the_whole_log(options, monkeypat
     monkeypatch.setattr(sys, 'stdout', terminal := Terminal())
     run_tool('train.py', CONFIG, '--verbose', '--work-dir', 'again', *options)
     assert 'Iter(train)' in capsys.readouterr().err + terminal.getvalue()
-
-
-def test_without_a_terminal_there_are_a_few_lines_too(options, capfd, monkeypatch):
-    monkeypatch.delenv('COLUMNS', raising=False)
-    run_tool('train.py', CONFIG, '--steps', 2, *options, *NO_WORKERS, 'train_dataloader.batch_size=2')
-    out, err = capfd.readouterr()
-    lines = out.splitlines()
-    assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
-    assert re.search(r'^pretrain 2/2  loss', out, flags=re.M)
-    assert 'work_dirs/pretrain: checkpoints' in out and Path('work_dirs/pretrain/iter_2.pth').is_file()
-    assert 'mim_loss' in next(Path('work_dirs/pretrain').glob('*/vis_data/scalars.json')).read_text()  # validated
 
 
 def test_who_stops_a_run_is_told_how_to_resume(options, monkeypatch, capsys):
@@ -167,11 +161,8 @@ def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
     assert not checkpoint.by_epoch and checkpoint.interval <= steps and logger.interval <= max(1, steps // 10)
     assert not cfg.log_processor.by_epoch
-    if 'dvae' in name:
-        assert (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
-    if 'dino' in name:
-        hook = cfg.custom_hooks[-1]
-        assert hook.type == 'beit_mm.DINOHook' and hook.warmup_epochs == hook.freeze_last_layer == 0
+    assert 'dvae' not in name or (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
+    assert 'dino' not in name or cfg.custom_hooks[-1].warmup_epochs == cfg.custom_hooks[-1].freeze_last_layer == 0
 
 
 def rates(cfg: Config, steps: int, epoch_length: int) -> list[float]:
