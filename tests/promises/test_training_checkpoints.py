@@ -12,6 +12,7 @@ from mmengine.runner import Runner
 from promises.test_resume import differences
 
 from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.engine.checkpoints import run_state
 from beit_mm.engine.checks import check_normalisation
 from beit_mm.engine.steps import unwrap
 
@@ -66,6 +67,12 @@ def test_a_file_holds_plain_values_that_torch_reads_by_itself(run, content):
     assert meta['config_dict']['model']['backbone']['arch'] == dict(config.model.backbone.arch)
     assert meta['preprocessing'] == dict(mean=[127.5] * 3, std=[127.5] * 3, size=[32, 32])
     assert meta['architecture'] == dict(num_heads=4, out_indices=[1])
+
+
+def test_text_of_the_config_is_no_template(run, monkeypatch):
+    """mmengine's inferencers fill `{{...}}` in before they execute it."""
+    monkeypatch.setitem(run[0].message_hub.runtime_info, 'cfg', "a = '{{$HOME:x}}'")
+    assert '{{' not in run_state(run[0], False, {})['meta']['cfg']
 
 
 def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, resumed, tmp_path):
