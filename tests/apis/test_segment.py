@@ -12,9 +12,8 @@ import torch
 from helpers import run_tool
 from label_maps import CLASSES as CLASSES_OF_MAPS
 from label_maps import make_label_maps, options
-from labelled import BACKBONE, classifier_config
+from labelled import BACKBONE
 from mmengine.config import Config
-from mmengine.registry import DefaultScope
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
@@ -125,20 +124,17 @@ def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
             next(segmenter(images))
 
 
-def test_what_is_no_segmentor_of_ours_is_refused_in_one_line(work, tmp_path):
+def test_what_is_no_segmentor_of_ours_is_refused(work, tmp_path):
     content = torch.load(work / 'model.pth', weights_only=True)
     config, path = content['meta']['config_dict'], tmp_path / 'changed.pth'
     for changed, message in (
         (None, r'holds no config.*SegmentationInferencer\(checkpoint, config=...\)'),
-        (f"open('{tmp_path}/ran', 'w')", 'holds no config'),
         (dict(config, tta_pipeline=[LOAD[0], dict(type='os.system')]), "asks for 'os.system'"),
         ({key: value for key, value in config.items() if key != 'tta_model'}, 'has no tta_model and tta_pipeline of a'),
     ):
         torch.save(dict(content, meta=dict(content['meta'], config_dict=changed)), path)
-        with pytest.raises(ValueError, match=message) as error:
+        with pytest.raises(ValueError, match=message):
             SegmentationInferencer(path, device='cpu', multi_scale=True)
-        assert '\n' not in str(error.value)
-    assert not (tmp_path / 'ran').exists()
 
 
 def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
@@ -229,26 +225,14 @@ def test_what_labelled_patches_need(pretrained, tmp_path):
         assert not (tmp_path / 'maps').exists()
 
 
-@pytest.mark.parametrize('verb', ['segment', 'classify'])
-def test_checkpoint_and_images_are_read_once(work, tmp_path, monkeypatch, verb):
+def test_checkpoint_and_images_are_read_once(work, tmp_path, monkeypatch):
     read = Counter()
 
     def counted(function):
-        def call(path, *args):
-            read[Path(path).name] += 1
-            return function(path, *args)
-
-        return call
+        return lambda path, *args: (read.update([Path(path).name]), function(path, *args))[1]
 
     monkeypatch.setattr(checkpoint, 'read_checkpoint', counted(checkpoint.read_checkpoint))
     monkeypatch.setattr(reading, 'read_image', counted(reading.read_image))
     images = [work / 'images' / name for name in list(SIZES)[:3]]
-    if verb == 'segment':
-        segment(work / 'model.pth', images, tmp_path / 'out')
-    else:
-        with DefaultScope.overwrite_default_scope('mmpretrain'):
-            model = MODELS.build((classifier := classifier_config(tmp_path, tmp_path)).model)
-        meta = dict(config_dict=plain_values(classifier.to_dict()))
-        torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'model.pth')
-        classify(tmp_path / 'model.pth', images)
+    segment(work / 'model.pth', images, tmp_path / 'out')
     assert read == {name: 1 for name in ('model.pth', *(image.name for image in images))}

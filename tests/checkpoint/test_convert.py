@@ -86,7 +86,7 @@ def test_the_folder_for_transformers(run_file, tmp_path):
     assert {file.name for file in folder.iterdir()} == expected
     config = json.loads((folder / 'config.json').read_text())
     assert config['id2label'] == {'0': 'a', '1': 'b', '2': 'c', '3': 'd', '4': 'e'}
-    assert config['image_size'] == 48 and config['num_attention_heads'] == HEADS
+    assert (config['image_size'], config['num_attention_heads'], config['layer_norm_eps']) == (48, HEADS, 1e-6)
     image = torch.randint(0, 256, (3, 48, 48), dtype=torch.uint8)
     found = BeitImageProcessor.from_pretrained(folder)(image, return_tensors='pt')['pixel_values'][0]
     mean, std = (torch.tensor(PREPROCESSING[name]).view(3, 1, 1) for name in ('mean', 'std'))

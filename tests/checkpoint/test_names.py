@@ -3,6 +3,8 @@
 Every format into every other, and the peers' own classes: tests/parity/test_checkpoint_formats.py.
 """
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -11,7 +13,7 @@ from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
 from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, hf_peer, ours
 
-from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.names import convert_state_dict, describe_source
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
@@ -124,3 +126,17 @@ def test_two_tensors_for_one_name():
     state['backbone.patch_embed.proj.weight'] += 1
     with pytest.raises(CheckpointError, match='two tensors for backbone.patch_embed.proj.weight'):
         convert_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ('name', 'mean', 'size'),
+    [
+        ('beit_base_patch16_224_pt22k_ft22kto1k', 127.5, 224),
+        ('beitv2_large_patch16_224_pt1k_ft21k', 123.675, 224),
+        ('beit_large_patch16_640_pt22k_ft22ktoade20k', 123.675, 640),
+        ('beitv2_base_patch16_224_pt1k_ft21ktoade20k', 123.675, 512),  # which keeps the size of the pretraining
+    ],
+)
+def test_the_name_of_a_released_file_says_how_its_images_are_prepared(name, mean, size):
+    preprocessing = describe_source({}, Path(f'{name}.pth'))['preprocessing']
+    assert preprocessing['mean'][0] == mean and preprocessing['size'] == [size, size]
