@@ -32,15 +32,16 @@ def test_a_terminal_gets_warnings_that_a_user_can_act_on_and_a_log_file_everythi
 def test_quiet_ends(capsys):
     from mmengine.logging import MMLogger
 
-    logger = MMLogger.get_current_instance()
-    before = [(handler.level, handler.formatter, list(handler.filters)) for handler in logger.handlers]
-    filters = list(warnings.filters)
+    def settings() -> list:
+        return [(handler.level, handler.formatter, list(handler.filters)) for handler in logger.handlers]
+
+    logger, filters = MMLogger.get_current_instance(), list(warnings.filters)
+    before = settings()
     with terminal.quiet():
         warnings.warn('meshgrid', stacklevel=1)
         logger.info('nothing to act on')
         print('said by us')
-    assert [(handler.level, handler.formatter, list(handler.filters)) for handler in logger.handlers] == before
-    assert list(warnings.filters) == filters and capsys.readouterr().out == 'said by us\n'
+    assert settings() == before and list(warnings.filters) == filters and capsys.readouterr().out == 'said by us\n'
 
 
 def test_help_imports_nothing_heavy_and_shows_an_example():
