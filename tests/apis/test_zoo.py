@@ -100,7 +100,7 @@ def test_a_name_is_a_checkpoint_unless_a_file_or_folder_is_called_so_but_demo(we
     ('source', 'advice'),
     [
         ('beit_base_patch16_224_pt22', f"; did you mean '{PRETRAINED}'"),
-        ('BEiT_Base_Patch16_224_PT22k', f"; did you mean '{PRETRAINED}'"),
+        ('BEIT_BASE_PATCH16_224_PT22K', f"; did you mean '{PRETRAINED}'"),
         (f'downloads/{RELEASED}.pth', f"; did you mean '{RELEASED}'"),
         ('nothing.pth', r'\(see list_models\(\)\)$'),
     ],

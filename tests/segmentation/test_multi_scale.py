@@ -118,8 +118,9 @@ def test_two_classes_by_one_logit(tmp_path):
     model = narrow_segmentor()
     model.decode_head.conv_seg = torch.nn.Conv2d(model.decode_head.channels, 1, 1)
     model.decode_head.threshold = 0.5
+    model.decode_head.conv_seg.weight.data.mul_(20)  # logits outside of 0 to 1
     ((mean, label),) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0,))
-    assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64)
+    assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64) and 0 < mean.min() < mean.max() < 1
 
 
 def test_what_cannot_be_tested_at_many_scales_is_refused():
