@@ -1,22 +1,17 @@
 """Times segmentation inference beside mmsegmentation's: one scale, its memory, and all scales with flip.
 
     python tools/dev/benchmarks/segmentation.py                            # float32
-    python tools/dev/benchmarks/segmentation.py --precision bfloat16       # where that is fast
+    python tools/dev/benchmarks/segmentation.py --precision bfloat16       # ours; mmseg's in float32, as its config
     python tools/dev/benchmarks/segmentation.py --parts scales             # narrow model, a minute
 
 `time`: UperNet by configs/beit_plus/upernet_640_ade20k_160k_after_in22k.py slides over one scale, 640 x 854, of an
-image of 512 x 683. The contenders have the same weights, which equal logits prove in the same run:
-    beit_mm          SlidingSegmentor, EfficientUPerHead
-    mmseg            EncoderDecoder with mmseg's BEiT and UPerHead, slide_inference, by mmseg's config
-    mmseg sliding    mmseg's head and slide_inference on our backbone
-`memory`: the peak of such a call above the loaded model, with one window a batch; on a CPU each contender has a fresh
-process for it, whose anonymous memory is polled from outside.
-`scales`: windows of the whole protocol, and its time with a narrow model (image to labels, everything a quarter as wide
-and high), whose network is cheap, so that what is done around it shows.
+image of 512 x 683: beit_mm; mmseg's model by its config; mmseg's head and slide_inference on our backbone. They have
+the same weights, which equal logits prove in the same run. `memory`: the peak of such a call above the loaded model; on
+a CPU of a fresh process, whose anonymous memory is polled from outside. `scales`: windows of the whole protocol, and
+its time with a narrow model (everything a quarter as wide and high), so that what is done around the network shows.
 
 Rounds are interleaved in one process. A CPU is timed by CPU time, with one thread, so that it may be busy otherwise;
-only the ratios of the medians carry over to other machines. mmseg's contenders run in float32, as its BEiT configs do,
-beside ours in any precision; with --peers-too they have ours.
+only the ratios of the medians carry over to other machines.
 """
 
 import argparse
@@ -63,8 +58,7 @@ def build(name: str, args: argparse.Namespace, narrow: bool) -> nn.Module:
         cfg.test_cfg.update(crop_size=(CROP // 4, CROP // 4), stride=(STRIDE // 4, STRIDE // 4))
     if name == 'mmseg sliding':
         cfg.type, cfg.decode_head.type = 'EncoderDecoder', 'UPerHead'
-    precision = args.precision if name == OURS or args.peers_too else 'float32'
-    cfg.test_cfg.update(precision=precision, windows_per_batch=args.windows)
+    cfg.test_cfg.update(precision=args.precision, windows_per_batch=1)
     torch.manual_seed(0)
     model = MODELS.build(cfg)
     if name == OURS:
@@ -78,15 +72,13 @@ def build(name: str, args: argparse.Namespace, narrow: bool) -> nn.Module:
         weights = convert_state_dict(weights, target='mmseg').state_dict if name == 'mmseg' else weights
         found = model.load_state_dict(weights, strict=False)  # mmseg keeps its indices
         assert not found.unexpected_keys and all('index' in key for key in found.missing_keys), found
-    model.autocast = precision != 'float32' and name != OURS  # ours has its own
     return model.eval().to(get_device())
 
 
 @torch.no_grad()
 def one_scale(model: nn.Module, image: Tensor) -> Tensor:
     """Logits of one scale, at its size."""
-    with torch.autocast(image.device.type, torch.bfloat16, enabled=model.autocast):
-        return model.inference(image, [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])])
+    return model.inference(image, [dict(ori_shape=image.shape[2:], img_shape=image.shape[2:])])
 
 
 def image_of_one_scale(narrow: bool) -> Tensor:
@@ -186,8 +178,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--narrow', action='store_true', help='a small model in all parts, to try the script out')
     parser.add_argument('--precision', choices=[*TOLERANCE], default='float32')
-    parser.add_argument('--peers-too', action='store_true', help="mmseg's contenders in --precision as well")
-    parser.add_argument('--windows', type=int, default=1, help='windows a batch of ours')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--threads', type=int, default=1, help='CPU threads')
     parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS)

@@ -5,7 +5,7 @@
     python tools/dev/benchmarks/step.py dino --batch 1 --threads 1
 
 pretrain: BEiT+ with the tokenizer, by our config and by mmpretrain's, and timm's backbone with our tokenizer and head,
-which it has not; the tokenizer alone; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
+which it has not; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
 our config, by mmpretrain's and timm's. Weights, random images and masks, and precision are the same for all; that ours
 and mmpretrain's losses agree (in fine-tuning timm's too) is checked first. The optimizers are everybody's own: fused in
 ours and timm's, a group for each parameter in mmpretrain's.
@@ -150,8 +150,8 @@ def two_views(size: int) -> dict[str, Tensor]:
     return {name: tensor.pin_memory() if GPU else tensor for name, tensor in inputs.items()}
 
 
-def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str, Step]], Callable | None]:
-    """Steps by table and contender, and ours with marks at the ends of its parts."""
+def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
+    """Steps by contender, and ours with marks at the ends of its parts."""
     ours, wrapper = build(PRETRAIN, args)
     peer, peer_wrapper = build(THEIR_PRETRAIN, args, target_generator__init_cfg=None)
     tokenizer = ours.target_generator
@@ -195,18 +195,6 @@ def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str
         wrapper.zero_grad()
         mark('optimizer')
 
-    inputs = ours.data_preprocessor(batch, True)['inputs']
-    mapped = 0.8 * inputs['tokenizer_images'] + 0.1
-
-    @torch.no_grad()
-    def their_tokens() -> Tensor:
-        with wrapper.optim_context(peer):
-            return peer.target_generator(mapped).argmax(dim=1)
-
-    tokens = {
-        OURS: lambda: tokenizer.encode_at(inputs['tokenizer_images'], inputs['positions']),
-        'mmpretrain': their_tokens,
-    }
     steps = {
         OURS: lambda: ours.train_step(batch, wrapper),
         'mmpretrain': lambda: peer.train_step(peer_batch, peer_wrapper),
@@ -214,10 +202,10 @@ def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str
     }
     if args.compile:
         steps[f'{OURS} compiled'] = compiled(ours, 'loss', steps[OURS])
-    return {'tokenizer': tokens, 'whole step': steps}, parts
+    return steps, parts
 
 
-def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str, Step]], Callable | None]:
+def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
     ours, wrapper = build(FINETUNE, args)
     with torch.no_grad():  # random also where training starts from zero or one, so that the check sees it
         for name, parameter in ours.named_parameters():
@@ -246,10 +234,10 @@ def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str,
     }
     if args.compile:
         steps[f'{OURS} compiled'] = compiled(ours, 'extract_feat', steps[OURS])
-    return {'whole step': steps}, None
+    return steps, None
 
 
-def with_dino(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str, Step]], Callable | None]:
+def with_dino(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
     """The rows, and the last one with `dino_on_masked`: by the same model, whose weights stand in memory once."""
     inputs = two_views(size)  # each model takes its part
     inputs['second_images'] = torch.randint_like(inputs['images'], 256)
@@ -273,7 +261,7 @@ def with_dino(args: argparse.Namespace, size: int) -> tuple[dict[str, dict[str, 
     both = steps['BEiT + DINO']
     steps['BEiT + DINO'] = lambda: both(dino_on_masked=False)
     steps['dino_on_masked'] = lambda: both(dino_on_masked=True)
-    return {'whole step': steps}, None
+    return steps, None
 
 
 def main() -> None:
@@ -296,14 +284,12 @@ def main() -> None:
     contenders = dict(pretrain=pretraining, finetune=finetuning, dino=with_dino)[args.what]
     clock = time.process_time if args.what == 'dino' else time.perf_counter
     for size in args.batch:
-        tables = parts = None  # gives the last size's memory back
+        steps = parts = None  # gives the last size's memory back
         try:
-            tables, parts = contenders(args, size)
-            for title, steps in tables.items():
-                times, memory, _ = interleave(steps, args.rounds, clock=clock)
-                flop_share = gflop * size / limit if limit and title == 'whole step' else 0
-                report(f'{title}, batch {size}', times, memory, size, flop_share)
-                record['tables'].append(dict(title=title, batch=size, seconds=times, gibibytes=memory))
+            steps, parts = contenders(args, size)
+            times, memory, _ = interleave(steps, args.rounds, clock=clock)
+            report(f'whole step, batch {size}', times, memory, size, gflop * size / limit if limit else 0)
+            record['tables'].append(dict(title='whole step', batch=size, seconds=times, gibibytes=memory))
             if parts:
                 times, counted = time_parts(parts, args.rounds)
                 report_parts(f'parts of our step, batch {size}', times, counted, size, limit)
