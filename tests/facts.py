@@ -1,14 +1,12 @@
 """The numbers of the papers and of the released code, typed from those and not from the configs.
 
 Paper: arXiv 2106.08254, its tables of settings and of results. Released: the commands, configs and tables of
-microsoft/unilm `beit` and `beit2`. A `*` stands for rows that the paper trains alike; the first row that fits counts.
+microsoft/unilm `beit` and `beit2`.
 """
 
 import ast
 import fnmatch
 from types import SimpleNamespace
-
-from helpers import list_configs
 
 
 def read(table: str) -> dict[str, SimpleNamespace]:
@@ -17,8 +15,7 @@ def read(table: str) -> dict[str, SimpleNamespace]:
     rows: dict[str, SimpleNamespace] = {}
     for name, *words in lines:
         values = [None if word == '-' else ast.literal_eval(word) if word[0].isdigit() else word for word in words]
-        for config in fnmatch.filter(list_configs(), f'{name}.py'):
-            rows.setdefault(config, SimpleNamespace(**dict(zip(header[1:], values, strict=True))))
+        rows[f'{name}.py'] = SimpleNamespace(**dict(zip(header[1:], values, strict=True)))
     return rows
 
 
