@@ -102,7 +102,8 @@ def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, 
         raise MemoryError('killed')
 
     pretrain_config.train_cfg = loop
-    pretrain_config.default_hooks.checkpoint.update(by_epoch=False, interval=6)
+    by_epoch = 'max_epochs' in loop
+    pretrain_config.default_hooks.checkpoint.update(by_epoch=by_epoch, interval=1 if by_epoch else 6)
     with pytest.raises(MemoryError, match='killed'):
         train(pretrain_config, tmp_path, Act('after_val_iter', kill, iteration=6))
     done = []
