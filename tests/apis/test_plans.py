@@ -180,3 +180,12 @@ def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     steps = {step['type']: step for step in plans.resized(base.train_pipeline, (128, 96))}
     assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96)
     assert base.test_pipeline[1].scale == 108
+
+
+def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
+    for width, patches, most in ((768, 196, 120), (384, 392, 120), (768, 98, 240), (192, 49, 512)):  # 0.2 GiB for base
+        assert plans.largest_batch('cuda', width, patches)[0] == pytest.approx(most)
+    assert [plans.largest_batch('cpu', width, 196)[0] for width in (192, 768)] == [64, 16]
+    assert plan_training(images, 'pretrain', device='cpu').batch == 16  # of 144 images: an epoch has several steps
+    assert plans.scaled(1e-3, 4) == 2e-3  # by the square root, as suits Adam
