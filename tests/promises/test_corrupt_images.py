@@ -52,7 +52,7 @@ def listed(tmp_path: Path) -> list[str]:
 
 
 def test_two_processes_train_to_the_end_with_one_exact_list(config, broken, tmp_path):
-    two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5}
+    two = {'launcher': 'pytorch', 'train_dataloader.batch_size': 5, 'train_cfg.max_epochs': 1}
     run_ranks(lambda rank: train(config, **two) and None, tmp_path)
     assert listed(tmp_path) == broken
 
