@@ -6,8 +6,8 @@ Nothing heavy is imported before the arguments are parsed.
 import os
 import sys
 
-# With -m, Python looks for modules where the user is, perhaps in somebody's folder of images.
-if {'', os.getcwd()} & {*sys.path}:
+# Python looks for modules where the user is, perhaps in somebody's folder of images. What imports this stays as it is.
+if __name__ == '__main__' or os.path.basename(sys.argv[0]).startswith('beit-mm'):
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     kept = {package, *os.environ.get('PYTHONPATH', '').split(os.pathsep)}
     sys.path[:] = [path for path in sys.path if path not in ('', os.getcwd()) or path in kept - {''}]

@@ -158,8 +158,10 @@ def message_for_user(error: BaseException) -> str | None:
 def mistake(error: BaseException) -> str | None:
     if isinstance(error, KeyError) and (missing := UNKNOWN_TYPE.match(str(error))):
         return unknown_type(missing[1])
-    if isinstance(error, TypeError) and 'unexpected keyword argument' in str(error):
+    if isinstance(error, TypeError) and re.search('unexpected keyword argument|takes no arguments', str(error)):
         frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+        while frames and frames[-1] == '__init__':  # which hand the arguments on
+            frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a constructor's own fault
     return str(error) if isinstance(error, UserError) else None
 

@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 from helpers import ROOT
-from mmengine.registry import HOOKS, MODELS
+from mmengine.registry import DATASETS, HOOKS, MODELS
 
 import beit_mm
 from beit_mm import __main__, terminal
@@ -104,6 +104,8 @@ def test_an_argument_that_a_type_does_not_have_is_named_but_not_one_inside_of_a_
     for registry, options, said in (
         (MODELS, dict(type='beit_mm.BEiTBackbone', drop_path=0.2), "BEiTBackbone.*'drop_path'"),
         (HOOKS, dict(type='beit_mm.LoggerHook', interval_=1), "LoggerHook.*'interval_'"),  # mmengine's argument
+        (DATASETS, dict(type='beit_mm.ImageFolder', folder='x'), "'folder'"),  # handed on by two constructors
+        (HOOKS, dict(type='beit_mm.StepSeedHook', seed=1), 'StepSeedHook.. takes no arguments'),
         (MODELS, dict(type=Faulty), None),
     ):
         with pytest.raises(TypeError) as caught:

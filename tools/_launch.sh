@@ -6,7 +6,7 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 # What a run that was interrupted prints, to go on with.
 BEIT_MM_COMMAND=
-for name in NNODES NODE_RANK MASTER_ADDR PORT MAX_RESTARTS GPUS GPUS_PER_NODE CPUS_PER_TASK SRUN_ARGS; do
+for name in NNODES NODE_RANK MASTER_ADDR PORT MAX_RESTARTS OVERSUBSCRIBE GPUS GPUS_PER_NODE CPUS_PER_TASK SRUN_ARGS; do
   [[ -z ${!name:-} ]] || BEIT_MM_COMMAND+=$(printf '%s=%q ' "$name" "${!name}")
 done
 BEIT_MM_COMMAND+=$(printf '%q ' "$0" "$@")

@@ -9,7 +9,7 @@ hold mean, std and size.
 
 import argparse
 
-from beit_mm.terminal import quiet, run
+from beit_mm.terminal import UserError, quiet, run
 
 
 def main() -> None:
@@ -36,7 +36,10 @@ def main() -> None:
             if 'data_preprocessor' in cfg:
                 cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
             model = MODELS.build(cfg.model)
-            load_checkpoint(model, args.checkpoint, strict=True)
+            try:
+                load_checkpoint(model, args.checkpoint, strict=True)
+            except RuntimeError as error:
+                raise UserError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
         else:
             checkpoint = Checkpoint.open(args.checkpoint)
             segments = checkpoint.task == 'segmentation'

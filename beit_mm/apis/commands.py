@@ -103,27 +103,30 @@ def train_quietly(cfg: Config, name: str) -> None:
 def shorten(cfg: Config, steps: int) -> None:
     """Changes a config to a run of so many steps (of mmengine's, before accumulation) in which all has its share.
 
-    Warm-ups and other schedules end where they would have ended, as a part of the run. A warm-up has at least two
-    steps, since mmengine's does not end in one. What hooks count in epochs is rounded; in a run that is counted in
-    epochs its share is not known, and taken for none.
+    Warm-ups and other schedules end where they would have ended, as a part of the run; those that count steps in a run
+    of epochs, as a part of the longest. A warm-up has at least two steps, since mmengine's does not end in one. What
+    hooks count in epochs is rounded; in a run that is counted in epochs its share is not known, and taken for none.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
 
-    def moved(place: int) -> int:  # mmengine's PolyLR is given an end one step behind the run's
-        return steps + place - length if place >= length else place and min(steps, max(2, place * steps // length))
+    def moved(place: int, of: int = length) -> int:  # mmengine's PolyLR is given an end one step behind the run's
+        return steps + place - of if place >= of else place and min(steps, max(2, place * steps // of))
 
     schedulers, given = [], cfg.get('param_scheduler') or []
-    for scheduler in [given] if isinstance(given, dict) else given:
-        if scheduler.get('by_epoch', True) != (unit == 'max_epochs'):
-            raise UserError(f'--steps: a {scheduler.type} does not count as the run does, by {unit}; write a config')
-        begin, end = moved(scheduler.get('begin', 0)), moved(scheduler.get('end', length))
+    given = [given] if isinstance(given, dict) else given
+    others = [scheduler for scheduler in given if scheduler.get('by_epoch', True) != (unit == 'max_epochs')]
+    if others and (others != list(given) or any('end' not in scheduler for scheduler in others)):
+        raise UserError(f'--steps: a {others[0].type} does not count as the run does, by {unit}; write a config')
+    of = max(scheduler.end for scheduler in others) if others else length
+    for scheduler in given:
+        begin, end = moved(scheduler.get('begin', 0), of), moved(scheduler.get('end', of), of)
         scheduler.update(begin=begin, end=end, by_epoch=False)
         scheduler.pop('convert_to_iter_based', None)
         if 'T_max' in scheduler:
             scheduler.T_max = max(1, end - begin)
         if 'milestones' in scheduler:
-            scheduler.milestones = [moved(place) for place in scheduler.milestones]
+            scheduler.milestones = [moved(place, of) for place in scheduler.milestones]
         if begin < end:
             schedulers.append(scheduler)
     cfg.param_scheduler = schedulers
@@ -135,9 +138,11 @@ def shorten(cfg: Config, steps: int) -> None:
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
+    cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
-    cfg.default_hooks.logger.update(interval=min(cfg.default_hooks.logger.interval, max(1, steps // 10)))
-    cfg.log_processor.update(by_epoch=False)
+    cfg.default_hooks.logger.interval = min(cfg.default_hooks.logger.get('interval', 10), max(1, steps // 10))
+    cfg.log_processor = dict(cfg.get('log_processor', {}), by_epoch=False)
 
 
 def test(arguments: Sequence[str] | None = None) -> None:
@@ -208,6 +213,7 @@ def test_config(args: argparse.Namespace) -> Config:
         raise UserError(f'{args.config} has no test_dataloader: what it trains has nothing to be tested on by itself')
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
+    cfg.default_hooks = cfg.get('default_hooks', {})
     if args.amp:
         cfg.test_cfg.fp16 = True
     if args.tta:
@@ -223,8 +229,6 @@ def augment(cfg: Config) -> None:
     dataset = cfg.test_dataloader.dataset
     if 'module' in cfg.model:
         raise UserError(f'--tta: the model is a {cfg.model.type} already, which tests with augmentation; leave it out')
-    if ('tta_model' in cfg) != ('tta_pipeline' in cfg):
-        raise UserError('the config has one of tta_model and tta_pipeline; --tta needs both or neither')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':

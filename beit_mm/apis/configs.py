@@ -41,7 +41,7 @@ def find_config(name: str) -> Path:
 
 def config_text(name: str) -> str:
     """A config, see `find_config`, with all that it inherits."""
-    return Config.fromfile(str(find_config(name))).pretty_text
+    return inert(Config.fromfile(str(find_config(name))).pretty_text)
 
 
 @functools.cache

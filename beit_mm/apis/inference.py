@@ -154,7 +154,7 @@ def segment(
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
             advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or train a segmentor on it'
-            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}: README, "Segmentation"')
+            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}: docs/finetuning.md')
         segmentor = SegmentationInferencer(checkpoint)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))

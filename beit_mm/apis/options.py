@@ -65,11 +65,14 @@ def load_config(args: argparse.Namespace) -> Config:
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's launcher would select a GPU; it accepts a group that is there already.
         torch.distributed.init_process_group('gloo')
-    return RunConfig(cfg.to_dict(), filename=cfg.filename)
+    # Without a name it is written as Python, in which no template stays; JSON and YAML keep them.
+    return RunConfig(cfg.to_dict(), filename=cfg.filename if path.suffix == '.py' else None)
 
 
 def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     """Overrides entries of a config. `data_root` becomes that of all datasets, but where one is given its own.
+
+    Where datasets have different roots (`data/imagenet/train`, `data/imagenet/val`) it replaces their common part.
 
     Args:
         cfg: is changed.
@@ -86,8 +89,14 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         check_key(cfg, key)
         options[key] = parse_value(key, value)
     if 'data_root' in options:
-        loaders = [name for name in cfg if name.endswith('_dataloader') and cfg[name]]
-        options = {f'{name}.dataset.data_root': options['data_root'] for name in loaders} | options
+        roots = {name: cfg[name].dataset.data_root for name in cfg if name.endswith('_dataloader') and cfg[name]}
+        parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
+        options = {
+            f'{name}.dataset.data_root': options['data_root']
+            if part == '.'
+            else os.path.join(options['data_root'], part)
+            for name, part in parts.items()
+        } | options
     cfg.merge_from_dict(options)
 
 
@@ -100,7 +109,8 @@ def parse_value(key: str, value: str) -> Any:
     from mmengine.config import ConfigDict, DictAction
 
     is_folder = key.endswith('data_root') and ',' in value
-    if is_folder or os.path.exists(value) or (' ' in value and not set('[({\',"') & set(value)):
+    is_path = set(', /') & set(value) and os.path.exists(value)  # a number may be the name of a folder, too
+    if is_folder or is_path or (' ' in value and not set('[({\',"') & set(value)):
         return value
     if value.startswith('[{'):
         try:

@@ -196,9 +196,9 @@ def signals_handled(runner: Runner) -> Iterator[None]:
 def resuming_command() -> str:
     """What a user types to resume; a scheduler that starts the same again need not."""
     given = os.environ.get('BEIT_MM_COMMAND')  # by dist_train.sh and slurm_train.sh
-    command = given or (get_world_size() == 1 and typed()) or 'the same command and'
-    has_no_option = sys.argv[1:2] in (['pretrain'], ['finetune'])
-    return command if '--resume' in command or has_no_option else f'{command} --resume'
+    command = given or (get_world_size() == 1 and typed()) or 'the same command'
+    has_option = given or Path(sys.argv[0]).name == 'train.py' or sys.argv[1:2] == ['train']  # others resume without
+    return command if '--resume' in command or not has_option else f'{command} --resume'
 
 
 class WorkerInit:
@@ -257,10 +257,14 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
             yield batch
 
 
-def validate(runner: Runner) -> None:
-    """Validates, where a config says how; also a run that is resumed at its end, as one stopped in that validation."""
-    if runner.val_loop is not None:
-        runner.val_loop.run()
+def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, place: int, end: int) -> None:
+    """Validates where it is due, and a config says how; at the end of a run always, unless that is before val_begin."""
+    if (
+        loop.runner.val_loop is not None
+        and place >= loop.val_begin
+        and (place % loop.val_interval == 0 or place == end)
+    ):
+        loop.runner.val_loop.run()
 
 
 @LOOPS.register_module()
@@ -273,9 +277,15 @@ class EpochLoop(EpochBasedTrainLoop):
 
     def run(self) -> nn.Module:
         with signals_handled(self.runner):
-            if self._epoch == self._max_epochs:
-                validate(self.runner)
-            return super().run()
+            self.runner.call_hook('before_train')
+            if self._epoch == self._max_epochs:  # it was stopped in that validation
+                validate(self, self._epoch, self._max_epochs)
+            while self._epoch < self._max_epochs and not self.stop_training:
+                self.run_epoch()
+                self._decide_current_val_interval()
+                validate(self, self._epoch, self._max_epochs)
+            self.runner.call_hook('after_train')
+        return self.runner.model
 
     def run_epoch(self) -> None:
         self.runner.call_hook('before_train_epoch')
@@ -302,15 +312,13 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            if self._iter == self._max_iters or self._iter == self.val_begin == 0:
-                validate(self.runner)
+            if self._iter == self._max_iters or self._iter == self.val_begin == 0:  # stopped in that validation; before
+                validate(self, self._iter, self._max_iters)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(stream))
                 self._decide_current_val_interval()
-                due = self._iter % self.val_interval == 0 or self._iter == self._max_iters
-                if self._iter >= self.val_begin and due:
-                    validate(self.runner)
+                validate(self, self._iter, self._max_iters)
             self.runner.call_hook('after_train_epoch')
             self.runner.call_hook('after_train')
         return self.runner.model

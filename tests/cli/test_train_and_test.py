@@ -150,6 +150,8 @@ DECAY = ('CosineAnnealingWeightDecay', 0, 8, False, None)
         ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, False, None), ('PolyLR', 0, 1601, False, None)]),
         ('demo/pretrain', 300, [(LINEAR, 0, 12, False, None), (COSINE, 12, 300, False, 288)]),
         ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, False, None)]),
+        # an epoch's length is not known, but the schedule's is: 10,000 of 1,039,800 steps
+        ('beit_plus/pretrain_in22k_150e', 1040, [(LINEAR, 0, 10, False, None), (COSINE, 10, 1040, False, None)]),
         ('beit_dino/pretrain_dino_400e', 8, [(LINEAR, 0, 2, False, None), DECAY, (COSINE, 2, 8, False, None)]),
     ],
 )
@@ -287,6 +289,10 @@ def test_the_arguments_of_train(tmp_path):
     cfg = config_of('train', 'demo/pretrain', '--amp', '--cfg-options', *options)
     found = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
     assert found == ['images', 'other', 'images'] and cfg.optim_wrapper.dtype == 'bfloat16'
+    two = config_of('train', 'beit/pretrain_300e', '--cfg-options', 'data_root=a')
+    assert (two.train_dataloader.dataset.data_root, two.val_dataloader.dataset.data_root) == ('a/train', 'a/val')
+    foreign = config_of('train', ROOT / 'docs/examples/mmseg_ade20k.py', '--steps', 20)  # names few hooks
+    assert foreign.default_hooks.logger.interval == 2 and not foreign.log_processor.by_epoch
     assert cfg.test_dataloader.dataset.pipeline == json.loads(pipeline)
     assert cfg.test_dataloader.dataset.pipeline[0].type == 'LoadImage'  # as in any config
     compiled = config_of('train', 'demo/pretrain', '--compile')

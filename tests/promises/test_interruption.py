@@ -180,7 +180,13 @@ def test_workers_are_gone_and_can_be_started_again(images):
 
 
 def test_the_command_that_resumes(monkeypatch):
-    assert resuming_command() == 'the same command and --resume'
+    assert resuming_command() == 'the same command'
+    monkeypatch.setattr(sys, 'argv', ['beit_mm/__main__.py', 'pretrain', 'images'])
+    monkeypatch.setattr(sys, 'orig_argv', ['python', '-m', 'beit_mm', 'pretrain', 'images'])
+    assert resuming_command() == 'python -m beit_mm pretrain images'
+    monkeypatch.setattr(sys, 'argv', ['tools/train.py', 'pretrain'])
+    monkeypatch.setattr(sys, 'orig_argv', ['python', 'tools/train.py', 'pretrain'])
+    assert resuming_command() == 'python tools/train.py pretrain --resume'
     monkeypatch.setattr(sys, 'argv', ['tools/train.py', 'a b.py'])
     monkeypatch.setattr(sys, 'orig_argv', ['python', 'tools/train.py', 'a b.py'])
     assert resuming_command() == "python tools/train.py 'a b.py' --resume"
