@@ -30,7 +30,7 @@ from beit_mm.apis.configs import find_config
 PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
 PAGES += [f'configs/{path.parent.name}/README.md' for path in sorted((ROOT / 'configs').glob('*/README.md'))]
 FENCED = re.compile(r'^```(\w+)\n(.*?)^```$', re.M | re.S)
-OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', '.venv/bin/python', 'sbatch']
+OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', 'tools/dev/check_style.sh', '.venv/bin/python', 'sbatch']
 CONFIG_OF = {  # what CONFIG stands for, by the heading above it
     **dict.fromkeys(['Classification', 'Inferencers and tools of the libraries'], 'configs/demo/finetune_folder.py'),
     'Segmentation': 'configs/demo/segment_upernet.py',

@@ -122,37 +122,27 @@ def update_table(folder: str) -> str:
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
 
 
-def released_lines(config: str, weights: dict) -> list[str]:
-    """Commands that test a released file, each below what its source reports of it."""
-    direct: dict[bool, list[str]] = {}  # multi-scale? -> figures of the file itself
-    for value, task, source in results(config):
-        if ', by ' not in task and source.startswith(weights['Source']):
-            direct.setdefault('all scales' in task, []).append(f'{value} {task}')
-    lines = [f'# {weights["URL"].rsplit("/", 1)[1]}: {weights["Holds"]}']
-    command = f'python tools/test.py {config} {weights["URL"]}'
-    precision = ' --cfg-options model.test_cfg.precision=float32' * (load(config).default_scope == 'mmseg')
-    for multi_scale, figures in sorted(direct.items()):
-        lines += [f'# {", ".join(figures)}', command + ' --tta' * multi_scale + precision]
-    if not direct:  # what is reported is of other files, or of later training
-        is_tested = bool(load(config).test_dataloader)
-        test = 'loss and accuracy on held-out images' if is_tested else 'no images to test on'
-        lines += [f"# {test}; the config's header has the figures of what starts from it", *[command] * is_tested]
-    return lines
+def released_row(config: str, weights: dict) -> str:
+    """A released file, its config, and what its source reports of it."""
+    figures = [
+        f'{value} {task}'
+        for value, task, source in results(config)
+        if ', by ' not in task and source.startswith(weights['Source'])
+    ]
+    name = Path(weights['URL']).stem
+    return f'| [{name}]({weights["URL"]}) | {config.removeprefix("configs/")} | {"<br>".join(figures)} |'
 
 
 def update_released() -> str:
-    """The command and the published figures of each released file."""
+    """The released files by what they are for."""
     groups: dict[str, list[str]] = dict.fromkeys(('Segmentation', 'Classification', 'Pretraining'), [])
     for config in list_configs():
         for weights in released_weights(config):
-            scope, model = load(config).default_scope, model_of(config).type
-            group = 'Classification' if model == 'ImageClassifier' else 'Pretraining'
-            group = 'Segmentation' if scope == 'mmseg' else group
-            groups[group] = [*groups[group], '\n'.join(released_lines(config, weights))]
-    text = ''.join(
-        f'## {title}, {len(blocks)} files\n\n```shell\n' + '\n\n'.join(blocks) + '\n```\n\n'
-        for title, blocks in groups.items()
-    )
+            group = 'Classification' if model_of(config).type == 'ImageClassifier' else 'Pretraining'
+            group = 'Segmentation' if load(config).default_scope == 'mmseg' else group
+            groups[group] = [*groups[group], released_row(config, weights)]
+    head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
+    text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
     before, _, rest = (ROOT / RELEASED).read_text().partition(BEGIN)
     return before + BEGIN + text + END + rest.partition(END)[2]
 
@@ -179,12 +169,11 @@ def update_package_map() -> str:
 
 def update_file_map() -> str:
     """The files of the package with their lines and what their docstrings begin with."""
-    rows = ['| file | lines | what it holds |', '| --- | --- | --- |']
+    rows = []
     for path in sorted((ROOT / 'beit_mm').rglob('*.py')):
-        source = path.read_text()
         if path.name != '__init__.py' and '.mim' not in path.parts:
-            title = title_of(path)
-            rows.append(f'| `{path.relative_to(ROOT / "beit_mm")}` | {len(source.splitlines())} | {title} |')
+            number = len(path.read_text().splitlines())
+            rows.append(f'- `{path.relative_to(ROOT / "beit_mm")}` ({number}): {title_of(path)}')
     before, _, rest = (ROOT / MAP).read_text().partition(BEGIN)
     return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
 
