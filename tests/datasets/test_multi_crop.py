@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 from scenes import paint_scene
 from torchvision.transforms.functional import adjust_hue
 
@@ -97,18 +97,3 @@ def test_hue_is_torchvisions(image):
         expected = np.asarray(adjust_hue(Image.fromarray(image), shift)).astype(int)
         difference = np.abs(shift_hue(image, shift) - expected)
         assert difference.mean() < 1.5 and difference.max() <= 16
-
-
-def test_solarization_is_pillows(image, plain, monkeypatch):
-    plain()
-    crop = crops_of(image, num_local=0)['second_images']
-    monkeypatch.setattr(multi_crop, 'SOLARIZE_PROB', 1.0)
-    assert np.array_equal(crops_of(image, num_local=0)['second_images'], ImageOps.solarize(Image.fromarray(crop)))
-
-
-@pytest.mark.parametrize(
-    'wrong', [dict(local_size=(8, 0)), dict(local_scale=(0.5, 1.5)), dict(num_local=-1), dict(blur_sigma=0.1)]
-)
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match='size is' if 'local_size' in wrong else f'{next(iter(wrong))} is'):
-        MultiCrop(**wrong)

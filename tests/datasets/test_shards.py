@@ -17,7 +17,7 @@ from PIL import Image
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
 from beit_mm.datasets.image_folder import INDEX
-from beit_mm.datasets.reading import MemberPath, read_bands, read_image
+from beit_mm.datasets.reading import MemberPath, read_image
 from beit_mm.registry import DATASETS
 
 LOAD = [dict(type='beit_mm.LoadImage')]
@@ -132,19 +132,6 @@ def test_workers_and_a_resumed_run_draw_what_the_folder_would_give(made):
     whole = batches(made / 'data/train')
     assert len(set(whole)) == 5 and batches(made / 'shards', workers=2) == whole
     assert batches(made / 'shards', skip=8) == whole[2:]
-
-
-@pytest.mark.parametrize('name', ['a.jpg', 'a.webp', 'a.gif', 'a.ppm', 'a.tif', 'a.npy'])
-def test_every_format_is_read_as_from_a_file(tmp_path, name):
-    pixels, path = np.random.default_rng(0).integers(0, 256, (31, 40, 3), dtype=np.uint8), tmp_path / name
-    np.save(path, pixels) if name == 'a.npy' else Image.fromarray(pixels).save(path)
-    content, archive = path.read_bytes(), tmp_path / 'a.tar'
-    archive.write_bytes(b'x' * 700 + content + b'x' * 100)
-    member = MemberPath(f'{archive}/{name}', str(archive), 700, len(content))
-    if name.endswith(('npy', 'tif')):
-        assert np.array_equal(read_bands(member), pixels)
-    if name != 'a.npy':
-        assert np.array_equal(read_image(member), read_image(str(path)))
 
 
 def test_cls_files_of_webdataset_number_the_classes(tmp_path):
