@@ -130,26 +130,3 @@ FROM_PAPER = {
     'cifar100': '48.5 87.1 90.8 91.7 87.1 90.1 91.8',
     'convergence': '- -',
 }
-# What the released code prints, and then mmpretrain's and mmsegmentation's metafiles.
-FROM_OTHERS = """
-beit_plus/finetune_in1k_100e                         83.7 96.6 83.1
-beit_plus/pretrain_300e                              6.2994 0.04961
-beit_plus/finetune_large_in1k_50e                    86.0 97.6
-beit_plus/finetune_in1k_30e_after_in22k              85.2 97.6 85.28 97.59
-beit_plus/finetune_384_in1k_30e_after_in22k          86.820 98.124
-beit_plus/finetune_large_in1k_30e_after_in22k        87.396 98.282
-beit_plus/finetune_large_384_in1k_30e_after_in22k    88.408 98.602
-beit_plus/finetune_large_512_in1k_30e_after_in22k    88.600 98.658
-beit_plus/upernet_640_ade20k_160k_after_in22k        53.61 54.26 53.08 53.84
-beit_plus/upernet_large_640_ade20k_160k_after_in22k  56.7 57.0 56.33 56.84
-beit_v2/finetune_in1k_100e                           85.5 97.5
-beit_v2/finetune_in1k_100e_after_300e                85.0 85.0
-beit_v2/finetune_in1k_30e_after_in22k                86.5 98.0 86.458 97.978 86.47 97.99
-beit_v2/finetune_large_in1k_50e                      87.3 98.2
-beit_v2/finetune_large_in1k_50e_after_300e           86.6
-beit_v2/finetune_large_in1k_20e_after_in22k          88.4 98.6 88.370 98.578
-beit_v2/upernet_512_ade20k_160k                      53.1
-beit_v2/upernet_512_ade20k_160k_after_in22k          53.5
-beit_v2/upernet_large_512_ade20k_160k                56.7
-beit_v2/upernet_large_512_ade20k_160k_after_in22k    57.5 57.54
-"""
