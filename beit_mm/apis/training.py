@@ -43,6 +43,7 @@ RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given
 FIRST_STEPS = 4  # slow ones, before those that are measured
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
+MAX_WORKERS = 1024
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
 
 
@@ -122,8 +123,8 @@ class Run:
                 raise UserError(f'{name} is {number:g}; expected more than 0')
         if given.get('steps', MIN_STEPS) < MIN_STEPS:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
-        if workers is not None and workers < 0:
-            raise UserError(f'workers is {workers}; expected 0 or more')
+        if workers is not None and not 0 <= workers <= MAX_WORKERS:
+            raise UserError(f'workers is {workers}; expected 0 to {MAX_WORKERS}')
         if tokenizer not in (None, DEMO, NEW):
             raise UserError(f'tokenizer is {tokenizer!r}; expected {DEMO} or {NEW}')
         if init not in (None, DEMO, NONE) and '://' not in str(init):
@@ -169,7 +170,7 @@ class Run:
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
             fits &= [*known['stages']] == stages and {*map(type, [known['workers'], *whole])} == {int}
-            fits &= min(whole) > 0 and 0 <= known['workers']
+            fits &= min(whole) > 0 and 0 <= known['workers'] <= MAX_WORKERS
             numbers = [number for stage in known['stages'].values() for number in stage.values()]
             fits &= {*map(type, numbers)} <= {int, float}
             # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed

@@ -415,7 +415,7 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('no images in', 'pretrain', tmp_path / 'empty', '--out', out),
         ('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1),
         ('steps is 2; expected at least 3', 'pretrain', images, '--out', out, '--steps', 2),
-        ('workers is -2; expected 0 or more', 'pretrain', images, '--out', out, '--workers', -2),
+        ('workers is -2; expected 0 to 1024', 'pretrain', images, '--out', out, '--workers', -2),
         ('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99),
         ('lies in the folder of the images', 'pretrain', images, '--out', images / 'run'),
         ('holds other files', 'pretrain', images, '--out', tmp_path),

@@ -19,8 +19,8 @@ NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)
 def test_the_average_of_the_weights_is_kept_tested_and_resumed(images, tmp_path, monkeypatch):
     """DALL-E's training made small: four steps on twelve images."""
     monkeypatch.chdir(tmp_path)
-    options = [*NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items()), f'data_root={images}']
-    for name in ('data_prefix=', 'pipeline.1.size=16'):
+    options = [*NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items())]
+    for name in (f'data_root={images}', 'pipeline.1.size=16'):
         options += [f'{split}_dataloader.dataset.{name}' for split in ('train', 'val', 'test')]
     options += [f'{split}_dataloader.batch_size=4' for split in ('train', 'val', 'test')]
     options += ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'default_hooks.checkpoint.interval=1']
