@@ -9,13 +9,13 @@ import fnmatch
 from types import SimpleNamespace
 
 
-def read(table: str) -> dict[str, SimpleNamespace]:
-    """Config -> its row; a dash is None."""
+def read(table: str, **same: object) -> dict[str, SimpleNamespace]:
+    """Config -> its row, with what is the same in all; a dash is None."""
     header, *lines = (line.split() for line in table.strip().splitlines())
     rows: dict[str, SimpleNamespace] = {}
     for name, *words in lines:
         values = [None if word == '-' else ast.literal_eval(word) if word[0].isdigit() else word for word in words]
-        rows[f'{name}.py'] = SimpleNamespace(**dict(zip(header[1:], values, strict=True)))
+        rows[f'{name}.py'] = SimpleNamespace(**same, **dict(zip(header[1:], values, strict=True)))
     return rows
 
 
@@ -23,7 +23,7 @@ def read(table: str) -> dict[str, SimpleNamespace]:
 # tokenizer's view; `early`: the block that BEiT v2's two additional ones start from. Parameters of the rows that no
 # source counts: a block has 12 width^2 + 14 width, LayerScale 24 width, pixels 768 outputs in place of 8192 tokens.
 PRETRAINING = """
-config                                      parameters epochs warmup clip drop  beta scale   bias   mask second early
+config                                      parameters     ep   warm clip drop  beta scale   bias   mask second early
 beit/pretrain_800e                          92_089_856    800     10    3  0.1 0.999     -      - blocks    112     -
 beit/pretrain_300e                          92_089_856    300     10    3  0.1 0.999     -      - blocks    112     -
 beit/pretrain_large_800e                   311_674_880    800     10    1  0.1 0.999     -      - blocks    112     -

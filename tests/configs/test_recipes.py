@@ -1,25 +1,21 @@
-"""Every config holds the numbers of tests/facts.py, and its rates follow the formulas of the papers."""
+"""Every config holds the numbers of tests/facts.py, its recipe and its model are those of the papers."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from facts import FINETUNING, PRETRAINING, SEGMENTATION, read, start_of
 from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
-from mmpretrain.registry import PARAM_SCHEDULERS
 
 IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
 GROUPS = 'beit_mm.BEiTOptimWrapperConstructor'
 SWEEP = pytest.approx(3.5e-3, abs=1.5e-3)
-DINO = {'beit_dino/pretrain_beit_dino_300e.py', 'beit_dino/pretrain_dino_400e.py'}
-PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier
-    'beit/linear_probe_in1k_50e.py': (9, 85_789_440 - 2 * 768 + 769 * 1000),
-    'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
-}
-KINDS = dict(pretraining=read(PRETRAINING), finetuning=read(FINETUNING), segmentation=read(SEGMENTATION))
+KINDS = dict(
+    pretraining=read(PRETRAINING, lr=1.5e-3, wd=0.05, batch=2048, decay=None, batches=None),
+    finetuning=read(FINETUNING, clip=None, beta=0.999, batches=None),
+    segmentation=read(SEGMENTATION, wd=0.05, batch=16, clip=None, beta=0.999, ep=None),
+)
 
 
 def differences(published: object, found: object, where: str = '') -> Iterator[str]:
@@ -49,7 +45,29 @@ def ours(kind: str, **options: object) -> dict:
     return dict(type=f'beit_mm.{kind}', **options)
 
 
-LOAD = ours('LoadImage')
+LOAD, PACK = ours('LoadImage'), dict(type='PackInputs')
+
+
+def common(row) -> dict:
+    """What all three kinds have in their rows."""
+    rate = SWEEP if row.lr == 'sweep' else row.lr
+    return {
+        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale),
+        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS),
+        'optim_wrapper.clip_grad': row.clip and dict(max_norm=row.clip),
+        'optim_wrapper.paramwise_cfg.layer_decay_rate': row.decay,
+        'optim_wrapper.optimizer': adamw(rate, row.wd, row.beta),
+        'auto_scale_lr.base_batch_size': row.batch,
+        'train_cfg': dict(max_epochs=row.ep, max_iters=row.batches),
+        'train_dataloader.drop_last': True,
+    }
+
+
+def rates(warmup: int, end: int, by: str = 'convert_to_iter_based', **last: object) -> list[dict]:
+    """From nearly 0 to the peak at the last step of the warm-up, then half a cosine."""
+    rise = dict(type='LinearLR', start_factor=1e-9, begin=0, end=warmup)
+    fall = dict(type='CosineAnnealingLR', begin=warmup, end=end, **last)
+    return [{**part, by: by != 'by_epoch'} for part in (rise, fall)]
 
 
 def pretraining(name: str, row) -> dict:
@@ -59,16 +77,14 @@ def pretraining(name: str, row) -> dict:
     sizes = dict(size=224, second_size=row.second)
     crop = ours('TwoViewRandomResizedCrop', scale=(0.2, 1.0) if is_v2 else None, **sizes)
     jitter = ours('TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4)
+    steps = (10_000, 1_039_800, 'by_epoch') if row.warm == 10_000 else (row.warm, row.ep)
     return {
+        'param_scheduler': rates(*steps, eta_min=1e-5),
         'model.early_layers': row.early,
         'model.recover': 'all' if 'recover_all' in name else None,
         'model.data_preprocessor': HALF if is_22k else IMAGENET,
-        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, rel_pos_bias=row.bias),
+        'model.backbone': dict(rel_pos_bias=row.bias),
         'model.backbone.abs_pos_embed': False if row.bias else None,
-        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=dict(max_norm=row.clip)),
-        'optim_wrapper.optimizer': adamw(1.5e-3, 0.05, row.beta),
-        'auto_scale_lr.base_batch_size': 2048,
-        'train_cfg.max_epochs': row.epochs,
         'train_dataloader.dataset.data_root': f'data/imagenet{"22k" * is_22k}/train',
         'train_dataloader.dataset.pipeline': [LOAD, crop, jitter, *mask, ours('PackViews')],
         'val_dataloader.dataset.pipeline': [LOAD, ours('TwoViewCenterCrop', **sizes), *mask, ours('PackViews')],
@@ -86,26 +102,24 @@ def finetuning(name: str, row) -> dict:
     crop = ours('RandomResizedCrop', size=size, scale=None, prob=None)  # 8 to 100 %, flipped or not
     # the whole image from 384 pixels on, else a crop ratio of 0.875
     edge = dict(type='ResizeEdge', scale=256 if size == 224 else size, backend='pillow', interpolation='bicubic')
-    val = [LOAD, edge, dict(type='CenterCrop', crop_size=size), dict(type='PackInputs')]
+    val = [LOAD, edge, dict(type='CenterCrop', crop_size=size), PACK]
     mix = dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)])
     repeated = ours('RepeatedAugmentationSampler', num_repeats=3)
     std = pytest.approx(0.02 if 'scratch' in name else 0.02 * 0.001)
+    ratio = row.min / load_config(name).optim_wrapper.optimizer.lr
+    schedule = rates(row.warm, row.ep, eta_min_ratio=pytest.approx(ratio, rel=1e-2))
+    if ratio == 1:  # DeiT's warm-up, from 1e-6
+        schedule = [dict(type='LinearLR', start_factor=0.2, begin=0, end=row.warm, convert_to_iter_based=True)]
     return {
+        'param_scheduler': schedule,
         'model.data_preprocessor': dict(num_classes=classes, **statistics),
         'model.train_cfg': mix if row.mix else None,
-        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, out_type='avg_featmap'),
-        'model.backbone.img_size': None if size == 224 else size,
+        'model.backbone': dict(out_type='avg_featmap', img_size=None if size == 224 else size),
         'model.head': dict(num_classes=classes, init_cfg=dict(type='Normal', layer='Linear', std=std)),
         'model.head.loss': dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
-        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=None),
-        'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=row.decay),
-        'optim_wrapper.optimizer': adamw(SWEEP if row.lr == 'sweep' else row.lr, row.wd),
-        'auto_scale_lr.base_batch_size': row.batch,
-        'train_cfg.max_epochs': row.ep,
-        'train_dataloader.drop_last': True,
         'train_dataloader.sampler': repeated if row.rep == 3 else ours('SeededSampler', shuffle=True),
         'train_dataloader.dataset.data_root': f'data/{folder}/train',
-        'train_dataloader.dataset.pipeline': [LOAD, crop, augment, *erasing, dict(type='PackInputs')],
+        'train_dataloader.dataset.pipeline': [LOAD, crop, augment, *erasing, PACK],
         'val_dataloader.dataset.data_root': None if is_22k else f'data/{folder}/val',  # which has none
         'val_dataloader.dataset.pipeline': None if is_22k else val,
     }
@@ -132,16 +146,14 @@ def segmentation(name: str, row) -> dict:
     by_its_name = dict(type='LoadImageFromFile', _scope_='beit_mm')  # LoadImage, as mmseg looks for it
     warmup = dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500 * row.acc + 1)
     labels, pack = ours('LoadAnnotation'), dict(type='PackSegInputs')
-    folders = {
-        f'{loader}_dataloader.dataset.data_prefix.{kind}': f'{folder}/{split}'
-        for loader, split in (('train', 'training'), ('val', 'validation'))
-        for kind, folder in (('img_path', 'images'), ('seg_map_path', 'annotations'))
-    }
     ade20k = dict(data_root='data/ade20k', classes='mmseg.ADE20KDataset', reduce_zero_label=True)
+    train, val = (
+        ade20k | dict(data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'))
+        for split in ('training', 'validation')
+    )
     return {
         'model.data_preprocessor': dict(size=window, pad_val=0, seg_pad_val=255, bgr_to_rgb=None, **IMAGENET),
-        'model.backbone': dict(drop_path_rate=row.drop, layer_scale_init=row.scale, out_type='featmap', img_size=size),
-        'model.backbone.out_indices': row.blocks,
+        'model.backbone': dict(out_type='featmap', img_size=size, out_indices=row.blocks),
         'model.backbone.rel_pos_bias': 'per_layer' if row.bias else None,
         'model.backbone.abs_pos_embed': False if row.bias else None,
         'model.backbone.interpolate_mode': 'bilinear' if is_setr else None,
@@ -149,17 +161,11 @@ def segmentation(name: str, row) -> dict:
         'model.decode_head': {'loss_decode.loss_weight': 1.0, **above, **common},
         'model.auxiliary_head': [dict(beside, in_index=i) for i in range(3 if three else 4)] if is_setr else beside,
         'model.test_cfg': dict(mode='slide', crop_size=window, stride=(size * 2 // 3,) * 2),
-        'optim_wrapper': dict(dtype='bfloat16', constructor=GROUPS, clip_grad=None),
-        'optim_wrapper.paramwise_cfg': dict(layer_decay_rate=row.decay),
-        'optim_wrapper.optimizer': adamw(row.lr, 0.05),
         'optim_wrapper.accumulative_counts': None if row.acc == 1 else row.acc,
-        'auto_scale_lr.base_batch_size': 16,
         'param_scheduler': [warmup, dict(type='PolyLR', power=1.0, eta_min=0, begin=0, end=row.batches + 1)],
-        'train_cfg': dict(max_iters=row.batches, val_interval=row.batches // 10),
-        'train_dataloader.drop_last': True,
-        'train_dataloader.dataset': ade20k,
-        'val_dataloader.dataset': ade20k,
-        **folders,
+        'train_cfg.val_interval': row.batches // 10,
+        'train_dataloader.dataset': train,
+        'val_dataloader.dataset': val,
         'train_dataloader.dataset.pipeline': [LOAD, labels, *some, pack],
         'val_dataloader.dataset.pipeline': [by_its_name, dict(type='Resize', **resize), labels, pack],
         'val_evaluator': dict(type='IoUMetric', iou_metrics=['mIoU']),
@@ -167,84 +173,19 @@ def segmentation(name: str, row) -> dict:
     }
 
 
-def test_every_config_has_one_row():
-    named = [*PROBES, *DINO, *(name for rows in KINDS.values() for name in rows)]
-    assert sorted(named) == [name for name in list_configs() if not name.startswith('dvae/')]
-
-
 @pytest.mark.parametrize('kind', KINDS)
 def test_recipes_and_models_are_the_published_ones(kind):
-    rows = KINDS[kind]
-
     def check_one(name: str) -> None:
-        check(globals()[kind](name, rows[name]), name)
-        cfg = load_config(name)
+        cfg, row = load_config(name), KINDS[kind][name]
+        check(common(row), name)
+        check(globals()[kind](name, row), name)
         assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
-        gpus = 8 if kind == 'segmentation' else 16 if kind == 'pretraining' else (8, 16, 32)
         images = cfg.train_dataloader.batch_size * cfg.optim_wrapper.get('accumulative_counts', 1)
-        assert cfg.auto_scale_lr.base_batch_size / images in ([gpus] if isinstance(gpus, int) else gpus)
-        assert count_parameters(name) == rows[name].parameters
+        gpus = dict(segmentation=[8], pretraining=[16]).get(kind, [8, 16, 32])
+        assert cfg.auto_scale_lr.base_batch_size / images in gpus
+        assert count_parameters(name) == row.parameters
 
-    check_all(rows, check_one)
-
-
-def check_rates(schedulers: list[dict], peak: float, expected: list[float], decays: object = None) -> None:
-    """The rates of all steps, low layers with a hundredth; three steps an epoch, or a hundredth of the steps."""
-    groups = [dict(params=[torch.zeros(1, requires_grad=True)], lr=peak * scale) for scale in (1, 0.01)]
-    optimizer, running = torch.optim.AdamW(groups, lr=peak, weight_decay=0.04), []
-    for options in map(dict, schedulers):
-        kind = PARAM_SCHEDULERS.get(options.pop('type'))
-        if options.pop('convert_to_iter_based', False):
-            running.append(kind.build_iter_from_epoch(optimizer=optimizer, **options, epoch_length=3))
-        else:
-            options['end'] = math.ceil(options['end'] / 100)
-            running.append(kind(optimizer, **options | dict(begin=options['begin'] // 100)))
-    low_layers = (1, 0.01) if not any('eta_min' in scheduler for scheduler in schedulers) else (1,)
-    for step, rate in enumerate(expected):
-        for group, scale in zip(optimizer.param_groups, low_layers, strict=False):
-            assert group['lr'] == pytest.approx(rate * scale, rel=1e-4, abs=2e-9 * peak * scale), step
-            assert group['weight_decay'] == pytest.approx(decays[step] if decays else 0.04, rel=1e-5), step
-        optimizer.step()
-        for scheduler in running:
-            scheduler.step()
-
-
-def cosine(first: float, last: float, steps: int) -> list[float]:
-    return [last + (first - last) * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
-
-
-def warm(peak: float, steps: int, first: float = 0.0) -> list[float]:
-    return [first + (peak - first) * step / (steps - 1) for step in range(steps)]
-
-
-def test_rates_follow_the_released_formulas():
-    """Warm-up t/(W-1) and half a cosine; segmentation's falls linearly from the first batch on, times its warm-up."""
-    seen = set()
-
-    def check_one(name: str) -> None:
-        kind = next(kind for kind in KINDS if name in KINDS[kind])
-        row, cfg = KINDS[kind][name], load_config(name)
-        schedulers, peak = cfg.param_scheduler, cfg.optim_wrapper.optimizer.lr
-        lengths = [vars(row).get(key) for key in ('min', 'warm', 'warmup', 'ep', 'epochs', 'batches', 'acc')]
-        if (what := str([kind, schedulers, peak, lengths])) in seen:
-            return
-        seen.add(what)
-        if kind == 'segmentation':
-            total, warmup = int(row.batches) // 100, 15 * row.acc
-            expected = [peak * (1 - step / total) for step in range(total)]
-            for step in range(warmup):
-                expected[step] *= 1 - (1 - step / warmup) * (1 - 1e-6)
-            check_rates(schedulers, peak, expected)
-        elif kind == 'finetuning':
-            warmup, total = 3 * row.warm, 3 * row.ep
-            first = 1e-6 if row.min == peak else 0  # DeiT's
-            check_rates(schedulers, peak, warm(peak, warmup, first) + cosine(peak, row.min, total - warmup))
-        else:  # IN-22K's steps by a hundred
-            by_step = row.warmup >= 1000
-            warmup, total = (100, 1_039_800 // 100) if by_step else (3 * row.warmup, 3 * row.epochs)
-            check_rates(schedulers, peak, warm(peak, warmup) + cosine(peak, 1e-5, total - warmup))
-
-    check_all((name for rows in KINDS.values() for name in rows), check_one)
+    check_all(KINDS[kind], check_one)
 
 
 def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
@@ -261,6 +202,19 @@ def test_each_starts_from_the_last_checkpoint_of_its_predecessor():
     check_all([*KINDS['finetuning'], *KINDS['segmentation'], *PROBES], check_one)
 
 
+PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and the classifier
+    'beit/linear_probe_in1k_50e.py': (9, 85_789_440 - 2 * 768 + 769 * 1000),
+    'beit/linear_probe_large_in1k_50e.py': (14, 303_277_056 - 2 * 1024 + 1025 * 1000),
+}
+BEIT, BOTH = 'beit/pretrain_300e.py', 'beit_dino/pretrain_beit_dino_300e.py'
+DINO, DALLE, DVAE = 'beit_dino/pretrain_dino_400e.py', 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
+
+
+def test_every_config_has_one_row():
+    named = [*PROBES, BOTH, DINO, DALLE, DVAE, *(name for rows in KINDS.values() for name in rows)]
+    assert sorted(named) == list_configs()
+
+
 @pytest.mark.parametrize('name', PROBES)
 def test_a_linear_probe_is_the_published_one(name):
     block, parameters = PROBES[name]
@@ -271,7 +225,7 @@ def test_a_linear_probe_is_the_published_one(name):
         'param_scheduler': [dict(type='CosineAnnealingLR', eta_min=0, begin=0, end=50)],
         'train_cfg.max_epochs': 50,
         'auto_scale_lr.base_batch_size': 1024,
-        'train_dataloader.dataset.pipeline': [LOAD, crop, dict(type='RandomFlip'), dict(type='PackInputs')],
+        'train_dataloader.dataset.pipeline': [LOAD, crop, dict(type='RandomFlip'), PACK],
         'val_dataloader.dataset.pipeline': [LOAD, dict(type='ResizeEdge', scale=256), dict(crop_size=224), {}],
     }
     check(published, name)
@@ -280,36 +234,34 @@ def test_a_linear_probe_is_the_published_one(name):
 
 def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     """Alone: lr 7.5e-4 for 256 images, 10 epochs of warm-up, half a cosine to 2e-6; weight decay from 0.04 to 0.4."""
-    both, alone = sorted(DINO)
     crops = ours('MultiCrop', size=224, scale=(0.25, 1.0), local_size=96, local_scale=(0.05, 0.25), num_local=10)
     hook = dict(momentum=0.996, temperature=(0.04, 0.07), warmup_epochs=50, freeze_last_layer=3)
-    beit = load_config('beit/pretrain_300e.py').to_dict()
+    beit = load_config(BEIT).to_dict()
     load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
+    decay = dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True)
+    rise, fall = rates(10, 400, eta_min=2e-6)
+    alone = {
+        'model': dict(head=None, target_generator=None),
+        'optim_wrapper.optimizer': adamw(7.5e-4 * 1024 / 256, 0.04),
+        'param_scheduler': [rise, decay, fall],
+        'auto_scale_lr.base_batch_size': 1024,
+    }
+    both = {key: beit[key] for key in ('optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr')}
+    both |= dict(model=dict(dino_weight=1.0, dino_on_masked=False), val_dataloader=beit['val_dataloader'])
     views = [load, dict(box, scale=(0.25, 1.0)), jitter, mask, crops, pack]
-    for name, model, pipeline in (
-        (both, dict(dino_weight=1.0, dino_on_masked=False), views),
-        (alone, dict(head=None, target_generator=None), [load, crops, pack]),
-    ):
+    for name, published, pipeline in ((BOTH, both, views), (DINO, alone, [load, crops, pack])):
         head = ours('DINOHead', embed_dims=768, num_prototypes=65536)
-        check({'model': model, 'model.dino_head': head, 'model.backbone.drop_path_rate': 0.1}, name)
+        check(published | {'model.dino_head': head, 'model.backbone.drop_path_rate': 0.1}, name)
         check({'train_dataloader.dataset.pipeline': pipeline, 'train_dataloader.batch_size': 64}, name)
         assert not [*differences(hook, load_config(name).custom_hooks[-1])]
-    kept = ('optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr', 'val_dataloader')
-    check({key: beit[key] for key in kept}, both)
     projection = 769 * 2048 + 2049 * 2048 + 2049 * 256 + 256 * 65536
     keys_bias = 12 * 768  # which timm's ViT-B/16 of 85,798,656 parameters has, and which changes no attention
-    assert count_parameters(alone) == 85_798_656 - keys_bias + projection
-    assert count_parameters(both) == count_parameters('beit/pretrain_300e.py') + projection
-
-    cfg, peak, warmup, total = load_config(alone), 7.5e-4 * 1024 / 256, 3 * 10, 3 * 400
-    check({'optim_wrapper.optimizer': adamw(peak, 0.04), 'auto_scale_lr.base_batch_size': 1024}, alone)
-    rates = warm(peak, warmup) + cosine(peak, 2e-6, total - warmup)
-    check_rates(cfg.param_scheduler, peak, rates, cosine(0.04, 0.4, total))
+    assert count_parameters(DINO) == 85_798_656 - keys_bias + projection
+    assert count_parameters(BOTH) == count_parameters(BEIT) + projection
 
 
 def test_tokenizers_are_the_published_ones():
     """DALL-E paper, appendix A; the released code's class, which is then used as it was trained."""
-    name, own = 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
     published = {
         'model': dict(vocab_size=8192, kl_weight=6.6, kl_steps=5000, loss='laplace'),
         'model.temperature': (1, 1 / 16),
@@ -320,8 +272,8 @@ def test_tokenizers_are_the_published_ones():
         'auto_scale_lr.base_batch_size': 512,
         'default_hooks.ema': dict(type='EMAHook', momentum=0.001),
     }
-    check(published, name)
-    assert (count_parameters(name), count_parameters(own)) == (53_786_240 + 43_829_766, 20_081_411)
+    check(published, DALLE)
+    assert (count_parameters(DALLE), count_parameters(DVAE)) == (53_786_240 + 43_829_766, 20_081_411)
     shape = ('type', 'arch', 'hidden', 'vocab_size', 'embed_dims', 'num_levels', 'bottleneck_blocks')
     used = load_config('ablation/pretrain_own_dvae_300e.py').model.target_generator
-    assert [used[key] for key in shape] == [load_config(own).model[key] for key in shape]
+    assert [used[key] for key in shape] == [load_config(DVAE).model[key] for key in shape]
