@@ -346,7 +346,7 @@ class LoadBands(BaseTransform):
         if values.shape[2] != (self.num_bands or values.shape[2]) or values.shape[2] > MAX_BANDS:
             expected = self.num_bands or f'1 to {MAX_BANDS}'
             raise UserError(f'{values.shape[2]} bands; expected {expected}, or the ones to take: bands=[0, 1, ...]')
-        if self.low is None:
+        if self.low is None or self.high is None:
             if values.dtype != np.uint8:
                 advice = 'low=... and high=... that become 0 and 255: tools/datasets/band_statistics.py finds them'
                 raise UserError(f'values of type {values.dtype}; expected uint8, or {advice}')
