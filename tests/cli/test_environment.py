@@ -83,8 +83,6 @@ def test_each_stack_has_its_environment(machine):
     assert installs(log)[1] == '--no-build-isolation -c requirements/openmmlab.txt mmcv'  # before the rest
     assert installs(log)[2] == '-r requirements/openmmlab.txt'
     assert (machine.source / '.venv-openmmlab').is_dir() and not (machine.source / '.venv').exists()
-    said, log = machine('--stack', 'oldest', code=1)
-    assert 'python3.10' in said and not log
     (machine.programs / 'python3.11').rename(machine.programs / 'python3.13')
     _, log = machine('--stack', 'newest', NO_LIBGL='1')  # torch's replaces that of the stack
     assert any('-r requirements/newest.txt -r /dev/fd/' in line for line in installs(log))

@@ -1,4 +1,4 @@
-"""Tokenizers on the command line: trained with a moving average, tested and resumed, on a CPU."""
+"""Tokenizers on the command line: trained with a moving average and tested, on a CPU."""
 
 import json
 import re
@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import NO_WORKERS, ROOT, run_tool
-from PIL import Image
 
 from beit_mm.models import DiscreteVAE
-from beit_mm.pictures import MARGIN, SIDE
 
 DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
 NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)
 
 
-def test_the_average_of_the_weights_is_kept_tested_and_resumed(images, tmp_path, monkeypatch):
+def test_the_average_of_the_weights_is_kept_and_tested(images, tmp_path, monkeypatch):
     """DALL-E's training made small: four steps on twelve images."""
     monkeypatch.chdir(tmp_path)
     options = [*NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items())]
@@ -45,14 +43,7 @@ def test_the_average_of_the_weights_is_kept_tested_and_resumed(images, tmp_path,
     for name in ('recon_mae_01', 'recon_mae_pm1_soft', 'codes_share', 'posterior_entropy'):
         validated = re.search(rf'Iter\(val\).* tokenizer/{name}: ([\d.]+)', log)[1]
         assert f'{metrics[f"tokenizer/{name}"]:.4f}' == validated
-    with Image.open(work / 'pictures/test.png') as picture:
-        assert picture.width == MARGIN + 2 * (SIDE + MARGIN)  # image, and what its tokens say of it
+    assert (work / 'pictures/test.png').is_file()
 
-    Path('resumed').mkdir()
-    Path('resumed/iter_2.pth').hardlink_to(work / 'iter_2.pth')
-    run_tool('train.py', DALLE, '--work-dir', 'resumed', '--resume', *options)
-    resumed = torch.load('resumed/iter_4.pth', weights_only=True)
-    for part in ('state_dict', 'ema_state_dict'):
-        assert all(torch.equal(resumed[part][name], tensor) for name, tensor in files[-1][part].items())
     with pytest.raises(SystemExit, match='no CHECKPOINT given'):
         run_tool('test.py', DALLE, *options)
