@@ -6,17 +6,17 @@ configs/paper_tables.yml has the published figures, configs/*/metafile.yml the a
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from mmengine.config import Config
+import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = tuple(f'configs/{name}' for name in ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae'))
+sys.path.append(str(Path(__file__).parents[1]))
+from reproduce_table import DATA, ROOT, load, start_of, work_dir  # noqa: E402
+
+FOLDERS = ('beit', 'beit_plus', 'beit_v2', 'beit_dino', 'ablation', 'dvae')
 DATASETS = {  # data_root -> name, training images
     'data/imagenet/train': ('ImageNet-1K', 1_281_167),
     'data/imagenet22k/train': ('ImageNet-22K', 14_197_122),
@@ -24,52 +24,22 @@ DATASETS = {  # data_root -> name, training images
     'data/ade20k': ('ADE20K', 20_210),
 }
 CARD = ('an A100', 312e12, 0.4)  # name, FLOP/s in bfloat16, the share of it that a training reaches
-TABLES = 'configs/paper_tables.yml'
 
 
 def list_configs(*folders: str) -> list[str]:
-    """The configs of the folders, of all unless named, relative to the root."""
-    return sorted(
-        path.relative_to(ROOT).as_posix() for folder in folders or FOLDERS for path in (ROOT / folder).glob('*.py')
-    )
-
-
-@functools.cache
-def load(config: str) -> Config:
-    from mmengine.config import Config
-
-    return Config.fromfile(ROOT / config)
-
-
-def work_dir(config: str) -> str:
-    return load(config).get('work_dir', f'work_dirs/{Path(config).stem}')
+    """The configs of the folders, of all unless named, relative to configs/."""
+    return sorted(f'{name}/{path.name}' for name in folders or FOLDERS for path in ROOT.glob(f'configs/{name}/*.py'))
 
 
 def last_checkpoint(config: str) -> str:
     loop = load(config).train_cfg
-    return f'{work_dir(config)}/' + (
-        f'epoch_{loop.max_epochs}.pth' if 'max_epochs' in loop else f'iter_{loop.max_iters}.pth'
-    )
-
-
-def model_of(config: str) -> dict:
-    return load(config).model
-
-
-def checkpoint_of(config: str) -> str | None:
-    """The file that a config starts from, else the one that its tokenizer is in."""
-    model = model_of(config)
-    tokenizer = model.get('target_generator') or {}
-    init = model.get('backbone', {}).get('init_cfg') or {}
-    return load(config).load_from or init.get('checkpoint') or tokenizer.get('checkpoint')
+    name = f'epoch_{loop.max_epochs}' if 'max_epochs' in loop else f'iter_{loop.max_iters}'
+    return f'{work_dir(config)}/{name}.pth'
 
 
 def previous(config: str) -> str | None:
     """The config whose last checkpoint this one starts from, or takes its tokenizer from."""
-    if (checkpoint := checkpoint_of(config)) is None:
-        return None
-    found = [other for other in list_configs() if last_checkpoint(other) == checkpoint]
-    return found[0] if found else sys.exit(f'{config} starts from {checkpoint}, which no config writes')
+    return start_of(config)[2]
 
 
 class Figure(NamedTuple):
@@ -86,30 +56,26 @@ class Figure(NamedTuple):
 @functools.cache
 def figures() -> list[Figure]:
     """All published figures that a config makes, the paper's first."""
-    import yaml
-
-    data = yaml.safe_load((ROOT / TABLES).read_text())
     found = []
-    for table in data['tables'].values():
+    for table in DATA['tables'].values():
         for row in table['rows']:
             quoted = f', quoted from {row["quoted"]}' if 'quoted' in row else ''
             for column, config in row.get('configs', {}).items():
-                config, key = f'configs/{config}', table['columns'][column]
-                start = row.get('start', {}).get(column, '')
-                if not (value := row.get('paper', {}).get(column)):
+                key, value = table['columns'][column], row.get('paper', {}).get(column)
+                if not value:
                     continue
-                task = data['tasks'][key['metric']].format(
+                task = DATA['tasks'][key['metric']].format(
                     data=dataset_of(config)[0],
-                    size=model_of(config).get('backbone', {}).get('img_size', 224),
-                    layer=model_of(config).get('layers', 0) + 1,
+                    size=load(config).model.get('backbone', {}).get('img_size', 224),
+                    layer=load(config).model.get('layers', 0) + 1,
                     scales='all scales with flip' if key.get('tta') else 'single scale',
                 )
-                start = f'configs/{start}' if start.endswith('.py') else start
+                start = row.get('start', {}).get(column, '')
                 start = '' if start == previous(config) else start
                 source = f'paper, {table["source"]}{quoted}'
                 found.append(Figure(value, task, source, config, start, row.get('options', {}).get(column, {})))
-    for config, rows in data['others'].items():
-        found += [Figure(row['value'], row['task'], row['source'], f'configs/{config}', '', {}) for row in rows]
+    for config, rows in DATA['others'].items():
+        found += [Figure(row['value'], row['task'], row['source'], config, '', {}) for row in rows]
     return found
 
 
@@ -117,47 +83,21 @@ def results(config: str) -> list[tuple[str, str, str]]:
     """Value, task and source: of the config itself, then from others' weights, then of what starts from it."""
     own, later = {}, {}
     for figure in sorted(figures(), key=lambda figure: bool(figure.start)):
-        if figure.config == config and not figure.start.startswith('configs/'):
+        if figure.config == config and not figure.start.endswith('.py'):
             task = figure.task + (f', from {Path(figure.start).name}' if figure.start else '')
             own.setdefault((figure.value, task, figure.source))
         elif config == (figure.start or previous(figure.config)) and not re.search('top-5|all scales', figure.task):
-            task = f'{figure.task}, by {short(figure.config, config)}'
+            folder = Path(config).parent
+            task = f'{figure.task}, by {figure.config.removeprefix(f"{folder}/")}'
             later.setdefault(task, (figure.value, task, figure.source))  # the first of each
     return [*own, *later.values()]
 
 
-def short(config: str, beside: str) -> str:
-    """The name of a config in the header of another."""
-    path = Path(config)
-    return path.name if path.parent == Path(beside).parent else f'{path.parent.name}/{path.name}'
-
-
-def bare_model(config: str) -> dict:
-    """The model's config without weights of files, and without what only a training needs."""
-    model = {
-        key: value for key, value in model_of(config).to_dict().items() if key not in ('data_preprocessor', 'train_cfg')
-    }
-    if tokenizer := model.get('target_generator'):
-        weights = dict(checkpoint=None) if tokenizer['type'] == 'beit_mm.DiscreteVAE' else dict(random_weights=True)
-        model['target_generator'] = {**tokenizer, **weights}
-    if 'backbone' in model:
-        model['backbone'] = {key: value for key, value in model['backbone'].items() if key != 'init_cfg'}
-    return model
-
-
-def parameters(config: str) -> int:
-    """Parameters of the model, without those of the tokenizer that makes its targets."""
-    return counted(config)[0]
-
-
 def architecture(config: str) -> str:
-    model = model_of(config)
+    model = load(config).model
     if 'backbone' not in model:
-        return (
-            "DALL-E's discrete VAE"
-            if model.arch == 'dalle'
-            else 'discrete VAE of strided convolutions and residual blocks'
-        )
+        kinds = dict(dalle="DALL-E's discrete VAE", conv='discrete VAE of strided convolutions and residual blocks')
+        return kinds[model.arch]
     backbone = model.backbone
     parts = [f'ViT-{backbone.arch.capitalize()}']
     if backbone.get('abs_pos_embed', True):
@@ -184,7 +124,7 @@ def dataset_of(config: str) -> tuple[str, int]:
 def input_of(config: str) -> str:
     """Size of the images and what is masked."""
     steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
-    backbone = model_of(config).get('backbone')
+    backbone = load(config).model.get('backbone')
     size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
     masks = [
         f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
@@ -205,7 +145,7 @@ def command_lines(config: str) -> list[str]:
     chain = [config]
     while (before := previous(chain[0])) is not None:
         chain.insert(0, before)
-    lines = [f'tools/dist_train.sh {step} {batch_of(step)[0]}' for step in chain]
+    lines = [f'tools/dist_train.sh configs/{step} {batch_of(step)[0]}' for step in chain]
     starts = {figure.start: None for figure in figures() if figure.config == config and '://' in figure.start}
     found = released_weights(chain[-2]) if len(chain) > 1 else []
     released = [weights['URL'] for weights in found if weights['Source'] == 'microsoft/unilm']
@@ -223,7 +163,7 @@ def later_lines(config: str) -> list[str]:
         if figure.start == config:
             name = figure.config
             commands[name] = continued(
-                f'tools/dist_train.sh {name} {batch_of(name)[0]}',
+                f'tools/dist_train.sh configs/{name} {batch_of(name)[0]}',
                 f'--work-dir {work_dir(name)}_after_{Path(config).stem}',
                 f'--cfg-options model.backbone.init_cfg.checkpoint={last_checkpoint(config)}',
                 *(f'{key}={value}' for key, value in figure.options.items()),
@@ -237,7 +177,7 @@ def test_lines(config: str) -> list[str]:
     if not cfg.get('test_dataloader'):
         return []
     end = f'{last_checkpoint(config)} {batch_of(config)[0]}' + ' [--tta]' * (cfg.default_scope == 'mmseg')
-    return continued(f'tools/dist_test.sh {config}', end)
+    return continued(f'tools/dist_test.sh configs/{config}', end)
 
 
 def continued(*parts: str) -> list[str]:
@@ -247,21 +187,12 @@ def continued(*parts: str) -> list[str]:
     return [f'{"  " * (index > 0)}{part}' + ' \\' * (part is not parts[-1]) for index, part in enumerate(parts)]
 
 
-def batch_line(config: str) -> str:
-    gpus, images, accumulated, total = batch_of(config)
-    text = f'{gpus} GPUs x {images}'
-    text += f', an update every {accumulated} batches' if accumulated > 1 else ''
-    return f'{text} = {total} images, lr {rate_of(config)}'
-
-
 def updates_of(config: str) -> tuple[int, int]:
     """Optimizer steps of the run, and of its warm-up."""
     cfg, (_, _, accumulated, total) = load(config), batch_of(config)
-    of_epoch = dataset_of(config)[1] // total
+    loop, of_epoch = cfg.train_cfg, dataset_of(config)[1] // total
     first, last = cfg.param_scheduler[0], cfg.param_scheduler[-1]
-    steps = (
-        cfg.train_cfg.max_epochs * of_epoch if 'max_epochs' in cfg.train_cfg else cfg.train_cfg.max_iters // accumulated
-    )
+    steps = loop.max_epochs * of_epoch if 'max_epochs' in loop else loop.max_iters // accumulated
     if first.type != 'LinearLR':
         return steps, 0
     # PolyLR arrives one batch before its `end`, and the warm-up beside it too.
@@ -269,35 +200,34 @@ def updates_of(config: str) -> tuple[int, int]:
     return steps, first.end * of_epoch if by_epoch else (first.end - (last.type == 'PolyLR')) // accumulated
 
 
-def step_line(config: str) -> str:
+def sections(config: str) -> dict[str, list[str]]:
+    """The generated paragraph of a header: what stands behind each label."""
     loop, (steps, warmup) = load(config).train_cfg, updates_of(config)
-    text = f'{steps:,} updates'
+    (gpus, images, accumulated, total), (data, number) = batch_of(config), dataset_of(config)
+    batch = f'{gpus} GPUs x {images}' + f', an update every {accumulated} batches' * (accumulated > 1)
+    updates, times = f'{steps:,} updates', f', {steps * total / number:.1f} times'
     if 'max_epochs' in loop:
-        text = f'{loop.max_epochs} epochs x {steps // loop.max_epochs:,} = {text}'
-    elif loop.max_iters != steps:
-        text += f', as max_iters counts {loop.max_iters:,} batches'
-    return text + (f', {warmup:,} of them warm-up' if warmup else '')
-
-
-def data_line(config: str) -> str:
-    (name, images), (steps, _), total = dataset_of(config), updates_of(config), batch_of(config)[3]
-    times = '' if 'max_epochs' in load(config).train_cfg else f', {steps * total / images:.1f} times'
-    return f'{name}, {images:,} images{times}'
+        updates, times = f'{loop.max_epochs} epochs x {steps // loop.max_epochs:,} = {updates}', ''
+    elif accumulated > 1:
+        updates += f', as max_iters counts {loop.max_iters:,} batches'
+    return {
+        'Result': [f'{value} {task} ({source})' for value, task, source in results(config)] or ['none published'],
+        'Model': [f'{architecture(config)}, {counted(config)[0]:,} parameters; {input_of(config)}'],
+        'Command': command_lines(config),
+        'Then': later_lines(config),
+        'Test': test_lines(config),
+        'Batch': [f'{batch} = {total} images, lr {rate_of(config)}'],
+        'Steps': [updates + (f', {warmup:,} of them warm-up' if warmup else '')],
+        'Data': [f'{data}, {number:,} images{times}'],
+        'Cost': cost_lines(config),
+    }
 
 
 @functools.cache
-def count(model: str, scope: str, views: str) -> tuple[int, float]:
-    """Parameters, and FLOP of an image forward and backward; the model, its masks and crops are given as JSON."""
-    from mmengine.config import Config
-
-    cfg = Config(
-        dict(
-            model=json.loads(model),
-            default_scope=scope,
-            train_dataloader=dict(dataset=dict(pipeline=json.loads(views))),
-        )
-    )
-    if 'backbone' not in cfg.model:  # a tokenizer, of which no arithmetic is counted
+def counted(config: str) -> tuple[int, float]:
+    """Parameters, and FLOP of an image forward and backward; of a tokenizer no arithmetic is counted."""
+    cfg = load(config)
+    if 'backbone' not in cfg.model:
         import torch
 
         from beit_mm.registry import MODELS
@@ -311,15 +241,6 @@ def count(model: str, scope: str, views: str) -> tuple[int, float]:
     if cfg.model.type == 'beit_mm.LinearProbe':
         once = flops.total() - flops['head']
     return numbers.total() - numbers['tokenizer'], once + 3 * (flops.total() - once)
-
-
-def counted(config: str) -> tuple[int, float]:
-    cfg, model = load(config), bare_model(config)
-    for key in ('drop_path_rate', 'interpolate_mode'):  # which change neither number
-        model.get('backbone', {}).pop(key, None)
-    pipeline = cfg.train_dataloader.dataset.pipeline
-    views = [step for step in pipeline if step.type.endswith('Mask') or step.type == 'beit_mm.MultiCrop']
-    return count(json.dumps(model), cfg.default_scope, json.dumps(views))
 
 
 def cost_lines(config: str) -> list[str]:
@@ -336,21 +257,14 @@ def cost_lines(config: str) -> list[str]:
 @functools.cache
 def metafile_entries(folder: str) -> dict[str, str]:
     """Config -> text of its entry in the folder's metafile."""
-    text = (ROOT / folder / 'metafile.yml').read_text()
+    text = (ROOT / 'configs' / folder / 'metafile.yml').read_text()
     parts = re.split(r'^(?=  - Name: )', text, flags=re.M)[1:]
-    return {re.search(r'Config: (\S+)', entry)[1]: entry for entry in parts}
-
-
-@functools.cache
-def entries(config: str) -> dict:
-    """The entry of a config, all values as they are written."""
-    text = metafile_entries(str(Path(config).parent)).get(config, '  - {}')
-    import yaml
-
-    return yaml.load(text, yaml.BaseLoader)[0]
+    return {re.search(r'Config: configs/(\S+)', entry)[1]: entry for entry in parts}
 
 
 def released_weights(config: str) -> list[dict]:
     """The released files of a config's model; tokenizers stand elsewhere."""
-    released = entries(config).get('Released Weights', []) if 'backbone' in model_of(config) else []
-    return [weights for weights in released if not weights['Fits'].startswith('target_generator')]
+    entry = metafile_entries(str(Path(config).parent)).get(config, '  - {}')
+    released = yaml.load(entry, yaml.BaseLoader)[0].get('Released Weights', [])
+    kept = [weights for weights in released if not weights['Fits'].startswith('target_generator')]
+    return kept if 'backbone' in load(config).model else []

@@ -21,25 +21,20 @@ from config_facts import (
     FOLDERS,
     ROOT,
     architecture,
-    batch_line,
     batch_of,
-    command_lines,
-    cost_lines,
-    data_line,
+    counted,
     dataset_of,
     input_of,
-    later_lines,
     list_configs,
     load,
     metafile_entries,
-    model_of,
-    parameters,
     rate_of,
     released_weights,
     results,
-    step_line,
-    test_lines,
+    sections,
 )
+
+from beit_mm.terminal import quiet
 
 MAP = 'docs/architecture.md'
 PACKAGE_MAP, MAP_BEGINS = 'beit_mm/__init__.py', 'Where what lives:\n\n'
@@ -47,21 +42,15 @@ RELEASED = 'docs/released.md'
 BEGIN, END = '<!-- table by tools/dev/update_configs.py -->\n', '<!-- end of table -->'
 
 
+def between_marks(file: Path, text: str) -> str:
+    """What a page should hold."""
+    before, _, rest = file.read_text().partition(BEGIN)
+    return before + BEGIN + text + END + rest.partition(END)[2]
+
+
 def header_lines(config: str) -> str:
-    """The generated paragraph of a header."""
-    sections = {
-        'Result': [f'{value} {task} ({source})' for value, task, source in results(config)] or ['none published'],
-        'Model': [f'{architecture(config)}, {parameters(config):,} parameters; {input_of(config)}'],
-        'Command': command_lines(config),
-        'Then': later_lines(config),
-        'Test': test_lines(config),
-        'Batch': [batch_line(config)],
-        'Steps': [step_line(config)],
-        'Data': [data_line(config)],
-        'Cost': cost_lines(config),
-    }
     lines = []
-    for key, values in sections.items():
+    for key, values in sections(config).items():
         for index, value in enumerate(values):
             start = f'{f"{key}:" if index == 0 else "":9}'
             wrapped = textwrap.wrap(
@@ -72,7 +61,7 @@ def header_lines(config: str) -> str:
 
 
 def update_header(config: str) -> str:
-    _, header, code = (ROOT / config).read_text().split('"""', 2)
+    _, header, code = (ROOT / 'configs' / config).read_text().split('"""', 2)
     title, generated, *by_hand = header.rstrip('\n').split('\n\n')
     if not generated.startswith('Result:'):
         sys.exit(f'{config}: the second paragraph of the header does not start with "Result:"')
@@ -80,7 +69,7 @@ def update_header(config: str) -> str:
 
 
 def update_metafile(folder: str) -> str:
-    text = re.split(r'^  - Name: ', (ROOT / folder / 'metafile.yml').read_text(), maxsplit=1, flags=re.M)[0]
+    text = re.split(r'^  - Name: ', (ROOT / 'configs' / folder / 'metafile.yml').read_text(), maxsplit=1, flags=re.M)[0]
     for config in list_configs(folder):
         loop = load(config).train_cfg
         length = f'Epochs: {loop.max_epochs}' if 'max_epochs' in loop else f'Iterations: {loop.max_iters}'
@@ -91,12 +80,12 @@ def update_metafile(folder: str) -> str:
             for value, task, source in results(config)
         )
         text += f"""\
-  - Name: {Path(folder).name}_{Path(config).stem}
+  - Name: {folder}_{Path(config).stem}
     In Collection: {'BEiTv2' if folder.endswith('v2') else 'BEiT'}
-    Config: {config}
+    Config: configs/{config}
     Metadata:
       Architecture: {architecture(config)}
-      Parameters: {parameters(config)}
+      Parameters: {counted(config)[0]}
       {length}
       Batch Size: {batch_of(config)[3]}
       Training Data: {dataset_of(config)[0]}
@@ -108,7 +97,7 @@ def update_table(folder: str) -> str:
     rows = ['| config | what it is | batch, lr | length | input | parameters | published |', '| --- ' * 7 + '|']
     for config in list_configs(folder):
         name, loop = Path(config).stem, load(config).train_cfg
-        title = (ROOT / config).read_text().split('"""', 2)[1].splitlines()[0].rstrip('.')
+        title = (ROOT / 'configs' / config).read_text().split('"""', 2)[1].splitlines()[0].rstrip('.')
         length = f'{loop.max_epochs} epochs' if 'max_epochs' in loop else f'{loop.max_iters:,} batches'
         first = {task: value for value, task, _ in reversed(results(config))}  # of each task
         published = '<br>'.join(
@@ -116,10 +105,9 @@ def update_table(folder: str) -> str:
         )
         rows.append(
             f'| [{name}]({name}.py) | {title} | {batch_of(config)[3]}, {rate_of(config)} '
-            f'| {length} | {input_of(config)} | {parameters(config):,} | {published} |'
+            f'| {length} | {input_of(config)} | {counted(config)[0]:,} | {published} |'
         )
-    before, _, rest = (ROOT / folder / 'README.md').read_text().partition(BEGIN)
-    return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
+    return between_marks(ROOT / 'configs' / folder / 'README.md', '\n'.join(rows) + '\n')
 
 
 def released_row(config: str, weights: dict) -> str:
@@ -130,7 +118,7 @@ def released_row(config: str, weights: dict) -> str:
         if ', by ' not in task and source.startswith(weights['Source'])
     ]
     name = Path(weights['URL']).stem
-    return f'| [{name}]({weights["URL"]}) | {config.removeprefix("configs/")} | {"<br>".join(figures)} |'
+    return f'| [{name}]({weights["URL"]}) | {config} | {"<br>".join(figures)} |'
 
 
 def update_released() -> str:
@@ -138,13 +126,12 @@ def update_released() -> str:
     groups: dict[str, list[str]] = dict.fromkeys(('Segmentation', 'Classification', 'Pretraining'), [])
     for config in list_configs():
         for weights in released_weights(config):
-            group = 'Classification' if model_of(config).type == 'ImageClassifier' else 'Pretraining'
+            group = 'Classification' if load(config).model.type == 'ImageClassifier' else 'Pretraining'
             group = 'Segmentation' if load(config).default_scope == 'mmseg' else group
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
-    before, _, rest = (ROOT / RELEASED).read_text().partition(BEGIN)
-    return before + BEGIN + text + END + rest.partition(END)[2]
+    return between_marks(ROOT / RELEASED, text)
 
 
 def title_of(file: Path) -> str:
@@ -174,17 +161,16 @@ def update_file_map() -> str:
         if path.name != '__init__.py' and '.mim' not in path.parts:
             number = len(path.read_text().splitlines())
             rows.append(f'- `{path.relative_to(ROOT / "beit_mm")}` ({number}): {title_of(path)}')
-    before, _, rest = (ROOT / MAP).read_text().partition(BEGIN)
-    return before + BEGIN + '\n'.join(rows) + '\n' + END + rest.partition(END)[2]
+    return between_marks(ROOT / MAP, '\n'.join(rows) + '\n')
 
 
 def stale_files() -> dict[str, str]:
     """File -> what it should hold, for all that hold something else."""
-    texts = {config: update_header(config) for config in list_configs()}
+    texts = {f'configs/{config}': update_header(config) for config in list_configs()}
     texts[PACKAGE_MAP], texts[MAP], texts[RELEASED] = update_package_map(), update_file_map(), update_released()
     for folder in FOLDERS:
-        texts[f'{folder}/metafile.yml'] = update_metafile(folder)
-        texts[f'{folder}/README.md'] = update_table(folder)
+        texts[f'configs/{folder}/metafile.yml'] = update_metafile(folder)
+        texts[f'configs/{folder}/README.md'] = update_table(folder)
     return {file: text for file, text in texts.items() if text != (ROOT / file).read_text()}
 
 
@@ -192,7 +178,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--check', action='store_true', help='write nothing; exit with 1 if a file is out of date')
     check = parser.parse_args(arguments).check
-    stale = stale_files()
+    with quiet():
+        stale = stale_files()
     for file, text in stale.items():
         print(f'{file} is out of date; run python tools/dev/update_configs.py' if check else f'{file} rewritten')
         if not check:
