@@ -85,23 +85,6 @@ def test_a_probe_of_all_layers_has_an_accuracy_for_each_and_no_predictions(work)
     assert {f'accuracy/layer_{layer}' for layer in range(3)} < set(report) and 'predictions' not in report
 
 
-@pytest.mark.parametrize(
-    ('images', 'options', 'error', 'message'),
-    [
-        ('gone.jpg', {}, FileNotFoundError, "no file or folder 'gone.jpg'"),
-        (np.zeros((8, 8, 3)), {}, ValueError, r'float64 .*expected uint8'),
-        (np.zeros((0, 20, 3), np.uint8), {}, ValueError, r'\(0, 20, 3\); expected .* not empty'),
-        (7, {}, ValueError, r'type int; expected a file or folder \(str or Path\), an array, a PIL image, or a list'),
-        ([b'image.jpg'], {}, ValueError, 'type bytes; expected a file'),
-        ('.', dict(batch_size=0), ValueError, 'batch_size is 0; expected 1 or more'),
-    ],
-)
-def test_what_is_no_image_is_one_line(work, images, options, error, message):
-    with pytest.raises(error, match=message) as caught:
-        ClassificationInferencer(work / 'epoch_2.pth', device='cpu')(images, **options)
-    assert '\n' not in str(caught.value)
-
-
 @pytest.mark.parametrize('mode', ['RGBA', 'I;16'])
 def test_an_image_gives_what_its_file_does(work, tmp_path, mode):
     image = Image.fromarray(np.arange(36 * 40, dtype=np.uint16).reshape(36, 40) * 45)

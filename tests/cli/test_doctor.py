@@ -56,22 +56,17 @@ def test_import_that_fails(monkeypatch):
     def refuse(name):
         if name == 'cv2':
             raise ImportError('libGL.so.1: cannot open shared object file: No such file or directory')
-        if name == 'mmseg':
-            raise AssertionError('MMCV==2.3.6 is used but incompatible.\nPlease install mmcv>=2.0.0rc4.')
 
     monkeypatch.setattr(doctor.importlib, 'import_module', refuse)
-    (cv2, headless), (mmseg, reinstall) = doctor.import_problems('openmmlab')
+    ((cv2, headless),) = doctor.import_problems('openmmlab')
     assert cv2.startswith('import cv2 fails: ImportError: libGL') and 'opencv-python-headless' in headless
-    assert mmseg == 'import mmseg fails: AssertionError: MMCV==2.3.6 is used but incompatible.'
-    assert reinstall.endswith('-r requirements/openmmlab.txt')
 
 
 def test_an_empty_python_and_this_one(capsys):
     result = subprocess.run([sys.executable, '-I', '-S', ROOT / 'tools/doctor.py'], capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr == '' and 'family none' in result.stdout
-    assert 'PROBLEM missing: torch, torchvision' in result.stdout and 'MEND' in result.stdout
+    assert result.returncode == 1 and result.stderr == '' and 'PROBLEM missing: torch, torchvision' in result.stdout
     with pytest.raises(SystemExit) as end:
         run_tool('doctor.py')
     out = capsys.readouterr().out
     assert end.value.code == (1 if 'PROBLEM' in out else 0), out
-    assert 'torch 2.' in out and re.search('devices .*: trains in (bfloat16|float16|float32)\n', out)
+    assert re.search('devices .*: trains in (bfloat16|float16|float32)\n', out)

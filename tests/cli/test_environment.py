@@ -17,7 +17,6 @@ echo "$*" >>"{log}"
 case "$*" in
   *'-m venv'*) mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python" ;;
   *importlib.metadata*) exit 1 ;;
-  *'import cv2'*) exit ${{NO_LIBGL:-0}} ;;
 esac
 exit 0
 """
@@ -77,13 +76,9 @@ def test_a_new_machine_is_prepared_once_and_again_when_requirements_change_or_it
     assert 'beit_mm, editable' in machine()[0]
 
 
-def test_each_stack_has_its_environment(machine):
+def test_another_stack_has_its_own_environment(machine):
     _, log = machine('--stack', 'openmmlab')
     assert installs(log)[0] == '-c requirements/openmmlab.txt torch torchvision setuptools wheel ninja psutil packaging'
     assert installs(log)[1] == '--no-build-isolation -c requirements/openmmlab.txt mmcv'  # before the rest
     assert installs(log)[2] == '-r requirements/openmmlab.txt'
     assert (machine.source / '.venv-openmmlab').is_dir() and not (machine.source / '.venv').exists()
-    (machine.programs / 'python3.11').rename(machine.programs / 'python3.13')
-    _, log = machine('--stack', 'newest', NO_LIBGL='1')  # torch's replaces that of the stack
-    assert any('-r requirements/newest.txt -r /dev/fd/' in line for line in installs(log))
-    assert '-m pip uninstall -qq --yes opencv-python' in log and installs(log)[-1] == 'opencv-python-headless'

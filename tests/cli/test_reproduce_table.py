@@ -67,16 +67,6 @@ def test_commands_of_the_full_scale_are_those_of_the_headers(plan):
     assert single[0] == 'tools/dist_test.sh' and '--tta' in multi and '--tta' not in single
 
 
-def test_other_gpus_keep_the_batch_and_what_changes_a_run_has_its_folder(plan):
-    words = ['cls', '--scale', 'full', '--rows', '12', '--gpus', '4', '--seeds', '0', '3', '--steps', '9']
-    commands = plan(*words)
-    assert all(f'train_dataloader.batch_size={n}' in command for n, command in zip((512, 256), commands, strict=False))
-    folders = [command[command.index('--work-dir') + 1] for command in commands]
-    assert len(set(folders)) == 3 and f'model.backbone.init_cfg.checkpoint={folders[0]}/iter_9.pth' in commands[1]
-    with pytest.raises(SystemExit, match='cannot be divided'):
-        plan(*words[:6], '3')
-
-
 @pytest.mark.parametrize('table', [name for name, table in TABLES.items() if 'demo' in table])
 def test_every_training_of_the_demo_scale_is_made_once_and_builds(plan, table):
     commands = [words for words in plan(table, '--scale', 'demo') if words[1] == 'tools/train.py']
