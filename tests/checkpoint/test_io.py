@@ -1,7 +1,6 @@
 """Files that hold weights are read whatever their form; what is no checkpoint is named; writing is all or nothing."""
 
 import hashlib
-import json
 import os
 import pickle
 import zipfile
@@ -9,11 +8,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-import safetensors
 import torch
 from helpers import file_size_limit
 from mmengine.logging import HistoryBuffer, MessageHub
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from beit_mm.checkpoint.find import locate_weights, name_of_url
@@ -227,25 +225,9 @@ def test_what_is_written_can_be_read_and_equal_content_gives_equal_files(tmp_pat
     assert path.read_bytes() == before and len(os.listdir(path.parent)) == 3
 
 
-def test_other_libraries_read_what_is_written(tmp_path):
-    write_checkpoint(tmp_path / 'w.pth', dict(state_dict=WEIGHTS, groups=[{'lr': 0.1}]))
-    found = torch.load(tmp_path / 'w.pth', weights_only=True)
-    assert_same(found['state_dict'])
-    assert found['groups'] == [{'lr': 0.1}]
-    for content, metadata in (
-        (WEIGHTS, {'format': 'pt'}),  # transformers reads no file without it
-        (dict(state_dict=WEIGHTS, meta=META), {'beit_mm': json.dumps(META)}),
-    ):
-        write_checkpoint(tmp_path / 'w.safetensors', content)
-        assert_same(load_file(tmp_path / 'w.safetensors'))
-        with safetensors.safe_open(tmp_path / 'w.safetensors', framework='pt') as file:
-            assert file.metadata() == metadata
-
-
 @pytest.mark.parametrize(
     ('name', 'content', 'said'),
     [
-        ('w.ckpt', WEIGHTS, r'must end in \.pth, \.pt, \.bin, \.safetensors'),
         ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
         ('w.safetensors', dict(WEIGHTS, epoch=3), 'epoch is no tensor'),
     ],

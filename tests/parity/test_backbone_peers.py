@@ -1,4 +1,4 @@
-"""Gradients and attention of the backbone are those of timm's and transformers' BEiT with the same random weights.
+"""Gradients of the backbone are those of timm's and transformers' BEiT with the same random weights.
 
 Their outputs: test_checkpoint_formats.py.
 """
@@ -33,32 +33,13 @@ def test_gradients_of_all_parameters_are_timms(variant):
     assert_gradients_equal(found, expected)
 
 
-@pytest.fixture
-def ours_and_theirs(tmp_path, request):
-    peer = hf_peer('pretraining', request.param)
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_gradients_of_a_masked_image_are_transformers(variant, tmp_path):
+    peer, model = hf_peer('pretraining', variant), ours('pretraining', variant)
     peer.save_pretrained(tmp_path)
-    model = ours('pretraining', request.param)
     model.load_state_dict(convert_state_dict(read(tmp_path / 'model.safetensors')).state_dict, strict=True)
-    return model.backbone, peer
-
-
-@pytest.mark.parametrize('ours_and_theirs', VARIANTS, indirect=True)
-def test_gradients_of_a_masked_image_are_transformers(ours_and_theirs):
-    model, peer = ours_and_theirs
     images, mask = images_and_mask()
     images.requires_grad_()
-    found = gradients(model(images, mask)[0], images, model.mask_token)
+    found = gradients(model.backbone(images, mask)[0], images, model.backbone.mask_token)
     expected = peer.layernorm(peer.beit(images, bool_masked_pos=mask.flatten(1)).last_hidden_state)
     assert_gradients_equal(found, gradients(expected, images, peer.beit.embeddings.mask_token))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('ours_and_theirs', ['per_layer'], indirect=True)
-def test_attention_maps_are_transformers(ours_and_theirs):
-    model, peer = ours_and_theirs
-    peer.set_attn_implementation('eager')
-    images, _ = images_and_mask()
-    for layer, expected in enumerate(peer.beit(images, output_attentions=True).attentions):
-        found, grid = model.attention_maps(images, layer)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-        assert grid == (6, 6)

@@ -52,12 +52,3 @@ def test_operation_is_timms(image, name):
         result = ours(dict(img=image))['img']
         assert result.shape == image.shape and result.flags.c_contiguous
         assert min(abs(result.astype(int) - image).mean() for image in expected) <= tolerance
-
-
-def test_the_policy_has_timms_operations():
-    init_default_scope('mmpretrain')
-    ours = RandAugment('timm_increasing', 2, 9, magnitude_std=0.5)
-    assert len(ours.policies) == len(auto_augment._RAND_INCREASING_TRANSFORMS) == 15
-    assert {policy['type'] for policy in ours.policies} >= {kind for kind, *_ in OPERATIONS.values()}
-    assert set(auto_augment._RAND_INCREASING_TRANSFORMS) >= set(OPERATIONS)
-    assert ours.hparams == dict(pad_val=128)
