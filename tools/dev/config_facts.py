@@ -70,8 +70,8 @@ def figures() -> list[Figure]:
                     layer=load(config).model.get('layers', 0) + 1,
                     scales='all scales with flip' if key.get('tta') else 'single scale',
                 )
-                start = row.get('start', {}).get(column, '')
-                start = '' if start == previous(config) else start
+                named = row.get('start', {}).get(column, '')
+                start = '' if named == previous(config) else named
                 source = f'paper, {table["source"]}{quoted}'
                 found.append(Figure(value, task, source, config, start, row.get('options', {}).get(column, {})))
     for config, rows in DATA['others'].items():
@@ -126,12 +126,9 @@ def input_of(config: str) -> str:
     steps = {step.type.removeprefix('beit_mm.'): step for step in load(config).train_dataloader.dataset.pipeline}
     backbone = load(config).model.get('backbone')
     size = backbone.get('img_size', 224) if backbone else steps['TwoViewRandomResizedCrop'].size
-    masks = [
-        f', {step.num_masked} of {step.grid[0] * step.grid[1]} patches masked'
-        for name, step in steps.items()
-        if name.endswith('Mask')
-    ]
-    return f'{size} x {size} pixels' + ''.join(masks)
+    masks = (step for name, step in steps.items() if name.endswith('Mask'))
+    masked = (f', {mask.num_masked} of {mask.grid[0] * mask.grid[1]} patches masked' for mask in masks)
+    return f'{size} x {size} pixels' + ''.join(masked)
 
 
 def rate_of(config: str) -> str:
@@ -193,11 +190,10 @@ def updates_of(config: str) -> tuple[int, int]:
     loop, of_epoch = cfg.train_cfg, dataset_of(config)[1] // total
     first, last = cfg.param_scheduler[0], cfg.param_scheduler[-1]
     steps = loop.max_epochs * of_epoch if 'max_epochs' in loop else loop.max_iters // accumulated
-    if first.type != 'LinearLR':
-        return steps, 0
+    if first.type != 'LinearLR' or first.get('convert_to_iter_based'):
+        return steps, (first.type == 'LinearLR') * first.end * of_epoch
     # PolyLR arrives one batch before its `end`, and the warm-up beside it too.
-    by_epoch = first.get('convert_to_iter_based')
-    return steps, first.end * of_epoch if by_epoch else (first.end - (last.type == 'PolyLR')) // accumulated
+    return steps, (first.end - (last.type == 'PolyLR')) // accumulated
 
 
 def sections(config: str) -> dict[str, list[str]]:

@@ -17,22 +17,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from config_facts import (
-    FOLDERS,
-    ROOT,
-    architecture,
-    batch_of,
-    counted,
-    dataset_of,
-    input_of,
-    list_configs,
-    load,
-    metafile_entries,
-    rate_of,
-    released_weights,
-    results,
-    sections,
-)
+import config_facts as facts
+from config_facts import ROOT
 
 from beit_mm.terminal import quiet
 
@@ -50,7 +36,7 @@ def between_marks(file: Path, text: str) -> str:
 
 def header_lines(config: str) -> str:
     lines = []
-    for key, values in sections(config).items():
+    for key, values in facts.sections(config).items():
         for index, value in enumerate(values):
             start = f'{f"{key}:" if index == 0 else "":9}'
             wrapped = textwrap.wrap(
@@ -70,42 +56,40 @@ def update_header(config: str) -> str:
 
 def update_metafile(folder: str) -> str:
     text = re.split(r'^  - Name: ', (ROOT / 'configs' / folder / 'metafile.yml').read_text(), maxsplit=1, flags=re.M)[0]
-    for config in list_configs(folder):
-        loop = load(config).train_cfg
+    for config in facts.list_configs(folder):
+        loop = facts.load(config).train_cfg
         length = f'Epochs: {loop.max_epochs}' if 'max_epochs' in loop else f'Iterations: {loop.max_iters}'
-        old = metafile_entries(folder).get(config, '')
-        weights = old[old.index('    Released Weights:') :] if 'Released Weights:' in old else ''
+        _, *weights = facts.metafile_entries(folder).get(config, '').partition('    Released Weights:')
         rows = ''.join(
             f'      - Task: {task}\n        Value: {value}\n        Source: {source}\n'
-            for value, task, source in results(config)
+            for value, task, source in facts.results(config)
         )
         text += f"""\
   - Name: {folder}_{Path(config).stem}
     In Collection: {'BEiTv2' if folder.endswith('v2') else 'BEiT'}
     Config: configs/{config}
     Metadata:
-      Architecture: {architecture(config)}
-      Parameters: {counted(config)[0]}
+      Architecture: {facts.architecture(config)}
+      Parameters: {facts.counted(config)[0]}
       {length}
-      Batch Size: {batch_of(config)[3]}
-      Training Data: {dataset_of(config)[0]}
-    Published Results:{chr(10) + rows if rows else ' []' + chr(10)}{weights}"""
+      Batch Size: {facts.batch_of(config)[3]}
+      Training Data: {facts.dataset_of(config)[0]}
+    Published Results:{chr(10) + rows if rows else ' []' + chr(10)}{''.join(weights)}"""
     return text
 
 
 def update_table(folder: str) -> str:
     rows = ['| config | what it is | batch, lr | length | input | parameters | published |', '| --- ' * 7 + '|']
-    for config in list_configs(folder):
-        name, loop = Path(config).stem, load(config).train_cfg
+    for config in facts.list_configs(folder):
+        name, loop = Path(config).stem, facts.load(config).train_cfg
         title = (ROOT / 'configs' / config).read_text().split('"""', 2)[1].splitlines()[0].rstrip('.')
         length = f'{loop.max_epochs} epochs' if 'max_epochs' in loop else f'{loop.max_iters:,} batches'
-        first = {task: value for value, task, _ in reversed(results(config))}  # of each task
-        published = '<br>'.join(
-            f'{first[task]} {task}' for task in dict.fromkeys(task for _, task, _ in results(config))
-        )
+        first = {}  # of each task
+        for value, task, _ in facts.results(config):
+            first.setdefault(task, f'{value} {task}')
         rows.append(
-            f'| [{name}]({name}.py) | {title} | {batch_of(config)[3]}, {rate_of(config)} '
-            f'| {length} | {input_of(config)} | {counted(config)[0]:,} | {published} |'
+            f'| [{name}]({name}.py) | {title} | {facts.batch_of(config)[3]}, {facts.rate_of(config)} '
+            f'| {length} | {facts.input_of(config)} | {facts.counted(config)[0]:,} | {"<br>".join(first.values())} |'
         )
     return between_marks(ROOT / 'configs' / folder / 'README.md', '\n'.join(rows) + '\n')
 
@@ -114,7 +98,7 @@ def released_row(config: str, weights: dict) -> str:
     """A released file, its config, and what its source reports of it."""
     figures = [
         f'{value} {task}'
-        for value, task, source in results(config)
+        for value, task, source in facts.results(config)
         if ', by ' not in task and source.startswith(weights['Source'])
     ]
     name = Path(weights['URL']).stem
@@ -124,10 +108,10 @@ def released_row(config: str, weights: dict) -> str:
 def update_released() -> str:
     """The released files by what they are for."""
     groups: dict[str, list[str]] = dict.fromkeys(('Segmentation', 'Classification', 'Pretraining'), [])
-    for config in list_configs():
-        for weights in released_weights(config):
-            group = 'Classification' if load(config).model.type == 'ImageClassifier' else 'Pretraining'
-            group = 'Segmentation' if load(config).default_scope == 'mmseg' else group
+    for config in facts.list_configs():
+        for weights in facts.released_weights(config):
+            group = 'Classification' if facts.load(config).model.type == 'ImageClassifier' else 'Pretraining'
+            group = 'Segmentation' if facts.load(config).default_scope == 'mmseg' else group
             groups[group] = [*groups[group], released_row(config, weights)]
     head = '| name | CONFIG below configs/ | reported |\n| --- | --- | --- |\n'
     text = ''.join(f'## {title}\n\n{head}' + '\n'.join(rows) + '\n\n' for title, rows in groups.items())
@@ -142,9 +126,8 @@ def title_of(file: Path) -> str:
 def update_package_map() -> str:
     """The package's docstring: a line for each file, and for each folder with the names of its files."""
     package, lines = ROOT / 'beit_mm', []
-    for path in sorted(package.glob('*.py')):
-        if path.name != '__init__.py':
-            lines.append((path.name, title_of(path)))
+    files = (path for path in sorted(package.glob('*.py')) if path.name != '__init__.py')
+    lines += [(path.name, title_of(path)) for path in files]
     for init in sorted(package.glob('*/__init__.py')):
         names = sorted(path.stem for path in init.parent.rglob('*.py') if path.name != '__init__.py')
         lines.append((f'{init.parent.name}/', f'{title_of(init)}: {", ".join(names)}'))
@@ -166,9 +149,9 @@ def update_file_map() -> str:
 
 def stale_files() -> dict[str, str]:
     """File -> what it should hold, for all that hold something else."""
-    texts = {f'configs/{config}': update_header(config) for config in list_configs()}
+    texts = {f'configs/{config}': update_header(config) for config in facts.list_configs()}
     texts[PACKAGE_MAP], texts[MAP], texts[RELEASED] = update_package_map(), update_file_map(), update_released()
-    for folder in FOLDERS:
+    for folder in facts.FOLDERS:
         texts[f'configs/{folder}/metafile.yml'] = update_metafile(folder)
         texts[f'configs/{folder}/README.md'] = update_table(folder)
     return {file: text for file, text in texts.items() if text != (ROOT / file).read_text()}
