@@ -61,7 +61,7 @@ def count_config(cfg: Config, shape: Sequence[int] | None = None) -> tuple[Count
     Raises:
         UserError: the model has no BEiTBackbone, or the image is smaller than a patch.
     """
-    import torch
+    import torch._dynamo  # torch 2.6 cannot import it below a meta device
 
     cfg = copy.deepcopy(cfg)
     # meta tensors have shapes and no values, and no autocast
