@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ from beit_mm import __main__ as command
 from beit_mm import terminal
 from beit_mm.apis import configs, inference, plans, reports, split, training
 from beit_mm.apis.plans import tokenizer_of
-from beit_mm.checkpoint import checkpoint
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.engine.steps import progress_line
 from beit_mm.features.extractor import load_features
 from beit_mm.registry import MODELS
@@ -116,7 +113,6 @@ def test_an_interrupted_run_goes_on_where_it_is_now(images, tmp_path, monkeypatc
     assert 'Resume with: the same call' in capsys.readouterr().out and not (first / 'report.md').exists()
     shutil.copytree(first, second)
     before = {path: path.stat().st_mtime_ns for path in first.rglob('*')}
-    mistake('a run with length 4 steps, not 9 steps', 'pretrain', images, '--out', second, '--steps', 9)
     mistake('a run with batch 4, not 8', 'pretrain', images, '--out', second, '--batch', 8)
     (images / 'red/3.png').rename(images / 'red/another.png')  # as many
     mistake('has other images, or names of them, than when', 'pretrain', images, '--out', second)
@@ -137,17 +133,10 @@ def test_a_run_killed_in_its_last_validation_has_its_figures(run, images, tmp_pa
     assert '(mim_loss)' in (tmp_path / 'run/report.md').read_text()
 
 
-def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, monkeypatch, capsys):
-    """With its tokenizer and its head, and the file is read three times: for the plan, the training and the report."""
-    read, out = Counter(), tmp_path / 'more'
-
-    def counted(path):
-        read[Path(path)] += 1
-        return read_checkpoint(path)
-
-    monkeypatch.setattr(checkpoint, 'read_checkpoint', counted)
-    beit_mm.pretrain(images, out, init=run, minutes=0.05)
-    assert (read[run / 'pretrained.pth'], read[out / 'pretrained.pth']) == (3, 1)
+def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, capsys):
+    """With its tokenizer and its head."""
+    out = tmp_path / 'more'
+    beit_mm.pretrain(images, out, init=run, steps=3)
     assert 'tokenizer  that of' in capsys.readouterr().out and not (out / 'tokenizer').exists()
     cfg = Config.fromfile(out / 'config.py')
     assert Path(cfg.model.target_generator.checkpoint) == run / 'tokenizer/iter_3.pth'
@@ -160,41 +149,32 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, m
     assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
     assert second['knn_accuracy_start'] == pytest.approx(first['knn_accuracy'])
     assert 'than by the weights that the training began with' in (out / 'report.md').read_text()
-    shutil.copyfile(run / 'pretrained.pth', tmp_path / 'alone.pth')
-    monkeypatch.setattr(plans, 'tokenizer_of', lambda *_: (_ for _ in ()).throw(FileNotFoundError))
-    plan = plans.plan_training(split.find_images(images), 'pretrain', str(tmp_path / 'alone.pth'))
-    assert plan.tokenizer is None and not plan.keeps_head and 'tokenizer  one is trained first' in plan.reasons
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length='9 steps', batch=4)
 RECORD |= dict(workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
 DAMAGES = [
-    *(dict(stages=wrong) for wrong in ({'../outside': {}}, dict(pretrain={}), dict(tokenizer={}, finetune={}), {})),
-    *(dict(stages=dict(tokenizer={}, pretrain=dict(steps=wrong))) for wrong in ('9', True, -9, 9.5)),
+    *(dict(stages=wrong) for wrong in ({'../outside': {}}, dict(pretrain={}), {})),
+    *(dict(stages=dict(tokenizer={}, pretrain=dict(steps=wrong))) for wrong in ('9', True, -9)),
     dict(stages=dict(tokenizer={}, pretrain=dict(steps=9, mim_loss='<b>'))),
-    *(dict(length=wrong) for wrong in ('9 steps x', '9', 'nan minutes', 'inf minutes', '-1 steps', '9 feet', None)),
-    *(dict(seconds=wrong) for wrong in ('x', math.nan, math.inf, -1)),
+    *(dict(length=wrong) for wrong in ('9 steps x', 'nan minutes', '9 feet', None)),
+    *(dict(seconds=wrong) for wrong in ('x', math.nan, -1)),
     *(dict(workers=wrong) for wrong in (-1, 10**9, '0')),
     *(dict(batch=0), dict(device='meta')),
 ]
 
 
-def write_record(images: Path, folder: Path, **changes: object) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / 'plan.json').write_text(json.dumps(RECORD | dict(images=str(images)) | changes))
-
-
 def test_a_record_that_is_damaged_or_has_links_or_closed_folders_beside_it_is_said(images, tmp_path, monkeypatch):
-    words = 'is damaged, or of another version of beit_mm, or has links', 'pretrain', images, '--out', tmp_path / 'run'
-    for damage in DAMAGES:
-        write_record(images, tmp_path / 'run', **damage)
-        mistake(*words)
-    write_record(images, tmp_path / 'run')
-    training.Run('pretrain', images, tmp_path / 'run', None)
-    (tmp_path / 'run/lists').mkdir()
-    (tmp_path / 'run/lists/link').symlink_to(tmp_path / 'elsewhere.log')
+    words = 'is damaged, or of another version', 'pretrain', images, '--out', tmp_path
+    for damage in (*DAMAGES, {}):
+        (tmp_path / 'plan.json').write_text(json.dumps(RECORD | dict(images=str(images)) | damage))
+        if damage:
+            mistake(*words)
+    training.Run('pretrain', images, tmp_path, None)
+    (tmp_path / 'lists').mkdir()
+    (tmp_path / 'lists/link').symlink_to(tmp_path / 'elsewhere.log')
     mistake(*words)
-    (tmp_path / 'run/lists/link').unlink()
+    (tmp_path / 'lists/link').unlink()
     listed = os.scandir  # refused as for anybody but root in a folder of mode 0311
     monkeypatch.setattr(os, 'scandir', lambda path: listed('/proc/1/no' if Path(path).name == 'lists' else path))
     mistake(*words)
@@ -236,14 +216,6 @@ def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monk
     (weights / 'encoder.pkl').unlink()
     with pytest.raises(UserError, match='began with beit_mm.DALLETokenizer of .*encoder.pkl, now it has None; put it'):
         planned_again(images, tmp_path / 'dalle')
-
-
-def test_a_run_killed_while_its_lists_are_written_goes_on(images, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(TypeError):
-        patch.setattr(split, 'write_lines', None)
-        planned_again(images, tmp_path / 'run', steps=3)
-    planned_again(images, tmp_path / 'run')
-    assert len((tmp_path / 'run/lists/train.txt').read_text().splitlines()) == 36
 
 
 def test_configs_of_the_current_folder_are_not_ours(images, tmp_path, monkeypatch):
@@ -304,7 +276,7 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert '... and 17 more' in capsys.readouterr().out
 
 
-def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monkeypatch, capsys):
+def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monkeypatch):
     folder, odd = tmp_path / 'labelled', os.fsdecode(b'ee\xe9')
     for source, name in (('red', f'{odd}\n'), ('blue', '=1+1')):
         shutil.copytree(images / source, folder / name)
@@ -313,16 +285,10 @@ def test_names_of_any_bytes_and_formulas_in_results(run, images, tmp_path, monke
     shutil.copy(images / 'red/0.png', f'{odd}.png')
     for ending in ('csv', 'json'):
         call('classify', run, '.', '--labelled', folder, '--out', f'{odd}.{ending}')
-    assert 'ee\\xe9.png  ee\\xe9\\n' in capsys.readouterr().out
     rows = list(csv.reader(Path(f'{odd}.csv').read_text(errors='surrogateescape').splitlines(keepends=True)))
     assert rows[1][:2] == ['./-x.png', "'=1+1"] and [f'{odd}.png', f'{odd}\n', ''] in rows
     found = json.loads(Path(f'{odd}.json').read_text())
     assert found[0] == dict(path='-x.png', name='=1+1') and dict(path=f'{odd}.png', name=f'{odd}\n') in found
-    Path('gone.png').symlink_to('nowhere')
-    call('embed', run, '.', '--out', f'{odd}.npz')
-    assert load_features(f'{odd}.npz')['paths'] == [result['path'] for result in found]
-    unreadable, written = capsys.readouterr().out.splitlines()
-    assert unreadable.startswith('unreadable: gone.png') and written.endswith(f'npz: {len(found)} x 32')
     for sign in (*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t', '\r'):
         inference.write_results(Path('x.csv'), [dict(path=f'{sign}1.png', name=f'{sign}1+1')])
         with Path('x.csv').open(encoding='utf-8', newline='') as file:
@@ -337,23 +303,22 @@ def test_pictures_of_what_a_model_sees(run, images, tmp_path):
     assert (tmp_path / 'list.png').read_bytes() == (tmp_path / 'a.png').read_bytes()
 
 
-def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monkeypatch):
+def test_what_cannot_be_read_costs_no_other_results(run, images, tmp_path, monkeypatch, capsys):
     """A link to nothing between images that are told apart by any features; one is named like a home folder."""
-    names = ['a.png', 'gone.png', '~nobody.png']
     monkeypatch.chdir(tmp_path)
     shutil.copy(images / 'red/0.png', 'a.png')
     Path('gone.png').symlink_to('nowhere')
     shutil.copy(images / 'blue/0.png', '~nobody.png')
-    for sources in ('.', [tmp_path / name for name in names], names):
+    for sources in ('.', ['a.png', 'gone.png', '~nobody.png']):
         found = beit_mm.classify(run, sources, labelled=images)
-        assert [result.get('name') for result in found] == ['red', None, 'blue']
-        assert 'gone.png: cannot be read as an image (No such file' in found[1]['error']
-        features = beit_mm.embed(run, sources, on_error='skip')
-        assert [Path(path).name for path in features['paths']] == ['a.png', '~nobody.png']
+        assert [result.get('name') for result in found] == ['red', None, 'blue'] and 'gone.png' in found[1]['error']
     assert inference.reconstructions(run, inference.iterate_images('.'))[0] == ['a.png', '~nobody.png']
+    call('embed', run, '.', '--out', 'x.npz')
+    assert load_features('x.npz')['paths'] == ['a.png', '~nobody.png']
+    unreadable, written = capsys.readouterr().out.splitlines()
+    assert unreadable.startswith('unreadable: gone.png') and written.endswith('npz: 2 x 32')
     with pytest.raises(FileNotFoundError, match="no file or folder 'typo.png'"):
         beit_mm.classify(run, ['a.png', 'typo.png'], labelled=images)
-    mistake('gone.png: cannot be read as an image (No such file', 'attention', run, 'gone.png', '--out', 'x.png')
 
 
 def test_a_run_can_be_moved(run, images, tmp_path):
@@ -378,9 +343,7 @@ def test_a_run_can_be_moved(run, images, tmp_path):
         (dict(type='subprocess.Popen'), None, "asks for 'subprocess.Popen'"),
         (dict(checkpoint=None), None, 'does not name the file of its tokenizer'),
         ({}, "and0'\n{{$Z9:x}}", 'gives no SHA-256 of its tokenizer'),
-        # reading the first waits, the second has a size
-        (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),
-        (dict(checkpoint='/sys/kernel/notes'), None, 'is gone: looked for /sys/kernel/notes'),
+        (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),  # reading it waits
     ],
 )
 def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, message):
@@ -412,8 +375,6 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
     for message, *words in (
         ("nowhere' does not exist; expected a folder of images", 'pretrain', 'nowhere', '--out', out),
         ('is a file; expected a folder', 'pretrain', image, '--out', out),
-        ('no images in', 'pretrain', tmp_path / 'empty', '--out', out),
-        ('minutes is -1; expected more than 0', 'pretrain', images, '--out', out, '--minutes', -1),
         ('steps is 2; expected at least 3', 'pretrain', images, '--out', out, '--steps', 2),
         ('workers is -2; expected 0 to 1024', 'pretrain', images, '--out', out, '--workers', -2),
         ('a batch of 99 images; expected 1 to 36', 'pretrain', images, '--out', out, '--batch', 99),
@@ -423,18 +384,16 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
         ('is a run with images ', 'pretrain', images / 'red', '--out', run),
         ('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run),
         ("'no.pth' does not exist; expected a checkpoint", 'pretrain', images, '--out', out, '--init', 'no.pth'),
-        ('text.pth', 'pretrain', images, '--out', out, '--init', text),
         ('has no class folders', 'finetune', images / 'red', '--init', run, '--out', out),
         ("no config 'demo/pretrian'; did you mean 'demo/pretrain'?", 'config', 'demo/pretrian'),
         ('is a folder without model.safetensors, ', 'classify', tmp_path / 'empty', image),
         ('is pretrained and knows no classes; give --labelled FOLDER', 'classify', run, image),
-        ('does not exist; expected a folder of images', 'classify', run, image, '--labelled', tmp_path / 'none'),
         ('has 0 class folders with images; expected 2 or', 'classify', run, image, '--labelled', images / 'red'),
         ('none of the ', 'classify', run, image, '--labelled', tmp_path / 'two'),
         ('expected a file ending in .csv or .json', 'classify', run, image, '--out', 'classes.txt'),
         ('broken.png', 'reconstruct', run, broken, '--out', picture),
-        ("no file or folder 'none.jpg'", 'reconstruct', run, 'none.jpg', '--out', picture),
         ('is pretrained, no segmentor', 'segment', run, image, '--out', out),
+        ('give that too', 'segment', run, image, '--out', out, '--short-side', 40),
         ('expected a picture, a file ending in', 'attention', run, image, '--out', tmp_path / 'empty'),
         ("'5' is no point", 'attention', run, image, '--points', '5', '--out', picture),
         ('lies outside of the image', 'attention', run, image, '--points', '48,5', '--out', picture),
