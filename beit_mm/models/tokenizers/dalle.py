@@ -27,8 +27,8 @@ ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckp
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
 GET_ENCODER = f'Get {ENCODER_URL} (or https://cdn.openai.com/dall-e/encoder.pkl)'
 ENCODER_ADVICE = (
-    f'{GET_ENCODER} and name the file in target_generator.checkpoint; '
-    'for a smoke run set target_generator.random_weights=True.'
+    f'{GET_ENCODER} and name the file in model.target_generator.checkpoint; '
+    'for a smoke run set model.target_generator.random_weights=True.'
 )
 DECODER_ADVICE = f'Get {DECODER_URL} and name the file in target_generator.decoder_checkpoint, or leave that key out.'
 GROUP_WIDTHS = (1, 2, 4, 8)  # of the hidden size, from the image to the tokens

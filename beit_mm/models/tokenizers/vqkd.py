@@ -29,8 +29,8 @@ VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
 )
 ADVICE = (
-    f'Get {VQKD_URL} and name the file in target_generator.checkpoint; '
-    'for a smoke run set target_generator.random_weights=True.'
+    f'Get {VQKD_URL} and name the file in model.target_generator.checkpoint; '
+    'for a smoke run set model.target_generator.random_weights=True.'
 )
 # In the released files, and of no use for encoding: what decodes the teacher's features, and statistics of training.
 UNUSED = (
