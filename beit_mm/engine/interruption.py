@@ -312,7 +312,7 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            if self._iter == self._max_iters or self._iter == self.val_begin == 0:  # stopped in that validation; before
+            if self._iter == self._max_iters or self._iter == self.val_begin == 0:  # stopped while validating
                 validate(self, self._iter, self._max_iters)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
