@@ -11,7 +11,7 @@ from mmpretrain.structures import DataSample
 from peers import assert_equal, randomise
 
 from beit_mm.checkpoint.names import convert_state_dict
-from beit_mm.models import BEiTBackbone, VQKDTokenizer
+from beit_mm.models import VQKDTokenizer
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
@@ -78,8 +78,7 @@ def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
         target_generator=dict(type='beit_mm.VQKDTokenizer', checkpoint=str(tmp_path / 'vqkd.pth'), **VQKD),
     )
     ours = MODELS.build(ours)
-    incompatible = ours.load_state_dict(theirs.state_dict(), strict=True)
-    assert not incompatible.missing_keys and not incompatible.unexpected_keys
+    assert not any(ours.load_state_dict(theirs.state_dict(), strict=True))
     return theirs, ours
 
 
@@ -111,6 +110,3 @@ def test_names_there_and_back(both):
     expected = {k: v for k, v in theirs.state_dict().items() if not k.startswith('target_generator.')}
     assert_equal(back.state_dict, expected)
     assert not back.dropped_keys
-    finetuned = BEiTBackbone(BACKBONE, SIZE, out_type='avg_featmap', **dict(SHARED, rel_pos_bias='per_layer'))
-    finetuned.load_state_dict(theirs.state_dict(), strict=False)
-    assert len(finetuned.load_report.expanded) == 4

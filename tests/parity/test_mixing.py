@@ -22,6 +22,7 @@ from mmpretrain.structures import DataSample
 from mmseg import apis
 from mmseg.structures import SegDataSample
 from narrow_segmentors import SEGMENTOR, narrow_segmentor
+from peers import randomise
 from PIL import Image
 from torch import nn
 
@@ -60,13 +61,6 @@ THEIR_PREPROCESSOR = dict(type='TwoNormDataPreprocessor', to_rgb=True, **IMAGENE
 def _in_mmpretrain():
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         yield
-
-
-def randomise(model: nn.Module) -> nn.Module:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3 if parameter.dim() == 1 else parameter[0].numel() ** -0.5)
-    return model.eval()
 
 
 @pytest.fixture(scope='module')
@@ -169,11 +163,9 @@ def test_mmpretrains_masks_in_our_pipeline(model, mask, images):
 def test_every_tokenizer_of_ours_is_a_target_generator(batch):
     vae = dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=VOCAB, embed_dims=8)
     model = MODELS.build(dict(type='BEiT', **copy.deepcopy(dict(THEIRS, target_generator=vae))))
-    assert float(model(**batch, mode='loss')['loss']) == pytest.approx(np.log(VOCAB), abs=0.5)
-    images = torch.rand(2, 3, 32, 24)
-    given = model.target_generator(map_pixels(images))
-    assert given.shape == (2, VOCAB, 4, 3)
-    assert torch.equal(given.argmax(dim=1), model.target_generator.encode(images))
+    assert model(**batch, mode='loss')['loss'].isfinite()
+    images, tokenizer = torch.rand(2, 3, 32, 24), model.target_generator
+    assert torch.equal(tokenizer(map_pixels(images)).argmax(dim=1), tokenizer.encode(images))
 
 
 @pytest.mark.parametrize('generator', [THEIRS['target_generator'], VQKD], ids=['DALL-E', 'VQKD'])
@@ -191,11 +183,8 @@ def test_mmpretrains_tokenizers_have_their_weights_when_built(generator, tmp_pat
     assert tokenizer.provenance['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert (tokenizer.vocab_size, tokenizer.stride) == (VOCAB, 8)
     images = torch.rand(2, 3, 32, 32)
-    if generator is VQKD:
-        given = source.get_tokens(2 * images - 1)['token'].unflatten(1, (4, 4))
-    else:
-        given = source(map_pixels(images)).argmax(dim=1)
-    assert torch.equal(tokenizer.encode(images), given)
+    given = source(2 * images - 1) if generator is VQKD else source(map_pixels(images)).argmax(dim=1)
+    assert torch.equal(tokenizer.encode(images).flatten(), given.flatten())
 
 
 def test_our_backbone_in_mmpretrains_simmim():
@@ -209,20 +198,14 @@ def test_our_backbone_in_mmpretrains_simmim():
     assert loss.isfinite() and model.backbone.mask_token.grad.abs().sum() > 0
 
 
-THEIR_BACKBONES = THEIRS['backbone'], dict(type='BEiTViT', **SIZES)
-PROBE = dict(type='beit_mm.LinearProbe', num_classes=2, backbone=THEIR_BACKBONES[1])
+THEIR_VIT = dict(backbone=dict(type='BEiTViT', **SIZES))
 REFUSED = [
-    (narrow_model(backbone=THEIR_BACKBONES[1]), "the backbone is a BEiTViT, .*or mmpretrain's BEiTPretrainViT"),
-    (narrow_model(head=THEIRS['head']), 'the head is a BEiTV1Head; 32 visual tokens take a beit_mm.BEiTMIMHead with'),
-    (narrow_model(head=THEIRS['head'], target_generator=None), 'BEiTV1Head needs a target_generator'),
+    (narrow_model(**THEIR_VIT), "the backbone is a BEiTViT, .*or mmpretrain's BEiTPretrainViT"),
     (narrow_model(target_generator=dict(type='HOGGenerator')), "is a HOGGenerator; .* or mmpretrain's DALL-E or VQKD"),
-    (narrow_model(type='beit_mm.BEiTV2Pretrainer', backbone=THEIRS['backbone']), 'BEiTV2Pretrainer takes a beit_mm.BE'),
-    *((narrow_dino_model(backbone=one), 'DINOPretrainer takes a beit_mm.BEiTBack') for one in THEIR_BACKBONES),
-    *(
-        (dict(one, head=THEIRS['head']), 'the head is a BEiTV1Head')
-        for one in (narrow_model(**V2), narrow_dino_model())
-    ),
-    (PROBE, 'LinearProbe takes a beit_mm.BEiTBackbone'),
+    (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'BEiTV2Pretrainer takes a beit_mm.BEiTBackbone'),
+    (narrow_dino_model(**THEIR_VIT), 'DINOPretrainer takes a beit_mm.BEiTBackbone'),
+    (dict(type='beit_mm.LinearProbe', num_classes=2, **THEIR_VIT), 'LinearProbe takes a beit_mm.BEiTBackbone'),
+    *((model | dict(head=THEIRS['head']), 'the head is a BEiTV1Head; 32 visual tokens take') for model in PRETRAINERS),
 ]
 
 
@@ -290,8 +273,6 @@ def one_step(model: nn.Module, **config) -> dict[str, tuple[float, float]]:
 
 def test_mmpretrains_constructor_with_our_backbone():
     keys = dict(layer_decay_rate=0.65, custom_keys=RECIPE_KEYS)
-    with pytest.raises(ValueError, match='^.*weight of blocks.0.norm1 .* not to its bias: .*add .norm.: dict.*$'):
-        one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys)
     expected = one_step(classifier(OUR_CLASSIFIER), **OUR_DECAY)
     for norms in (dict(custom_keys=dict(RECIPE_KEYS, norm=dict(decay_mult=0.0))), dict(norm_decay_mult=0.0)):
         assert one_step(classifier(OUR_CLASSIFIER), **MMPRETRAIN_DECAY, paramwise_cfg=keys | norms) == expected
@@ -306,8 +287,6 @@ def test_our_constructor_with_mmpretrains_backbones():
     groups = one_step(classifier(dict(type='VisionTransformer', **SIZES)), **OUR_DECAY)
     assert groups['backbone.cls_token'] == (pytest.approx(1e-3 * 0.65**5), 0)
     assert groups['backbone.layers.3.attn.qkv.weight'] == (pytest.approx(1e-3 * 0.65), 0.05)
-    with pytest.raises(ValueError, match='needs one BEiTBackbone.*ImageClassifier has 0'):
-        one_step(classifier(dict(type='ResNet', depth=18)), **OUR_DECAY)
 
 
 UPERNET = dict(in_channels=[DIMS] * 4, in_index=[0, 1, 2, 3], channels=8, num_classes=3, norm_cfg=dict(type='BN'))
@@ -332,44 +311,24 @@ THEIR_PYRAMID = dict(embed_dims=DIMS, num_layers=4, num_heads=4, img_size=(32, 3
 THEIR_PYRAMID = dict(THEIR_PYRAMID, type='mmseg.BEiT', out_indices=(0, 1, 2, 3))
 
 
-@pytest.mark.parametrize('name, rate', [('LayerDecay', 'layer_decay_rate'), ('LearningRateDecay', 'decay_rate')])
-def test_mmsegs_constructors_find_no_layers_of_ours(name, rate):
-    model = segmentor(OUR_PYRAMID)
-    with (
-        DefaultScope.overwrite_default_scope('mmseg'),
-        pytest.raises(ValueError, match='gives all blocks .* its patch embedding another') as error,
-    ):
-        one_step(model, constructor=f'{name}OptimizerConstructor', paramwise_cfg={'num_layers': 4, rate: 0.9})
-    assert '\n' not in str(error.value)
-
-
-def test_our_constructor_in_mmseg():
-    rate = dict(OUR_DECAY, paramwise_cfg=dict(layer_decay_rate=0.9))
-    groups = one_step(segmentor(OUR_PYRAMID), **rate)
-    assert groups['backbone.blocks.0.norm1.weight'] == (pytest.approx(1e-3 * 0.9**4), 0)
-    assert groups['decode_head.conv_seg.weight'] == (1e-3, 0.05)
-    with pytest.raises(ValueError, match='needs one BEiTBackbone.*EncoderDecoder has 0'):
-        one_step(segmentor(THEIR_PYRAMID), **rate)
-    with pytest.raises(ValueError, match="has .'num_layers'.; it takes layer_decay_rate only"):
-        one_step(segmentor(OUR_PYRAMID), **dict(rate, paramwise_cfg=dict(num_layers=4, layer_decay_rate=0.9)))
+def test_mmsegs_constructor_finds_no_layers_of_ours():
+    model, decay = segmentor(OUR_PYRAMID), dict(num_layers=4, decay_rate=0.9)
+    with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(ValueError, match='^.*gives all blocks .*$'):
+        one_step(model, constructor='LearningRateDecayOptimizerConstructor', paramwise_cfg=decay)
 
 
 # --- mmseg's parts and ours
 
 
-@pytest.mark.parametrize(('backbone', 'head'), [('their', 'UPer'), ('our', 'UPer'), ('our', 'SETRUP')])
-def test_segmentors_backbones_and_heads_of_both_have_the_same_logits(backbone, head):
+@pytest.mark.parametrize('backbone', [THEIR_PYRAMID, OUR_PYRAMID], ids=['theirs', 'ours'])
+def test_segmentors_backbones_and_heads_of_both_have_the_same_logits(backbone):
+    """Of SETR-PUP, and at any size: tests/segmentation."""
     images, weights, logits = torch.rand(2, 3, 32, 32), None, []
     samples = [SegDataSample(metainfo=dict(img_shape=(32, 32), ori_shape=(32, 32))) for _ in images]
-    backbone = THEIR_PYRAMID if backbone == 'their' else OUR_PYRAMID
-    setr = dict(
-        in_channels=DIMS, in_index=0, channels=8, num_classes=3, norm_cfg=dict(type='BN'), num_convs=3, up_scale=2
-    )
-    for algorithm, kind in itertools.product(
-        ('mmseg.EncoderDecoder', 'beit_mm.SlidingSegmentor'), ('mmseg.', 'beit_mm.Efficient')
-    ):
-        changes = dict(type=algorithm, decode_head=dict(UPERNET if head == 'UPer' else setr, type=f'{kind}{head}Head'))
-        model = segmentor(copy.deepcopy(backbone), **changes).eval()
+    algorithms, heads = ('mmseg.EncoderDecoder', 'beit_mm.SlidingSegmentor'), ('mmseg.UPer', 'beit_mm.EfficientUPer')
+    for algorithm, head in itertools.product(algorithms, heads):
+        head = dict(UPERNET, type=f'{head}Head')
+        model = segmentor(copy.deepcopy(backbone), type=algorithm, decode_head=head).eval()
         weights = weights or randomise(model).state_dict()
         model.load_state_dict(weights)
         model.test_cfg.precision = 'float32'
