@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,7 @@ def build(folder, kind='ImageFolder', **settings):
     return DATASETS.build(dict(type=f'beit_mm.{kind}', data_root=str(folder), **settings))
 
 
-def unlabeled(folder, **settings):
-    return build(folder, 'UnlabeledImages', **settings)
+unlabeled = partial(build, kind='UnlabeledImages')
 
 
 def found(dataset):
@@ -46,9 +46,6 @@ def found(dataset):
     infos = [dataset.get_data_info(index) for index in range(len(dataset))]
     root = dataset.data_prefix['img_path']
     return [(os.path.relpath(info['img_path'], root), info.get('gt_label')) for info in infos]
-
-
-# --- what is found --------------------------------------------------------------------------------
 
 
 def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
@@ -106,9 +103,6 @@ def test_quoted_names_come_back_and_quotes_of_others_are_part_of_a_name():
         assert unquoted(text) == text
 
 
-# --- what mmengine promises -----------------------------------------------------------------------
-
-
 def test_what_base_dataset_promises_holds(folder):
     dataset = build(folder)
     assert isinstance(dataset.data_list, Samples) and dataset.get_data_info(-1)['sample_idx'] == 8
@@ -119,14 +113,10 @@ def test_what_base_dataset_promises_holds(folder):
     assert ConcatDataset([dataset, dataset]).get_data_info(17)['gt_label'] == 2
 
 
-# --- samples --------------------------------------------------------------------------------------
-
-
 def test_transforms_of_ours_and_the_library_draw_by_the_key_alone(folder):
     """mmpretrain's draw from numpy."""
-    flip = dict(type='mmpretrain.RandomFlip', prob=0.5)
-    theirs = [TEST_PIPELINE[0], dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow'), flip]
-    theirs = build(folder, pipeline=[*theirs, dict(type='mmpretrain.PackInputs')])
+    crop = dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow')
+    theirs = build(folder, pipeline=[TEST_PIPELINE[0], crop, dict(type='mmpretrain.PackInputs')])
     for dataset in (unlabeled(folder, pipeline=PIPELINE), theirs):
 
         def draw(key, dataset=dataset):
@@ -162,8 +152,6 @@ def test_unreadable_images_by_policy(folder):
         dataset[0]
 
 
-# --- mistakes -------------------------------------------------------------------------------------
-
 LIST = dict(ann_file='list.txt')
 
 
@@ -171,17 +159,14 @@ LIST = dict(ann_file='list.txt')
     ('kind', 'settings', 'text', 'message'),
     [
         ('ImageFolder', LIST, 'red/0.png 2\nred/1.png 3', "line 2: 'red/1.png' has label 3; .* expected 0 to 2"),
-        ('ImageFolder', LIST, 'red/0.png -1', 'has label -1'),
         ('ImageFolder', LIST, 'red/0.png 0', "has label 0, which is class 'blue'; expected 2"),
         ('ImageFolder', LIST, '0.png', 'has no label and lies in no class folder'),
         ('ImageFolder', LIST, 'b\0l\0', 'list.txt, line 1 holds a NUL byte; expected text in UTF-8'),
         ('ImageFolder', dict(data_prefix='red'), '', "no class folders in '.*red"),
-        ('ImageFolder', {}, '', "no images in '.*/empty'"),
         ('ImageFolder', dict(classes=['pink']), '', "no folder '.*/pink'"),
         ('ImageFolder', dict(classes='gone.txt'), '', "no file 'gone.txt'"),
         ('ImageFolder', dict(classes=['red', 'red']), '', "holds 'red' twice"),
         ('UnlabeledImages', dict(ann_file='gone.txt'), '', 'gone.txt'),
-        ('UnlabeledImages', dict(data_prefix='gone'), '', "no folder '.*gone"),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
         ('UnlabeledImages', dict(on_error='ignore'), '', "on_error is 'ignore'"),
     ],

@@ -31,7 +31,7 @@ def exif_of(tag: int) -> Image.Exif:
 
 @pytest.fixture
 def scene():
-    """A smooth picture without symmetry, 40x30."""
+    """Smooth, without symmetry, 40 x 30 pixels."""
     y, x = np.mgrid[:30, :40]
     return Image.fromarray(np.stack([x * 6, y * 8, 128 + x - y], -1).astype(np.uint8))
 
@@ -71,8 +71,7 @@ def test_sixteen_bits_are_scaled_neither_clipped_nor_stretched_and_more_by_their
         pixels = read_image(save(tmp_path / name, Image.fromarray(values)))
         assert np.abs(pixels[..., 0].astype(float) - values / 257).max() < 0.51
     for values in ((steps - 9).astype(np.int32) * 9000, (steps - 127.5).astype(np.float32) * 1e4):
-        pixels = read_image(save(tmp_path / 'a.tiff', Image.fromarray(values)))
-        assert (pixels[..., 1] == steps).all()
+        assert (read_image(save(tmp_path / 'a.tiff', Image.fromarray(values)))[..., 1] == steps).all()
 
 
 def test_transparency_lies_on_white(tmp_path, scene):
@@ -82,26 +81,19 @@ def test_transparency_lies_on_white(tmp_path, scene):
     rgba.putalpha(alpha)
     pixels = read_image(save(tmp_path / 'rgba.png', rgba))
     assert (pixels[:, 20:] == 255).all() and (pixels[:, :20] == np.asarray(scene)[:, :20]).all()
-
     palette = Image.new('P', (4, 4), 1)
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((0, 0), 0)
     pixels = read_image(save(tmp_path / 'p.png', palette, transparency=0))
-    assert pixels[0, 0].tolist() == [255, 255, 255] and pixels[3, 3].tolist() == [40, 50, 60]
-
-    deep = Image.fromarray(np.array([[1000, 40000]], np.uint16))
-    pixels = read_image(save(tmp_path / 'deep.png', deep, transparency=1000))
-    assert pixels[0, :, 0].tolist() == [255, round(40000 / 257)]
+    assert pixels[0, :2].tolist() == [[255, 255, 255], [40, 50, 60]]
 
 
-@pytest.mark.parametrize('kind', ['cut.jpg', 'cut.png', 'empty.jpg', 'page.jpg', 'head.jpg', 'gone.jpg'])
+@pytest.mark.parametrize('kind', ['cut.jpg', 'cut.png', 'empty.jpg', 'head.jpg', 'gone.jpg'])
 def test_broken_files_are_named(tmp_path, scene, kind):
     path = tmp_path / kind
-    if kind.startswith(('cut', 'head')):
+    if kind != 'gone.jpg':
         scene.resize((200, 200)).save(path)
-        path.write_bytes(path.read_bytes()[: 3 if kind == 'head.jpg' else path.stat().st_size // 2])
-    elif kind != 'gone.jpg':
-        path.write_bytes(b'<html>not found</html>' if kind == 'page.jpg' else b'')
+        path.write_bytes(path.read_bytes()[: dict(head=3, empty=0).get(path.stem, path.stat().st_size // 2)])
     with pytest.raises(UnreadableImageError, match=f'^[^\n]*{kind}[^\n]*$') as error:
         read_image(str(path))
     assert 'object at' not in str(error.value)
@@ -125,14 +117,11 @@ def test_what_needs_another_reader_or_is_too_large_is_said(tmp_path, monkeypatch
     (tmp_path / 'a.heic').write_bytes(b'\0\0\0\x18ftypheic\0\0\0\0mif1heic')
     imwrite(tmp_path / 'b.tif', np.zeros((4, 4, 6), np.uint8), photometric='minisblack', planarconfig='contig')
     scene.save(tmp_path / 'c.png')
-    assert LoadImage(max_pixels=1200)(dict(img_path=str(tmp_path / 'c.png')))['img_shape'] == (30, 40)
-    for name, message in (
-        ('a.heic', 'HEIC; pip install pillow-heif'),
-        ('b.tif', 'docs/data.md and LoadBands'),
-        ('c.png', '40 x 30 pixels, more than max_pixels=1,199'),
-    ):
-        with pytest.raises(UnreadableImageError, match=f'{name}: .*{message}'):
-            LoadImage(max_pixels=1199)(dict(img_path=str(tmp_path / name)))
+    assert read_image(str(tmp_path / 'c.png'), max_pixels=1200).shape == (30, 40, 3)
+    messages = dict(a='HEIC; pip install pillow-heif', b='docs/data.md and LoadBands', c='more than max_pixels=1,199')
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(UnreadableImageError, match=f'{path.name}: .*{messages[path.stem]}'):
+            LoadImage(max_pixels=1199)(dict(img_path=str(path)))
     monkeypatch.setattr('beit_mm.datasets.reading.HeifImageFile', lambda file, name: scene)  # pillow-heif's
     assert np.array_equal(read_image(str(tmp_path / 'a.heic')), np.asarray(scene))
 

@@ -16,24 +16,18 @@ MASK = dict(grid=(14, 14), num_masked=75)
     [
         (BlockwiseMask, dict(MASK, num_masked=197), 'num_masked is 197'),
         (BlockwiseMask, dict(MASK, num_masked=74.5), "74.5; only variant='paper'"),
-        (BlockwiseMask, dict(MASK, min_block=0), 'min_block is 0'),
         (BlockwiseMask, dict(MASK, variant='unilm'), 'unilm'),
         (BlockwiseMask, dict(MASK, num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
         (BlockwiseMask, dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
         (TwoViewRandomResizedCrop, dict(second_size=(8, 0)), 'size is'),
         (TwoViewRandomResizedCrop, dict(scale=(0.5, 1.5)), 'scale is'),
-        (TwoViewRandomResizedCrop, dict(ratio=0.75), 'ratio is'),
-        (TwoViewRandomResizedCrop, dict(flip_prob=1.1), 'flip_prob is'),
         (TwoViewColorJitter, dict(contrast=1.5), '1.5'),
         (TwoViewColorJitter, dict(device='cuda'), 'cuda'),
         (MultiCrop, dict(local_scale=(0.5, 1.5)), 'local_scale is'),
-        (MultiCrop, dict(num_local=-1), 'num_local is'),
-        (RandomErasing, dict(prob=1.5), 'expected 0 to 1 each'),
         (RandomErasing, dict(area=(0.3, 0.1)), 'expected 0 to 1 each'),
         (LoadBands, dict(low=0), 'both or neither'),
         (LoadBands, dict(bands=[0, 1], low=[0], high=[1]), 'as many in each'),
         (LoadBands, dict(bands=list(range(17))), '1 to 16 bands'),
-        (LoadBands, dict(bands=[-1]), 'counted from 0'),
         (LoadBands, dict(low=[0, 5], high=[1, 5]), 'low < high'),
     ],
 )
@@ -48,7 +42,6 @@ def test_impossible_settings_are_refused(transform, settings, message):
         ({}, (4, 3, 6), 'uint16', 'type uint16; expected uint8'),
         (dict(bands=[6]), (4, 3, 6), 'uint8', '6 bands, counted from 0'),
         (dict(low=[0] * 4, high=[1] * 4), (4, 3, 6), 'uint8', '6 bands; expected 4'),
-        ({}, (4, 3, 6), 'complex64', 'type complex64'),
         ({}, (6, 3, 40), 'uint8', '40 bands; expected 1 to 16'),  # rows taken for bands
     ],
 )

@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -44,26 +45,21 @@ def made(tmp_path_factory) -> Path:
 @pytest.fixture
 def root(made, tmp_path) -> Path:
     """A copy to change."""
-    for path, content in tree(made).items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(content)
-    return tmp_path
+    return shutil.copytree(made, tmp_path / 'copy')
 
 
 def build(folder, kind='ImageFolder', pipeline=LOAD, **kwargs):
     return DATASETS.build(dict(type=f'beit_mm.{kind}', data_root=str(folder), pipeline=pipeline, **kwargs))
 
 
-def make_tar(path: Path, members: dict[str, bytes], *others: tarfile.TarInfo) -> Path:
+def make_tar(path: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
     """An archive as Python's tarfile writes it."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, 'w') as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
-            info.size = len(content)
+            info.size, info.type, info.linkname = len(content), kind, '/etc/passwd'
             archive.addfile(info, io.BytesIO(content))
-        for info in others:
-            archive.addfile(info)
     return path
 
 
@@ -71,9 +67,6 @@ def image_bytes(value: int = 100) -> bytes:
     file = io.BytesIO()
     Image.new('RGB', (9, 7), (value, 0, 0)).save(file, 'PNG')
     return file.getvalue()
-
-
-# --- the same samples -----------------------------------------------------------------------------
 
 
 def labels_of(made: Path, kind: str, **settings) -> list[int | None]:
@@ -88,22 +81,17 @@ def labels_of(made: Path, kind: str, **settings) -> list[int | None]:
 
 
 @pytest.mark.parametrize('kind', ['ImageFolder', 'UnlabeledImages'])
-def test_samples_order_and_lists_are_the_folders(made, tmp_path, kind):
+def test_samples_order_lists_and_classes_are_the_folders(made, tmp_path, kind):
     assert len(labels_of(made, kind)) == 18
     (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
     assert len(labels_of(made, kind, ann_file=str(tmp_path / 'list'))) == 2
-    (tmp_path / 'wrong').write_text('red/1.png\nred/7.png\n')
-    with pytest.raises(FileNotFoundError, match="wrong names 'red/7.png', which is no image in '.*shards"):
-        build(made / 'shards', kind, ann_file=str(tmp_path / 'wrong'))
-
-
-def test_classes_are_chosen_as_in_the_folder(made):
-    for classes in (('red', 'blue'), ('green', 'red', 'blue')):
-        expected = [label for label in range(len(classes)) for _ in range(6)]
-        assert labels_of(made, 'ImageFolder', classes=classes) == expected
-    with pytest.raises(FileNotFoundError, match="no folder .*'grey'; expected one folder a class"):
-        build(made / 'shards', classes=['red', 'grey'])
-    assert len(build(made / 'shards', classes=['red', 'grey'], test_mode=True)) == 6
+    (tmp_path / 'list').write_text('red/1.png\nred/7.png\n')
+    with pytest.raises(FileNotFoundError, match="list names 'red/7.png', which is no image in '.*shards"):
+        build(made / 'shards', kind, ann_file=str(tmp_path / 'list'))
+    if kind == 'ImageFolder':
+        for classes in (('red', 'blue'), ('green', 'red', 'blue')):
+            expected = [label for label in range(len(classes)) for _ in range(6)]
+            assert labels_of(made, kind, classes=classes) == expected
 
 
 def test_the_archives_are_ordinary_ones(made):
@@ -158,16 +146,7 @@ def test_cls_files_of_webdataset_number_the_classes(tmp_path):
         build(web)
 
 
-# --- what is wrong --------------------------------------------------------------------------------
-
-NO_FILE = 'a/b.png is a link, a sparse file or a device; expected plain files'
 NO_ARCHIVE = 'web.tar is no whole tar archive ('
-
-
-def other(kind: bytes) -> tarfile.TarInfo:
-    info = tarfile.TarInfo('a/b.png')
-    info.type, info.linkname = kind, '/etc/passwd'
-    return info
 
 
 def negative(content: bytes) -> bytes:
@@ -178,25 +157,26 @@ def negative(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ('members', 'others', 'message'),
+    ('members', 'message'),
     [
-        *(({}, [other(kind)], NO_FILE) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.GNUTYPE_SPARSE)),
-        ({'a.cls': b'cat', 'a.png': b''}, [], "a.cls holds b'cat'; expected the number of a class"),
-        ({'a.cls': b'1' * 100, 'a.png': b''}, [], 'expected the number of a class'),
-        ({'a.json': b'{}'}, [], 'expected uncompressed .tar archives with images'),
-        (lambda content: content[:900], [], NO_ARCHIVE),
-        (lambda content: content[:1800], [], NO_ARCHIVE),
-        (lambda content: content[:1100] + b'\xff' + content[1101:], [], NO_ARCHIVE),
-        (gzip.compress, [], NO_ARCHIVE),
-        (lambda _: b'<html>not found</html>' * 90, [], NO_ARCHIVE),
-        (negative, [], NO_ARCHIVE),
+        *((kind, 'is a link, a sparse file or a device') for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, b'S')),
+        ({'a.cls': b'cat', 'a.png': b''}, "a.cls holds b'cat'; expected the number of a class"),
+        ({'a.json': b'{}'}, 'expected uncompressed .tar archives with images'),
+        (lambda content: content[:900], NO_ARCHIVE),
+        (lambda content: content[:1800], NO_ARCHIVE),
+        (lambda content: content[:1100] + b'\xff' + content[1101:], NO_ARCHIVE),
+        (gzip.compress, NO_ARCHIVE),
+        (negative, NO_ARCHIVE),
     ],
 )
-def test_an_archive_without_plain_whole_images_is_refused(tmp_path, members, others, message):
-    damage = members if callable(members) else bytes
-    members = {'a.png': b'1' * 500, 'b.png': b'2' * 500} if callable(members) else members
-    path = make_tar(tmp_path / 'web/web.tar', members, *others)
-    path.write_bytes(damage(path.read_bytes()))
+def test_an_archive_without_plain_whole_images_is_refused(tmp_path, members, message):
+    if isinstance(members, bytes):
+        make_tar(tmp_path / 'web/web.tar', {'a/b.png': b''}, members)
+    elif isinstance(members, dict):
+        make_tar(tmp_path / 'web/web.tar', members)
+    else:
+        path = make_tar(tmp_path / 'web/web.tar', {'a.png': b'1' * 500, 'b.png': b'2' * 500})
+        path.write_bytes(members(path.read_bytes()))
     refused(message, 'make_shards', '--index-only', tmp_path / 'web')
     assert not (tmp_path / 'web' / INDEX).exists()
 
@@ -217,11 +197,9 @@ def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
     with open(path.archive, 'r+b') as file:
         file.seek(path.offset)
         file.write(b'broken')
-    with pytest.raises(UnreadableImageError, match='^.*shard-00000.*/red/deep/longlong.*: cannot be read.*$') as error:
-        read_image(path)
-    assert error.value.path == path == dataset[17]['inputs']['unreadable']
+    assert dataset[17]['inputs']['unreadable'] == path
     os.truncate(path.archive, path.offset + 50)
-    with pytest.raises(UnreadableImageError, match='the archive ends before it; copy the archive again'):
+    with pytest.raises(UnreadableImageError, match='shard-00000.*/red/deep/longlong.*: .*the archive ends before it'):
         read_image(path)
     with pytest.raises(UnreadableImageError, match='more than 16 bytes for each of 10 pixels'):
         read_image(MemberPath('a', path.archive, 0, 161), max_pixels=10)
@@ -252,17 +230,14 @@ def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage
     assert path.read_bytes() == content  # what the headers tell is what was written
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 def test_an_interrupted_writer_goes_on(root):
     shards, whole = root / 'shards', tree(root / 'shards')
     for name in (INDEX, *(f'shard-00000{number}.tar' for number in (2, 3, 4))):
         (shards / name).unlink()
     (shards / 'shard-000002.tar.0123abcd.part').write_bytes(b'half')
-    first = (shards / 'shard-000000.tar').stat().st_mtime_ns
+    first = (shards / 'shard-000000.tar').stat()
     run_tool('datasets/make_shards.py', root / 'data/train', shards, '--shard-size', '20KB')
-    assert tree(shards) == whole and (shards / 'shard-000000.tar').stat().st_mtime_ns == first
+    assert tree(shards) == whole and (shards / 'shard-000000.tar').stat().st_mtime_ns == first.st_mtime_ns
 
 
 def test_a_writer_leaves_what_is_not_its_own(root):
