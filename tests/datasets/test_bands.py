@@ -6,7 +6,7 @@ from helpers import ROOT, run_tool
 from tifffile import TiffWriter, imwrite
 
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.datasets.reading import LoadBands, MemberPath, read_bands
+from beit_mm.datasets.reading import LoadBands, MemberPath, UnreadableImageError, read_bands
 from beit_mm.datasets.transforms import (
     PackViews,
     RandAugment,
@@ -72,7 +72,19 @@ def test_npy_files(tmp_path, count):
         assert_read(tmp_path / 'a.npy', values)
 
 
-# --- scale ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ('settings', 'shape', 'dtype', 'message'),
+    [
+        ({}, (4, 3, 6), 'uint16', 'type uint16; expected uint8'),
+        (dict(bands=[6]), (4, 3, 6), 'uint8', '6 bands, counted from 0'),
+        (dict(low=[0] * 4, high=[1] * 4), (4, 3, 6), 'uint8', '6 bands; expected 4'),
+        ({}, (6, 3, 40), 'uint8', '40 bands; expected 1 to 16'),  # rows taken for bands
+    ],
+)
+def test_files_that_are_not_as_the_config_says_are_named(tmp_path, settings, shape, dtype, message):
+    np.save(tmp_path / 'a.npy', np.zeros(shape, dtype))
+    with pytest.raises(UnreadableImageError, match=f'^.*a.npy: .*{message}.*$'):
+        LoadBands(**settings)(dict(img_path=str(tmp_path / 'a.npy')))
 
 
 def test_bands_are_taken_in_order_and_scaled_each_by_its_own_range():
@@ -91,9 +103,6 @@ def test_what_is_no_number_becomes_0_or_255():
     with np.errstate(all='raise'):
         image = LoadBands(low=0, high=10)(dict(img=odd))['img']
     assert image.ravel().tolist() == [0, 255, 0, 0, 255, 127.5]
-
-
-# --- views, folders, statistics -------------------------------------------------------------------
 
 
 def test_views_keep_bands_and_type_and_what_changes_colours_is_refused():

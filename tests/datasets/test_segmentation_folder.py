@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from mmseg.datasets.transforms import LoadAnnotations
 from PIL import Image
+from scipy.spatial.distance import pdist
 
 from beit_mm.datasets.segmentation_folder import distinct_colours, read_labels
-from beit_mm.registry import DATASETS, TRANSFORMS
+from beit_mm.registry import DATASETS
 
 CLASSES = ['sky', 'road', 'tree']
 PREFIX = dict(img_path='images', seg_map_path='annotations')
@@ -63,9 +64,8 @@ def test_labels_are_those_of_mmseg(root, reduced):
 def test_classes_from_anywhere(root):
     (root / 'names.txt').write_text('sky\nroad\ntree\n')
     (root / 'table.txt').write_text('Idx\tRatio\tName\n1\t0.5\tsky\n2\t0.3\troad, way\n3\t0.1\ttree\n')
-    for file in (str(root / 'names.txt'), 'names.txt'):
-        assert dataset(root, classes=file).metainfo['classes'] == tuple(CLASSES)
-    assert dataset(root, classes='table.txt').metainfo['classes'] == ('sky', 'road, way', 'tree')
+    for file, second in (('names.txt', 'road'), (str(root / 'names.txt'), 'road'), ('table.txt', 'road, way')):
+        assert dataset(root, classes=file).metainfo['classes'] == ('sky', second, 'tree')
     ade = dataset(root, classes='mmseg.ADE20KDataset').metainfo
     assert len(ade['classes']) == len(ade['palette']) == 150
     assert (ade['classes'][0], ade['palette'][:2]) == ('wall', [[120, 120, 120], [180, 120, 120]])
@@ -74,14 +74,12 @@ def test_classes_from_anywhere(root):
 def test_colours_can_be_told_apart(root):
     """CamVid has eleven classes; its sky and its cars once had nearly the same red."""
     colours = np.array(dataset(root, classes=[str(i) for i in range(11)]).metainfo['palette'])
-    difference = np.abs(colours[:, None] - colours).sum(axis=2)
-    assert difference[~np.eye(11, dtype=bool)].min() >= 100
+    assert pdist(colours, 'cityblock').min() >= 100
     assert len({*map(tuple, distinct_colours(254))}) == 254
 
 
 def test_a_test_servers_images_have_no_annotations_and_a_broken_one_costs_its_image(root):
-    sample = dataset(root, data_prefix=dict(img_path='images'))[0]
-    assert 'gt_seg_map' not in sample and sample['img'].shape == (12, 16, 3)
+    assert 'gt_seg_map' not in dataset(root, data_prefix=dict(img_path='images'))[0]
     (root / 'annotations/a.png').write_bytes((root / 'annotations/b.png').read_bytes()[:60])
     with pytest.raises(OSError, match=r'annotations/a.png: cannot be read as an image'):
         dataset(root)[0]
@@ -122,7 +120,3 @@ def test_labels_up_to_the_last_class_and_annotations_of_turned_images(root):
     save(root / 'annotations/b.png', full(0, 16, 12))
     with pytest.raises(ValueError, match="the image's EXIF orientation turns it upright: turn the annotation likewise"):
         dataset(root)[1]
-    load = TRANSFORMS.build(dict(type='beit_mm.LoadAnnotation'))
-    save(root / 'wide.png', full(1000, dtype=np.uint16))
-    with pytest.raises(ValueError, match='holds label 1000; expected 0 to 254'):  # another dataset than ours
-        load(dict(seg_map_path=str(root / 'wide.png'), img_path='x', ori_shape=(12, 16)))

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import adjust_hue
 
 from beit_mm.datasets import MultiCrop, PackViews, RandomErasing, multi_crop
+from beit_mm.datasets.masking import BlockwiseMask
 from beit_mm.datasets.multi_crop import shift_hue
+from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.transforms import (
     TwoViewCenterCrop,
     TwoViewColorJitter,
@@ -29,6 +32,34 @@ from beit_mm.datasets.transforms import (
 @pytest.fixture(scope='module')
 def image():
     return paint_scene(0, 240, np.random.default_rng(3))[0]
+
+
+MASK = partial(BlockwiseMask, grid=(14, 14), num_masked=75)
+
+
+@pytest.mark.parametrize(
+    ('transform', 'settings', 'message'),
+    [
+        (TwoViewRandomResizedCrop, dict(second_size=(8, 0)), 'size is'),
+        (TwoViewRandomResizedCrop, dict(scale=(0.5, 1.5)), 'scale is'),
+        (TwoViewColorJitter, dict(contrast=1.5), '1.5'),
+        (TwoViewColorJitter, dict(device='cuda'), 'cuda'),
+        (MultiCrop, dict(local_scale=(0.5, 1.5)), 'local_scale is'),
+        (RandomErasing, dict(area=(0.3, 0.1)), 'expected 0 to 1 each'),
+        (MASK, dict(num_masked=197), 'num_masked is 197'),
+        (MASK, dict(num_masked=74.5), "74.5; only variant='paper'"),
+        (MASK, dict(variant='unilm'), 'unilm'),
+        (MASK, dict(num_masked=196, min_block=190), '190'),  # round(sqrt(190)) = 14
+        (MASK, dict(grid=(1, 14), num_masked=5), '1x14'),  # no block is lower than one row
+        (LoadBands, dict(low=0), 'both or neither'),
+        (LoadBands, dict(bands=[0, 1], low=[0], high=[1]), 'as many in each'),
+        (LoadBands, dict(bands=list(range(17))), '1 to 16 bands'),
+        (LoadBands, dict(low=[0, 5], high=[1, 5]), 'low < high'),
+    ],
+)
+def test_impossible_settings_are_refused(transform, settings, message):
+    with pytest.raises(ValueError, match=message):
+        transform(**settings)
 
 
 Y, X = np.mgrid[:200, :250]
