@@ -9,7 +9,7 @@ hold mean, std and size.
 
 import argparse
 
-from beit_mm.terminal import UserError, quiet, run
+from beit_mm.terminal import quiet, run
 
 
 def main() -> None:
@@ -22,28 +22,14 @@ def main() -> None:
     args = parser.parse_args()
     with quiet():
         from mmengine.config import Config
-        from mmengine.registry import init_default_scope
-        from mmengine.runner import load_checkpoint
 
         from beit_mm.apis.export import export_onnx
         from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
         from beit_mm.checkpoint.checkpoint import Checkpoint
-        from beit_mm.registry import MODELS
 
-        if args.config:
-            cfg = Config.fromfile(args.config)
-            init_default_scope(cfg.get('default_scope', 'mmpretrain'))
-            if 'data_preprocessor' in cfg:
-                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-            model = MODELS.build(cfg.model)
-            try:
-                load_checkpoint(model, args.checkpoint, strict=True)
-            except RuntimeError as error:
-                raise UserError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
-        else:
-            checkpoint = Checkpoint.open(args.checkpoint)
-            segments = checkpoint.task == 'segmentation'
-            model = (SegmentationInferencer if segments else ClassificationInferencer)(checkpoint, 'cpu').model
+        checkpoint, config = Checkpoint.open(args.checkpoint), args.config and Config.fromfile(args.config)
+        segments = config.get('default_scope') == 'mmseg' if config else checkpoint.task == 'segmentation'
+        model = (SegmentationInferencer if segments else ClassificationInferencer)(checkpoint, 'cpu', config).model
         size = args.size or [side * model.backbone.patch_size for side in model.backbone.grid]
         difference = export_onnx(model, args.out, tuple(size))
     print(f"{args.out}: {size[0]} x {size[1]} pixels, logits within {difference:.1e} of the model's")

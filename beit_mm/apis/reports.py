@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from beit_mm.apis.inference import reconstruct
 from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.reading import UnreadableImageError, read_image
-from beit_mm.datasets.transforms import resize_bicubic
+from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
 from beit_mm.features.extractor import FeatureExtractor, FoundPath
 from beit_mm.files import atomic_file, readable
@@ -282,7 +282,9 @@ def compare_features(
     for name in networks:  # no channel counts more than another
         standardise = standardiser(bank[name])
         bank[name], held_out[name] = standardise(bank[name]), standardise(held_out[name])
-    picture = draw_neighbours(images, paths, bank['pretrained'], held_out['pretrained'])
+    chosen = evenly(range(len(paths[1])), NUM_QUERIES)
+    queries = dict(paths=[paths[1][row] for row in chosen], features=held_out['pretrained'][chosen])
+    picture = draw_neighbours(queries, dict(paths=paths[0], features=bank['pretrained']), bool(images.classes))
     if not images.classes:
         return {}, picture
     right = {
@@ -297,29 +299,27 @@ def compare_features(
     return numbers, picture
 
 
-def draw_neighbours(images: Images, paths: Sequence[list[str]], bank: Tensor, held_out: Tensor) -> Figure:
-    """Held-out images, each before the images to learn from whose features are most alike, by cosine.
+def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: bool = True) -> Figure:
+    """Images, each before the others of a bank whose features are most alike, with the cosine.
 
     Args:
-        paths: of the images to learn from, and of held-out ones.
-        bank, held_out: their features (M, C) and (N, C).
+        queries, bank: dict(paths=files, features=(N, C)), as `embed` returns them.
+        named: whether the folders that images lie in are their classes.
     """
-    queries = evenly(range(len(held_out)), NUM_QUERIES)
-    _, nearest = next(neighbours(held_out[queries], bank, min(NUM_NEIGHBOURS, len(bank))))
     rows = []
-    for query, row in zip(queries, nearest.tolist(), strict=True):
-        files = [paths[1][query], *(paths[0][index] for index in row)]
-        names = [Path(file).parent.name if images.classes else '' for file in files]
-        rows.append([*zip(names, map(small, files), strict=True)])
+    nearest = neighbours(*(torch.as_tensor(each['features']) for each in (queries, bank)), NUM_NEIGHBOURS + 1)
+    found = (pair for chunk in nearest for pair in zip(*chunk, strict=True))
+    for query, (cosines, others) in zip(queries['paths'], found, strict=True):
+        files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
+        files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]
+        shown = [(query, ''), *files[:NUM_NEIGHBOURS]]
+        rows.append([(named * Path(path).resolve().parent.name + text, small(path)) for path, text in shown])
     return sheet(rows)
 
 
 def small(file: str) -> Tensor:
     """The middle of an image, which the model sees, float (3, SIDE, SIDE) in [0, 1]."""
-    image = read_image(file)
-    height, width = (max(SIDE, round(side * SIDE / min(image.shape[:2]))) for side in image.shape[:2])
-    top, left = (height - SIDE) // 2, (width - SIDE) // 2
-    middle = resize_bicubic(image, (height, width))[top : top + SIDE, left : left + SIDE]
+    middle = TwoViewCenterCrop(SIDE, None)(dict(img=read_image(file)))['images']
     return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 

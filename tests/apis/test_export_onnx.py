@@ -143,7 +143,9 @@ def test_the_tool_takes_a_config_or_what_the_checkpoint_says(with_config, tmp_pa
     if with_config:
         config = classifier_config()
         preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
-        (tmp_path / 'config.py').write_text(f'model = {config}\ndata_preprocessor = {preprocessor}\n')
+        loader = dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')]))
+        text = f'model = {config}\ndata_preprocessor = {preprocessor}\ntest_dataloader = {loader}\n'
+        (tmp_path / 'config.py').write_text(text)
         words = ['config.py', *words, '--size', *SIZE]
     run_tool('export_onnx.py', *words)
     ((built, path, size),) = called

@@ -1,7 +1,6 @@
 """configs/demo from the command line, each "Command:" of a header as it stands there, and the demo."""
 
 import json
-import math
 import re
 import shlex
 import sys
@@ -169,4 +168,3 @@ def test_no_comparison_with_a_training_that_learned_nothing(tmp_path, last):
     assert ('has not left chance' in said) == (last > 2)
     assert ('pretraining of this demo is better than random weights and thumbnails;' in said) == (last < 2)
     assert ('packaged weights is better than thumbnails, too close to tell from random weights' in said) == (last < 2)
-    assert demo_report.chance('ab') == pytest.approx(math.log(2))

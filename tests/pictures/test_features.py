@@ -7,6 +7,8 @@ import pytest
 from helpers import ROOT
 from PIL import Image
 
+from beit_mm.apis.reports import draw_neighbours
+
 tool = runpy.run_path(str(ROOT / 'tools/visualization/features.py'))
 
 
@@ -33,9 +35,9 @@ def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path):
         Image.new('RGB', (8, 8), (level, level, level)).save(paths[-1])
     features = np.stack([np.cos(np.deg2rad(angles)), np.sin(np.deg2rad(angles))], axis=1).astype(np.float32)
     bank = dict(features=features, paths=paths)
-    figure = tool['draw_neighbours'](dict(features=features[:2], paths=paths[:2]), bank, number=3)
+    figure = draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank)
     levels = [round(255 * float(axes.images[0].get_array()[0, 0, 0])) for axes in figure.axes]
-    assert levels == [10, 60, 160, 110] + [60, 10, 160, 110]
+    assert levels == [10, 60, 160, 110, 210] + [60, 10, 160, 110, 210]
     assert figure.axes[1].get_title('left').endswith(f'{tmp_path.name[-9:]} 0.985')
     one = dict(features=features[:1], paths=paths[:1])
-    assert len(tool['draw_neighbours'](one, one).axes) == 1
+    assert len(draw_neighbours(one, one).axes) == 1

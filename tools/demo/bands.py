@@ -1,10 +1,10 @@
 """Images of six bands for draw_bands.py: a shape in infrared that tells the class, another one in visible light."""
 
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
+from tifffile import imwrite
 
 SHAPES = ('cross', 'disc', 'ring', 'square')
 CLASSES = tuple(f'{shape}_{sign}' for shape in SHAPES for sign in ('bright', 'dark'))  # in band 4
@@ -27,7 +27,10 @@ def draw_bands(folder: Path, num_train: int, num_val: int, size: int) -> None:
             label = index % len(CLASSES)
             image = paint(label, size, np.random.default_rng([split == 'val', index]))
             path = f'{CLASSES[label]}/{index:05d}.tif'
-            write_tif(partial / split / path, image, planar=index // len(CLASSES) % 2 == 1)
+            layout = dict(planarconfig='contig')
+            if index // len(CLASSES) % 2:
+                image, layout = np.moveaxis(image, -1, 0), dict(planarconfig='separate')
+            imwrite(partial / split / path, image, photometric='minisblack', metadata=None, software=False, **layout)
             if split == 'train' and index < NUM_LABELLED * len(CLASSES):
                 labelled.append(path)
     (partial / 'meta').mkdir()
@@ -73,28 +76,3 @@ def outline(shape: str, size: int, rng: np.random.Generator) -> np.ndarray:
         cross=np.maximum(np.minimum(abs(x), abs(y)) - 0.28 * radius, np.maximum(abs(x), abs(y)) - radius),
     )[shape]
     return (0.5 - distance).clip(0, 1)
-
-
-def write_tif(path: Path, image: np.ndarray, planar: bool) -> None:
-    """Writes uint16 (H, W, C) without compression, band after band or pixel after pixel."""
-    height, width, bands = image.shape
-    data = np.ascontiguousarray(np.moveaxis(image, -1, 0) if planar else image, '<u2').tobytes()
-    parts = bands if planar else 1
-    lists = struct.pack(f'<{bands}H', *[16] * bands)
-    starts = [8 + len(lists) + 8 * parts + len(data) // parts * part for part in range(parts)]
-    lists += struct.pack(f'<{2 * parts}I', *starts, *[len(data) // parts] * parts)
-    places = 8, 8 + 2 * bands, 8 + 2 * bands + 4 * parts
-    tags = [  # number, type (3: 16 bits, 4: 32 bits), count, value or its place
-        (256, 4, 1, width),
-        (257, 4, 1, height),
-        (258, 3, bands, places[0]),
-        (259, 3, 1, 1),
-        (262, 3, 1, 1),
-        (273, 4, parts, places[1] if planar else starts[0]),
-        (277, 3, 1, bands),
-        (278, 4, 1, height),
-        (279, 4, parts, places[2] if planar else len(data)),
-        (284, 3, 1, 2 if planar else 1),
-    ]
-    directory = struct.pack('<H', len(tags)) + b''.join(struct.pack('<HHII', *tag) for tag in tags) + bytes(4)
-    path.write_bytes(b'II*\0' + struct.pack('<I', 8 + len(lists) + len(data)) + lists + data + directory)

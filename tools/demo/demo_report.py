@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,19 @@ from beit_mm.apis.reports import Picture, rows_of, standard_error, verdict, verd
 from beit_mm.apis.split import Images, list_folder
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
-from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.datasets.segmentation_folder import distinct_colours
+from beit_mm.engine.metrics import entropy
+from beit_mm.features import evaluation
 from beit_mm.pictures import pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
 from beit_mm.terminal import quiet
 
 LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
+REFERENCES = dict(  # of classifiers and of segmentors: what needs no network
+    thumbnails='thumbnails',
+    most_frequent='the most frequent class',
+    position='the most frequent class at each position',
+    position_colour='naive Bayes of position and colour',
+)
 LIMITS = (
     'What these figures do not show: how trainings vary, since there is one of each with one seed, and the +- are '
     'standard errors of the held-out images alone; and what more time gives, since the models have 1.2 million '
@@ -33,13 +39,11 @@ LIMITS = (
 def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> None:
     """What is predicted of images by random weights, after a pretraining, and by the packaged weights."""
     with quiet():
-        trained, before = Checkpoint.open(weights), out.with_suffix('.pth')
+        trained = Checkpoint.open(weights)
         torch.manual_seed(0)
-        random = dict(get_model(DEMO, pretrained=False).state_dict())
-        write_checkpoint(before, dict(state_dict=random, meta=trained.content['meta']))
-        sources = {'random weights': before, 'this pretraining': trained, 'packaged weights': DEMO}
+        random = dict(state_dict=get_model(DEMO, pretrained=False).state_dict(), meta=trained.content['meta'])
+        sources = {'random weights': Checkpoint(random, weights), 'this pretraining': trained, 'packaged weights': DEMO}
         found = {name: reconstructions(source, images)[1] for name, source in sources.items()}
-        before.unlink()
     columns = {title: found['this pretraining'][title] for title in ('image', 'masked')}
     columns |= {name: each['prediction'] for name, each in found.items()}
     sheet_of_columns(columns | {'right tokens': found['this pretraining']['tokens, decoded']}).savefig(out)
@@ -57,8 +61,7 @@ def draw_segmentation(names: Iterable[Path], root: Path, maps: Path, out: Path) 
     palette, rows = distinct_colours(len(classes)), []
     for name in names:
         pixels = np.array(Image.open(root / name).convert('RGB'))
-        labels, annotation = label_maps(name, root, maps)
-        drawn = [pixels, *(overlay(pixels, each, palette) for each in (labels, annotation))]
+        drawn = [pixels, *(overlay(pixels, labels, palette) for labels in label_maps(name, root, maps))]
         titles = ('', '', '') if rows else ('image', 'segmentor', 'annotation')
         rows.append([*zip(titles, map(to_tensor, drawn), strict=True)])
     with_legend(Image.fromarray(pixels_of(sheet(rows))), [*zip(classes, palette, strict=True)]).save(out)
@@ -69,16 +72,10 @@ def mean_iou(names: Iterable[Path], root: Path, maps: Path) -> tuple[float, floa
     number, each = len((maps / 'classes.txt').read_text().splitlines()), []
     for labels, annotation in (label_maps(name, root, maps) for name in names):
         known = annotation >= 0
-        pairs = np.bincount(annotation[known] * number + labels[known], minlength=number**2)
-        each.append(pairs.reshape(number, number))
-    random = np.random.default_rng(0)
-    confusions = np.stack(each)
-    found = []
-    for chosen in [np.arange(len(each)), *random.integers(len(each), size=(200, len(each)))]:
-        confusion = confusions[chosen].sum(0)
-        right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
-        found.append(100 * float((right[union > 0] / union[union > 0]).mean()))
-    return found[0], float(np.std(found[1:]))
+        each.append(evaluation.confusion(*map(torch.from_numpy, (labels[known], annotation[known])), number))
+    counts, random = torch.stack(each), np.random.default_rng(0)  # images, classes, classes
+    again = [evaluation.mean_iou(counts[random.integers(len(counts), size=len(counts))].sum(0)) for _ in range(200)]
+    return 100 * evaluation.mean_iou(counts.sum(0)), 100 * float(np.std(again))
 
 
 def figures_of(run: Path, verb: str) -> dict[str, float]:
@@ -87,41 +84,32 @@ def figures_of(run: Path, verb: str) -> dict[str, float]:
     return dict(record['stages'][verb], minutes=record['seconds'] / 60)
 
 
-def chance(labels: Collection[str]) -> float:
-    """Loss in nats of guessing by the labels' frequencies: ln K of K classes with as many labels each."""
-    shares = np.array([*Counter(labels).values()]) / len(labels)
-    return float(-(shares * np.log(shares)).sum())
-
-
 def compare(out: Path, starts: Mapping[str, str]) -> tuple[str, list[tuple[str, str, str]]]:
     """What to say of the classifiers in the folders of `starts`, the last from random weights; and a table.
 
     Nothing is compared with a training from random weights in which nothing was learned: the mean of the last fifth of
     its losses counts.
     """
-    figures = {folder: figures_of(out / folder, 'finetune') for folder in starts}
-    first, *_, control = figures
-    labels = list_folder(out / 'few_labels/train').names.values()
-    losses = [row['loss'] for row in read_scalars(out / control / 'finetune')[0].values() if 'loss' in row]
-    last, guessed = float(np.mean(losses[-max(1, len(losses) // 5) :])), chance(labels)
-    found: dict[str, tuple[float, float]] = {}  # what classified -> right, %, and the standard error
-    for folder, each in figures.items():
-        found[starts[folder]] = each['accuracy/top1'], standard_error(each['accuracy/top1'], each['held_out'])
-    for key, name in (('thumbnails', 'thumbnails'), ('most_frequent', 'the most frequent class')):
-        if key in figures[control]:  # of the longest run, which has the most images for it
-            found[name] = figures[control][key], standard_error(figures[control][key], figures[control]['compared'])
-    minutes = {starts[folder]: f'{each["minutes"]:.1f}' for folder, each in figures.items()}
-    minutes[starts[first]] = f'{figures_of(out / "pretrain", "pretrain")["minutes"]:.1f} + {minutes[starts[first]]}'
-    minutes['the packaged weights'] = f'60 + {minutes["the packaged weights"]}'
+    figures = {name: figures_of(out / folder, 'finetune') for folder, name in starts.items()}
+    (first, *_, control), (*_, folder) = figures, starts
+    labels = [*list_folder(out / 'few_labels/train').names.values()]
+    losses = [row['loss'] for row in read_scalars(out / folder / 'finetune')[0].values() if 'loss' in row]
+    last, guessed = float(np.mean(losses[-max(1, len(losses) // 5) :])), entropy(np.array(labels))
+    right = {name: (each['accuracy/top1'], each['held_out']) for name, each in figures.items()}
+    for key in ('thumbnails', 'most_frequent'):  # of the longest run, which has the most images for it
+        right[REFERENCES[key]] = figures[control][key], figures[control]['compared']
+    found = {name: (percent, standard_error(percent, number)) for name, (percent, number) in right.items()}
+    before = {first: f'{figures_of(out / "pretrain", "pretrain")["minutes"]:.1f} + ', 'the packaged weights': '60 + '}
+    minutes = {name: f'{before.get(name, "")}{each["minutes"]:.1f}' for name, each in figures.items()}
     rows = [('classifier', 'minutes', 'classified right, % +- one standard error')]
     rows += [(name, minutes.get(name, ''), '{:.1f} +- {:.1f}'.format(*figure)) for name, figure in found.items()]
 
-    peers = [starts[control]] * (last < LEARNED * guessed) + ['thumbnails'] * ('thumbnails' in found)
+    peers = [control] * (last < LEARNED * guessed) + ['thumbnails']
     said = []
-    for name in [starts[folder] for folder in figures if folder != control and peers]:
+    for name in [*figures][:-1]:
         gains = {peer: (found[name][0] - found[peer][0], math.hypot(found[name][1], found[peer][1])) for peer in peers}
         said.append(f'the classifier that began with {name} is {verdict(gains)}')
-    if starts[control] not in peers:
+    if control not in peers:
         text = 'the training from random weights has not left chance, so that nothing is compared with it: its loss '
         said.append(f'{text}ended at {last:.2f} nats, guessing gives {guessed:.2f}')
     return f'With {len(labels)} labelled images {"; ".join(said)}.', rows
@@ -131,9 +119,7 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
     """Writes report.html and report.md into the folder of the demo; returns what to print."""
     pretrained = figures_of(out / 'pretrain', 'pretrain')
     said = [verdict_of_pretraining(pretrained)]
-    seen = (
-        f'{images}. The pretraining had {pretrained["steps"]:,} steps here; a faster machine makes more in its minutes.'
-    )
+    steps = f'The pretraining had {pretrained["steps"]:,} steps here; a faster machine makes more in its minutes.'
     drawing = 'The images are drawn by a program: what is reached on them says little of photos. ' if drawn else ''
     parts: list = []
     if starts:
@@ -157,21 +143,16 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
         names = [Path(name) for name in (out / 'segmented.txt').read_text().splitlines()]
         reached, error = mean_iou(names, images.held_out.root, out / 'maps')
         baselines = json.loads((out / 'segmentor/baselines.json').read_text())
-        kinds = dict(most_frequent='the most frequent class', position='the most frequent class at each position')
-        kinds['position_colour'] = 'naive Bayes of position and colour'
-        gains = {kinds[name]: (reached - figure, error) for name, figure in baselines.items()}
+        gains = {REFERENCES[name]: (reached - figure, error) for name, figure in baselines.items()}
         said.append(f'The segmentor is {verdict(gains)}.')
         table = [('segmentation', 'mIoU, % +- one standard error'), ('segmentor', f'{reached:.1f} +- {error:.1f}')]
-        table += [(kinds[name], f'{figure:.1f}') for name, figure in baselines.items()]
-        number = len(images.train.names)
-        parts += [
-            table,
-            Picture('segmentation.png', f'Held-out images, segmented after a minute on {number:,} label maps'),
-        ]
+        table += [(REFERENCES[name], f'{figure:.1f}') for name, figure in baselines.items()]
+        caption = f'Held-out images, segmented after a minute on {len(images.train.names):,} label maps'
+        parts += [table, Picture('segmentation.png', caption)]
     marked = 'What the marked patch attends to in the packaged weights: dark least, white most, each tile by itself'
     parts += [
         Picture('packaged_reconstruct.png', 'What the packaged weights predict of masked patches'),
         Picture('packaged_attention.png', f'{marked}; the outlines hold 60 %'),
     ]
-    path = write_report(out, 'Demo of beit_mm', [' '.join(said), seen, drawing + LIMITS, *parts])
+    path = write_report(out, 'Demo of beit_mm', [' '.join(said), f'{images}. {steps}', drawing + LIMITS, *parts])
     return [*said, f'Report: {path.with_suffix(".html")} and {path}']

@@ -11,8 +11,9 @@ of 30 training images of each class. The same arguments give the same images.
 """
 
 import argparse
-import sys
 from pathlib import Path
+
+from beit_mm.terminal import UserError, run
 
 
 def main() -> None:
@@ -23,12 +24,14 @@ def main() -> None:
     parser.add_argument('--size', type=int, default=64, help='side in pixels (default: %(default)s)')
     args = parser.parse_args()
     if args.folder.exists():
-        sys.exit(f'error: {args.folder} is there already; delete it, or choose another folder')
-    from bands import draw_bands
-
+        raise UserError(f'{args.folder} is there already; delete it, or choose another folder')
+    try:
+        from bands import draw_bands
+    except ImportError as error:
+        raise UserError(f"{error}: pip install 'beit_mm[bands]'") from error
     draw_bands(args.folder, args.num_train, args.num_val, args.size)
     print(f'{args.num_train:,} images to train on and {args.num_val:,} held out: {args.folder}')
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

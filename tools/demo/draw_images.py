@@ -1,6 +1,6 @@
 """Draws a data set for the small configs: image-like pictures of ten classes, with label maps.
 
-    python tools/demo/draw_images.py              # 1,200 images to train on and 300 held out, in data/demo
+    python tools/demo/draw_images.py              # 1,200 images to train on and 600 held out, in data/demo
 
 It makes train/<class>/*.jpg, val/<class>/*.jpg, label maps of the same names in annotations/, meta/classes.txt
 (10 classes) and meta/segmentation_classes.txt (13). Label maps follow ADE20K: 0 is unlabelled, 1 the first line of
@@ -10,9 +10,10 @@ segmentation_classes.txt, which begins with those of classes.txt. The same argum
 import argparse
 import json
 import shutil
-import sys
 from multiprocessing import Pool
 from pathlib import Path
+
+from beit_mm.terminal import UserError, run
 
 SPLITS = ('train', 'val')
 
@@ -24,32 +25,18 @@ def main() -> None:
     parser.add_argument('--num-val', type=int, default=600, help='default: %(default)s')
     parser.add_argument('--size', type=int, default=160, help='short side in pixels (default: %(default)s)')
     args = parser.parse_args()
-    try:
-        draw_images(args.folder, args.num_train, args.num_val, args.size)
-    except OSError as error:
-        sys.exit(f'error: {error}')
-    print(f'{args.num_train:,} images to train on and {args.num_val:,} held out: {args.folder}')
-
-
-def draw_images(folder: Path, num_train: int, num_val: int, size: int) -> None:
-    """Draws the data set of the module's docstring. The folder appears when it is complete; if it is, nothing is done.
-
-    Args:
-        folder: where to; must not exist, be empty or be of an earlier call with the same arguments.
-        num_train, num_val: number of pictures; classes take turns.
-        size: short side in pixels; the long side is up to 1.5 times as long.
-
-    Raises:
-        FileExistsError: the folder holds something else.
-    """
-    from scenes import OBJECTS, STUFF
-
-    settings = dict(num_train=num_train, num_val=num_val, size=size)
+    folder, settings = args.folder, json.dumps({key: value for key, value in vars(args).items() if key != 'folder'})
     record = folder / 'meta/settings.json'
-    if record.is_file() and json.loads(record.read_text()) == settings:
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f'{folder} is not empty and not the drawn images of {settings}; choose another folder')
+    if not record.is_file() or record.read_text() != settings:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f'{folder} is not empty and not the drawn images of {settings}; choose another folder')
+        draw_images(folder, settings, {'train': args.num_train, 'val': args.num_val}, args.size)
+    print(f'{args.num_train:,} images to train on and {args.num_val:,} held out: {folder}')
+
+
+def draw_images(folder: Path, settings: str, numbers: dict[str, int], size: int) -> None:
+    """Draws so many images of each split, classes in turn. The folder appears when it is complete."""
+    from scenes import OBJECTS, STUFF
 
     partial = folder.with_name(f'{folder.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
@@ -57,19 +44,13 @@ def draw_images(folder: Path, num_train: int, num_val: int, size: int) -> None:
         for name in OBJECTS:
             (partial / split / name).mkdir(parents=True)
             (partial / 'annotations' / split / name).mkdir(parents=True)
-    jobs = [
-        (partial, split, index, size)
-        for split, number in zip(SPLITS, (num_train, num_val), strict=True)
-        for index in range(number)
-    ]
     with Pool() as pool:
+        jobs = [(partial, split, index, size) for split in SPLITS for index in range(numbers[split])]
         pool.starmap(draw_image, jobs, chunksize=16)
     (partial / 'meta').mkdir()
-    (partial / 'meta/classes.txt').write_text('\n'.join(OBJECTS) + '\n')
-    (partial / 'meta/segmentation_classes.txt').write_text('\n'.join(OBJECTS + STUFF) + '\n')
-    (partial / record.relative_to(folder)).write_text(json.dumps(settings))
-    if folder.exists():
-        folder.rmdir()
+    for name, classes in dict(classes=OBJECTS, segmentation_classes=OBJECTS + STUFF).items():
+        (partial / f'meta/{name}.txt').write_text('\n'.join(classes) + '\n')
+    (partial / 'meta/settings.json').write_text(settings)
     partial.rename(folder)
 
 
@@ -82,10 +63,10 @@ def draw_image(folder: Path, split: str, index: int, size: int) -> None:
     rng = np.random.default_rng([0, SPLITS.index(split), index])
     label = index % len(OBJECTS)
     image, labels = paint_scene(label, size, rng)
-    name = f'{OBJECTS[label]}/{index:06d}'
-    Image.fromarray(image).save(folder / split / f'{name}.jpg', quality=int(rng.integers(80, 96)))
-    Image.fromarray(labels).save(folder / 'annotations' / split / f'{name}.png')
+    name = f'{split}/{OBJECTS[label]}/{index:06d}'
+    Image.fromarray(image).save(folder / f'{name}.jpg', quality=int(rng.integers(80, 96)))
+    Image.fromarray(labels).save(folder / f'annotations/{name}.png')
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -64,12 +64,8 @@ def box(u: np.ndarray, v: np.ndarray, rng: np.random.Generator) -> Surface:
     inside = np.full_like(u, -1)
     normal = np.zeros((3, *u.shape), np.float32)
     shade = np.zeros_like(u)
-    faces = (
-        (corner, right, up, (0.6, 0.1, 0.8)),
-        (corner, left, up, (-0.6, 0.1, 0.8)),
-        (corner + up, right, left, (0, -0.9, 0.4)),
-    )
-    for origin, side, height, direction in faces:
+    faces = [(corner, right, up, (0.6, 0.1, 0.8)), (corner, left, up, (-0.6, 0.1, 0.8))]
+    for origin, side, height, direction in [*faces, (corner + up, right, left, (0, -0.9, 0.4))]:
         a, b = np.tensordot(np.linalg.inv(np.stack([side, height], 1)), np.stack([u - origin[0], v - origin[1]]), 1)
         face = np.minimum(np.minimum(a, 1 - a), np.minimum(b, 1 - b)) * 0.7
         here = face > inside

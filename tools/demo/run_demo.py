@@ -72,18 +72,17 @@ class Demo:
 
     def __init__(self, data: Path | None, out: Path, full: bool, lengths: Lengths) -> None:
         self.data, self.out, self.full, self.lengths, self.drawn = data or DRAWN, out, full, lengths, data is None
+        self.split = terminal.quiet_import('beit_mm.apis.split')
         self.starts = STARTS if self.drawn or self.images.classes else {}
 
     @cached_property
     def images(self):
         """As the verbs find them and hold some out; of drawn ones once they are there."""
-        return terminal.quiet_import('beit_mm.apis.split').find_images(self.data)
+        return self.split.find_images(self.data)
 
     def held_out(self, number: int) -> list[Path]:
         """Held-out images, of all classes alike."""
-        from beit_mm.apis.split import evenly
-
-        return [self.images.held_out.root / name for name in evenly(self.images.held_out.names, number)]
+        return [self.images.held_out.root / name for name in self.split.evenly(self.images.held_out.names, number)]
 
     def run(self) -> None:
         parts: list[tuple[str, float, Callable[[], object]]] = [
@@ -129,15 +128,13 @@ class Demo:
 
     def finetune(self, folder: str) -> None:
         """Fine-tunes on links to a few images of each class, beside links to held-out ones."""
-        from beit_mm.apis.split import MIN_IMAGES, evenly
-
         train, held_out, labelled = self.images.train, self.images.held_out, self.out / 'few_labels'
         counts, number = Counter(train.names.values()), PER_CLASS
-        while sum(min(number, count) for count in counts.values()) < MIN_IMAGES:
+        while sum(min(number, count) for count in counts.values()) < self.split.MIN_IMAGES:
             number += 1
-        few = [evenly((path for path, of in train.names.items() if of == name), number) for name in counts]
+        few = [self.split.evenly((path for path, of in train.names.items() if of == name), number) for name in counts]
         link(sum(few, []), train.root, labelled / 'train')
-        link(evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
+        link(self.split.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
         init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
         words = [labelled, '--init', init, '--out', self.out / folder, '--minutes', self.minutes(folder)]
         execute('beit-mm', 'finetune', *words)

@@ -6,6 +6,8 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 OBJECTS = tuple(PAINTERS)
 STUFF = ('sky', 'ground', 'wall')
+GROUNDS = [(0.27, 0.6, 0.5), (0.1, 0.4, 0.75), (0.6, 0.05, 0.4)]  # outdoors: hue, saturation, value
+GROUNDS += [(0.22, 0.45, 0.55), (0.55, 0.06, 0.9), (0.07, 0.5, 0.45)]
 UNLABELLED = 0  # outlines, where a pixel is part object, part background
 
 
@@ -24,9 +26,8 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
     height, width = (size, long) if rng.random() < 0.75 else (long, size)
     image, labels, horizon = paint_background(height, width, rng)
     elevation, azimuth = rng.uniform(0.3, 1.2), rng.uniform(-np.pi, np.pi)
-    light = np.array(
-        [np.cos(elevation) * np.sin(azimuth), -np.sin(elevation), abs(np.cos(elevation) * np.cos(azimuth)) + 0.2]
-    )
+    right, near = np.cos(elevation) * np.sin(azimuth), abs(np.cos(elevation) * np.cos(azimuth)) + 0.2
+    light = np.array([right, -np.sin(elevation), near])
     light /= np.linalg.norm(light)
     extras = sorted(rng.uniform(0.07, 0.17, rng.integers(0, 4)))  # small is far: painted first
     for radius, which in [(r, rng.integers(len(OBJECTS))) for r in extras] + [(rng.uniform(0.24, 0.42), kind)]:
@@ -39,19 +40,15 @@ def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 def paint_background(height: int, width: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """Sky or wall above a horizon, ground below, textured; pixels, labels, height of the
-    horizon."""
+    """Sky or wall above a horizon, ground below, textured; pixels, labels, height of the horizon."""
     horizon = height * rng.uniform(0.3, 0.65)
     y, x = np.mgrid[:height, :width].astype(np.float32)
     outdoors = rng.random() < 0.65
     noise = fractal_noise(height, width, rng.uniform(1.3, 1.7), rng)
     if outdoors:
         hue = rng.choice([0.58, 0.6, 0.07, 0.62])
-        far = mix(
-            y / horizon,
-            hsv(hue, rng.uniform(0.3, 0.7), rng.uniform(0.55, 0.9)),
-            hsv(hue + rng.normal(0, 0.05), 0.15, 0.95),
-        )
+        zenith = hsv(hue, rng.uniform(0.3, 0.7), rng.uniform(0.55, 0.9))
+        far = mix(y / horizon, zenith, hsv(hue + rng.normal(0, 0.05), 0.15, 0.95))
         far = mix((noise - rng.uniform(-0.5, 1.5)) * 0.8, far, np.full(3, 0.93, np.float32))
         ridge = horizon - height * 0.06 * (1 + fractal_noise(1, width, 1.2, rng))
         hills = hsv(rng.uniform(0.2, 0.6), 0.3, rng.uniform(0.3, 0.55))
@@ -82,18 +79,7 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool, rng: np
     grain = map_coordinates(texture, [along * 60 % 128, across * 60 % 128], order=1, mode='wrap')
     grain = grain * np.clip(2.5 / depth, 0, 1)
     if outdoors:
-        color = hsv(
-            *rng.choice(
-                [
-                    (0.27, 0.6, 0.5),
-                    (0.1, 0.4, 0.75),
-                    (0.6, 0.05, 0.4),
-                    (0.22, 0.45, 0.55),
-                    (0.55, 0.06, 0.9),
-                    (0.07, 0.5, 0.45),
-                ]
-            )
-        )
+        color = hsv(*rng.choice(GROUNDS))
         return mix(0.5 + 0.25 * grain, color * 0.6, np.minimum(color * 1.3, 1))
     color = hsv(rng.uniform(0.03, 0.13), rng.uniform(0.2, 0.6), rng.uniform(0.35, 0.8))
     pitch = rng.uniform(3, 7)
@@ -103,21 +89,11 @@ def ground(x: np.ndarray, y: np.ndarray, horizon: float, outdoors: bool, rng: np
     return color * shade[..., None]
 
 
-def add_object(
-    image: np.ndarray,
-    labels: np.ndarray,
-    kind: int,
-    center: tuple[float, float],
-    radius: float,
-    light: np.ndarray,
-    rng: np.random.Generator,
-) -> None:
+def add_object(image, labels, kind: int, center: tuple[float, float], radius: float, light, rng) -> None:
     """Paint one object and its shadow into image and labels."""
-    height, width = labels.shape
     top, left = (max(0, int(c - 1.3 * radius)) for c in center)
-    y, x = np.mgrid[
-        top : min(height, int(center[0] + 1.3 * radius)), left : min(width, int(center[1] + 1.3 * radius))
-    ].astype(np.float32)
+    bottom, right = (min(side, int(c + 1.3 * radius)) for c, side in zip(center, labels.shape, strict=True))
+    y, x = np.mgrid[top:bottom, left:right].astype(np.float32)
     if min(x.shape) < 4:  # out of the picture but for a sliver
         return
     u, v = (x - center[1]) / radius, (y - center[0]) / radius

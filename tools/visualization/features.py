@@ -4,8 +4,8 @@
     python tools/visualization/features.py CKPT image.jpg --among data/caltech101/val --out work_dirs/features
 
 pca.png shows each image, whole, beside the first three principal components of its patches as red, green and blue,
-jointly for all of them; neighbours.png (--among) each image and the five of a folder whose features are nearest, with
-the cosine.
+jointly for all of them; neighbours.png (--among) the middle of each image and of the five of a folder whose features
+are nearest, with the cosine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from beit_mm.terminal import UserError, quiet, run
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
     from torch import Tensor
 
-NEIGHBOURS = 5
 SPREAD = 0.01  # share of the patches beyond either end of the colours
 
 
@@ -39,6 +37,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder')
     args = parser.parse_args()
     with quiet():
+        from beit_mm.apis.reports import draw_neighbours
         from beit_mm.features.extractor import FeatureExtractor, embed, iterate_images
         from beit_mm.pictures import sheet
 
@@ -71,7 +70,6 @@ def pca_colours(maps: Sequence[np.ndarray]) -> list[Tensor]:
         float (3, h, w) in [0, 1] of each image, the outermost hundredths cut off. The sign of a component is that which
         makes its larger values the rarer ones.
     """
-    import numpy as np
     import torch
 
     flat = torch.cat([torch.from_numpy(values).flatten(0, 1).double() for values in maps])
@@ -81,40 +79,10 @@ def pca_colours(maps: Sequence[np.ndarray]) -> list[Tensor]:
     _, directions = torch.linalg.eigh(centred.T @ centred)  # rising order
     parts = centred @ directions.flip(1)[:, :3]
     parts *= torch.where(parts.pow(3).sum(dim=0) < 0, -1, 1)
-    low, high = (torch.from_numpy(np.quantile(parts.numpy(), share, axis=0)) for share in (SPREAD, 1 - SPREAD))
-    colours = ((parts - low) / (high - low).clamp(min=1e-12)).clamp(0, 1).float()
+    low, high = parts.quantile(torch.tensor([SPREAD, 1 - SPREAD]).double(), dim=0)
+    colours = ((parts - low) / (high - low).clamp(min=1e-12)).clamp(0, 1).float().T
     sizes = [values.shape[0] * values.shape[1] for values in maps]
-    return [part.T.unflatten(1, values.shape[:2]) for part, values in zip(colours.split(sizes), maps, strict=True)]
-
-
-def draw_neighbours(queries: dict, bank: dict, number: int = NEIGHBOURS) -> Figure:
-    """A contact sheet: on the left each query, then the images nearest to it with the cosine of the features.
-
-    Args:
-        queries, bank: dict(features=(N, C), paths=list of files), as `embed` returns them. A query that is in the
-            bank is no neighbour of itself.
-        number: of neighbours.
-    """
-    import torch
-
-    from beit_mm.datasets.reading import read_image
-    from beit_mm.features.evaluation import neighbours
-    from beit_mm.pictures import sheet
-
-    def tile(path: str, cosine: str = '') -> tuple[str, Tensor]:
-        title = f'{Path(path).resolve().parent.name}{cosine}'
-        return title, torch.from_numpy(read_image(path)).permute(2, 0, 1) / 255
-
-    known = torch.from_numpy(bank['features'])
-    rows = []
-    for path, feature in zip(queries['paths'], queries['features'], strict=True):
-        others = [row for row, file in enumerate(bank['paths']) if Path(file).resolve() != Path(path).resolve()]
-        rows.append([tile(path)])
-        if others:
-            ((cosines, nearest),) = neighbours(torch.from_numpy(feature)[None], known[others], number)
-            for cosine, row in zip(cosines[0].tolist(), nearest[0].tolist(), strict=True):
-                rows[-1].append(tile(bank['paths'][others[row]], f' {cosine:.3f}'))
-    return sheet(rows)
+    return [part.unflatten(1, values.shape[:2]) for part, values in zip(colours.split(sizes, 1), maps, strict=True)]
 
 
 if __name__ == '__main__':
