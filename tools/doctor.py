@@ -13,13 +13,10 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-ONEDL = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmpretrain', 'onedl-mmsegmentation')
 OPENMMLAB = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation')
+ONEDL = tuple(f'onedl-{name}' for name in OPENMMLAB)
 NEEDED = ('torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'matplotlib', 'tensorboard')
 OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
-# The newest that the tests ran with, and its torchvision, where that is not 0.(n + 15) for torch 2.n.
-NEWEST_TORCH = (2, 15)
-TORCHVISION_OF = {(2, 15): (0, 29)}
 IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 PIP = f'{shlex.quote(sys.executable)} -m pip'
 BUILD_MMCV = (
@@ -28,10 +25,10 @@ BUILD_MMCV = (
 )
 
 
-def installed(names: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those distributions among `names` that are installed."""
+def installed() -> dict[str, str]:
+    """Versions of the distributions of interest that are installed."""
     found = {}
-    for name in names:
+    for name in NEEDED + ONEDL + OPENMMLAB + OTHERS:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -62,31 +59,18 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
         mmcv_has_ops: whether OpenMMLab's mmcv has its compiled ops.
     """
     if python < (3, 10):
-        yield (
-            f'Python {python[0]}.{python[1]} is too old, 3.10 is needed',
-            'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it',
-        )
+        old = f'Python {python[0]}.{python[1]} is too old, 3.10 is needed'
+        yield old, 'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it'
     stack = family(found)
     if stack == 'mixed':
         own = ' '.join(n for n in (*OPENMMLAB, 'openmim') if n in found)
-        yield (
-            f'{own} beside onedl-*: the two families overwrite each other',
-            f'{PIP} uninstall -y {own} && {PIP} install --force-reinstall --no-deps -r requirements/onedl.txt',
-        )
+        again = f'{PIP} install --force-reinstall --no-deps -r requirements/onedl.txt'
+        yield f'{own} beside onedl-*: the two families overwrite each other', f'{PIP} uninstall -y {own} && {again}'
     wanted, extra = (OPENMMLAB, stack) if stack == 'openmmlab' else (ONEDL, 'onedl')
-    missing = [n for n in NEEDED + wanted if n not in found]
-    if missing:
+    if missing := [n for n in NEEDED + wanted if n not in found]:
         yield f'missing: {", ".join(missing)}', f'{PIP} install -e ".[{extra}]"'
     elif 'beit_mm' not in found:
-        yield ('beit_mm is not installed: mim and other folders cannot find it', f'{PIP} install --no-deps -e .')
-    if 'torch' in found and 'torchvision' in found:
-        torch, torchvision = numbers(found['torch']), numbers(found['torchvision'])
-        _, minor = TORCHVISION_OF.get(torch, (0, torch[1] + 15))  # 0.15 came with 2.0, 0.26 with 2.11
-        if torch <= NEWEST_TORCH and torchvision != (0, minor):
-            yield (
-                f'torchvision {found["torchvision"]} does not belong to torch {found["torch"]}',
-                f'{PIP} install "torchvision==0.{minor}.*"',
-            )
+        yield 'beit_mm is not installed: mim and other folders cannot find it', f'{PIP} install --no-deps -e .'
     if stack == 'openmmlab' and 'mmcv' in found:
         if not mmcv_has_ops:
             yield f'mmcv {found["mmcv"]} has no compiled ops, which mmseg imports', BUILD_MMCV
@@ -94,20 +78,11 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
             yield f'mmcv {found["mmcv"]} is refused by mmseg, which needs < 2.2', BUILD_MMCV
     setuptools = found.get('setuptools', '0.0')
     if 'openmim' in found and not 64 <= numbers(setuptools)[0] < 82:
-        yield (
-            f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}',
-            f'{PIP} install "setuptools>=64,<82"',
-        )
+        needed = f'openmim needs the pkg_resources of setuptools 64 to 81, found {setuptools}'
+        yield needed, f'{PIP} install "setuptools>=64,<82"'
 
 
-def version_warnings(found: dict[str, str]) -> Iterator[str]:
-    """What is newer than what the tests ran with, and may work as well."""
-    if 'torch' in found and numbers(found['torch']) > NEWEST_TORCH:
-        newest = '.'.join(map(str, NEWEST_TORCH))
-        yield f'torch {found["torch"]} is newer than {newest}, the newest that was tested; python -m pytest tries it'
-
-
-def import_problems(stack: str) -> Iterator[tuple[str, str]]:
+def import_problems(stack: str | None) -> Iterator[tuple[str, str]]:
     """Modules that are installed and cannot be imported, with the reason."""
     for name in IMPORTS:
         try:
@@ -125,34 +100,29 @@ def devices() -> str:
     try:
         import torch
 
+        from beit_mm.precision import usable_dtype
+
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         place = ', '.join(names) or f'no CUDA device, {torch.get_num_threads()} CPU threads'
-        try:
-            from beit_mm.precision import usable_dtype
-        except Exception:  # import_problems says what is wrong
-            return place
         return f'{place}: trains in {usable_dtype("bfloat16", "cuda" if names else "cpu")}'
     except Exception as error:  # a missing torch and a broken driver alike
         return f'unknown, {type(error).__name__}: {error}'
 
 
-def main() -> int:
-    found = installed(NEEDED + ONEDL + OPENMMLAB + OTHERS)
+def main() -> None:
+    found = installed()
     files = metadata.files('mmcv') or () if 'mmcv' in found else ()
     has_ops = any(file.name.startswith('_ext') for file in files)
     print(f'python {sys.version.split()[0]} ({sys.executable})')
     print(f'family {family(found) or "none"}')
     print('\n'.join(f'  {name} {version}' for name, version in sorted(found.items())))
     print(f'devices {devices()}')
-    problems = list(version_problems(found, sys.version_info[:2], has_ops))
-    problems = problems or list(import_problems(family(found)))
-    for warning in version_warnings(found):
-        print(f'\nWARNING {warning}')
+    problems = list(version_problems(found, sys.version_info[:2], has_ops)) or list(import_problems(family(found)))
     for problem, command in problems:
         print(f'\nPROBLEM {problem}\n   MEND {command}')
     print(f'\n{len(problems)} problem(s) found')
-    return 1 if problems else 0
+    sys.exit(bool(problems))
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

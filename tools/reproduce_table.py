@@ -24,6 +24,7 @@ from pathlib import Path
 
 import yaml
 
+from beit_mm.apis.commands import number_of_steps
 from beit_mm.terminal import Parser, UserError, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,9 +45,8 @@ class Step:
     options: list[str] = field(default_factory=list)
 
     def finished(self) -> bool:
-        if not self.result.exists():
-            return False
-        return self.result.suffix != '.json' or self.result.read_text().endswith('}\n')  # it may be half a file
+        is_json = self.result.suffix == '.json'  # it may be half a file
+        return self.result.exists() and not (is_json and not self.result.read_text().endswith('}\n'))
 
 
 class Plan:
@@ -212,8 +212,9 @@ def main() -> None:
     parser.add_argument('--rows', nargs='+', type=int, metavar='N', help='rows to run, from 1 (default: all)')
     parser.add_argument('--columns', nargs='+', metavar='NAME', help='figures to make (default: all)')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], metavar='SEED', help='a run for each (default: 0)')
-    parser.add_argument('--gpus', type=int, help="of this node, with the same batch (default: the config's number)")
-    parser.add_argument('--steps', type=int, metavar='N', help='make each training one of N steps')
+    own = "of this node, with the same batch (default: the config's number)"
+    parser.add_argument('--gpus', type=number_of_steps, metavar='N', help=own)
+    parser.add_argument('--steps', type=number_of_steps, metavar='N', help='make each training one of N steps')
     parser.add_argument('--dry-run', action='store_true', help='print the commands and what is finished, run nothing')
     parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
     args = parser.parse_args()
@@ -221,13 +222,12 @@ def main() -> None:
     known = {key: one for key, one in (DATA['demo']['stages'] if demo else table['columns']).items() if 'metric' in one}
     if demo and 'demo' not in table:
         parser.error(f'{args.table} has no demo scale: it is about models and data that only --scale full has')
-    columns = args.columns or [*(table['demo'] if demo else known)]
-    if unknown := set(columns) - set(known):
-        parser.error(f'--columns: no {", ".join(sorted(unknown))} in {args.table}; choose from {", ".join(known)}')
-    rows = [row for number, row in enumerate(table['rows'], start=1) if number in (args.rows or [number])]
-    if not rows:
-        parser.error(f'--rows: {args.table} has rows 1 to {len(table["rows"])}')
-    plan = Plan(args)
+    numbered = dict(enumerate(table['rows'], start=1))
+    columns, numbers = args.columns or [*(table['demo'] if demo else known)], args.rows or [*numbered]
+    for name, chosen, there in (('columns', columns, known), ('rows', numbers, numbered)):
+        if unknown := [one for one in chosen if one not in there]:
+            parser.error(f'--{name}: no {unknown[0]} in {args.table}; choose from {", ".join(map(str, there))}')
+    plan, rows = Plan(args), [row for number, row in numbered.items() if number in numbers]
     made = [{column: plan.tests(table, row, column) for column in columns} for row in rows]
     steps = list(plan.steps.values())
     run_steps(steps, args.dry_run)

@@ -47,7 +47,7 @@ def main() -> None:
         if args.random:
             models['random weights'] = extractor.with_random_weights(args.seed)
         report = {name: evaluate(model, dense, args) for name, model in models.items()}
-    print_table(report, 'miou' if dense else 'top1')
+    print_table(report)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(dict(method=args.method, results=report), indent=2) + '\n')
@@ -57,30 +57,25 @@ def evaluate(model: Any, dense: bool, args: argparse.Namespace) -> dict[str, Any
     """The figures of one set of weights."""
     from beit_mm.features.evaluation import evaluate_images, evaluate_patches
 
-    options: dict[str, Any] = dict(method=args.method.removeprefix('dense-'), layer=args.layer, k=args.k)
-    options['workers'] = args.workers
-    data = args.folders
+    options: dict[str, Any] = {name: getattr(args, name) for name in ('layer', 'k', 'workers')}
+    options['method'] = args.method.removeprefix('dense-')
     if dense:
-        folder = dict(data_root=data[0], classes=args.classes, reduce_zero_label=not args.keep_zero_label)
-        data = [
-            dict(folder, data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'))
-            for split in ('training', 'validation')
-        ]
+        folder = dict(data_root=args.folders[0], classes=args.classes, reduce_zero_label=not args.keep_zero_label)
+        splits = ('training', 'validation')
+        prefixes = (dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}') for split in splits)
+        data = (dict(folder, data_prefix=prefix) for prefix in prefixes)
         found = evaluate_patches(model, *data, **options, max_patches=args.max_patches, seed=args.seed)
     else:
-        found = evaluate_images(model, *data, **options, kind=args.kind)
+        found = evaluate_images(model, *args.folders, **options, kind=args.kind)
     return dict(found, layer=model.layer(args.layer))
 
 
-def print_table(report: dict[str, dict], figure: str) -> None:
+def print_table(report: dict[str, dict]) -> None:
     """One row for each set of weights."""
-    first = next(iter(report.values()))
-    classes = first['classes'] if isinstance(first['classes'], int) else len(first['classes'])
+    first, width = next(iter(report.values())), max(map(len, report))
+    figure, title = ('miou', 'mIoU') if 'miou' in first else ('top1', 'top-1')
     train, val = first['images']
-    patches = f', {first["patches"]:,} training patches' if 'patches' in first else ''
-    print(f'{train:,} training images, {val:,} validation images, {classes} classes{patches}, block {first["layer"]}')
-    width = max(map(len, report))
-    print(f'{"":{width}}{dict(miou="mIoU %", top1="top-1 %")[figure]:>9}')
+    print(f'{title} in % on {val:,} images, learned from {train:,}, by block {first["layer"]}')
     for name, row in report.items():
         chosen = f'   penalty {row["penalty"]:g}' if 'penalty' in row else f'   k {row["k"]}'
         print(f'{name:{width}}{row[figure]:9.1f}{chosen}')

@@ -21,16 +21,7 @@ SAMPLED = 10_000  # pixels of an image that its statistics are taken from
 def band_statistics(
     paths: Sequence[str], bands: Sequence[int] | None = None, percentiles: tuple[float, float] = (1, 99)
 ) -> dict[str, Any]:
-    """What a config of images with many bands says of their values.
-
-    Args:
-        paths: .tif or .npy files; some hundred drawn at random are enough.
-        bands: as LoadBands.
-        percentiles: of the values of a band, that become 0 and 255.
-
-    Returns:
-        low, high: lists, a number for each band. mean, std: the same of the values that LoadBands makes with these.
-    """
+    """`low` and `high` of each band, those percentiles, and `mean` and `std` of what LoadBands makes with these."""
     import numpy as np
 
     from beit_mm.datasets.reading import LoadBands, read_bands, unreadable
@@ -68,10 +59,10 @@ def main() -> None:
     args = parser.parse_args()
     from beit_mm.datasets.image_folder import BAND_EXTENSIONS, list_images
 
-    if not (args.folder.is_dir() and (paths := list_images(str(args.folder), BAND_EXTENSIONS))):
+    if not (args.folder.is_dir() and (paths := [*list_images(str(args.folder), BAND_EXTENSIONS)])):
         raise FileNotFoundError(f'no {", ".join(BAND_EXTENSIONS)} files in {args.folder}')
-    chosen = random.Random(0).sample(range(len(paths)), min(args.num_images, len(paths)))
-    found = band_statistics([str(args.folder / paths[index]) for index in chosen], args.bands, args.percentiles)
+    chosen = random.Random(0).sample(paths, min(args.num_images, len(paths)))
+    found = band_statistics([str(args.folder / path) for path in chosen], args.bands, args.percentiles)
     bands = f'bands={args.bands}, ' if args.bands else ''
     print(f'# {len(chosen)} of {len(paths):,} images')
     print(f"dict(type='beit_mm.LoadBands', {bands}low={found['low']}, high={found['high']})")

@@ -41,21 +41,18 @@ class IndexWriter:
     """Collects what is in the archives of a folder, some dozen bytes an image, and writes their index."""
 
     def __init__(self) -> None:
-        self.shards, self.names = bytearray(), bytearray()
-        self.sizes, self.shard, self.number, self.folder = array('q'), array('i'), array('i'), array('i')
-        self.offset, self.length = array('q'), array('q')
+        self.shards, self.names, self.sizes = bytearray(), bytearray(), array('q')
+        self.columns = {name: array('q') for name in ('offset', 'length', 'label', 'shard', 'folder')}
         self.number_of: dict[str, int] = {}  # of each class folder, in the order in which they come
 
-    def add(self, archive: Path, members: Iterable[tuple[str, int, int, int]]) -> None:
+    def add(self, archive: Path, images: Iterable[tuple[str, int, int, int]]) -> None:
         """Takes the images of the next archive of the folder, which `scan` finds."""
-        for name, offset, length, number in members:
+        for name, *numbers in images:
             self.names += os.fsencode(name) + b'\0'
             folder, slash, _ = name.partition('/')
-            self.shard.append(len(self.sizes))
-            self.offset.append(offset)
-            self.length.append(length)
-            self.number.append(number)
-            self.folder.append(self.number_of.setdefault(folder, len(self.number_of)) if slash else -1)
+            of_class = self.number_of.setdefault(folder, len(self.number_of)) if slash else -1
+            for column, number in zip(self.columns.values(), (*numbers, len(self.sizes), of_class), strict=True):
+                column.append(number)
         self.shards += os.fsencode(archive.name) + b'\0'
         self.sizes.append(archive.stat().st_size)
 
@@ -68,36 +65,26 @@ class IndexWriter:
         """
         import numpy as np
 
-        label, classes = np.array(self.number, np.int32), []
-        if not (label >= 0).any():
-            classes = sorted(self.number_of)
-            rank_of = {name: rank for rank, name in enumerate(classes)}
-            ranks = np.array([*(rank_of[name] for name in self.number_of), -1], np.int32)  # the last: in no folder
-            label = ranks[np.array(self.folder, np.int32)]
-        arrays = dict(
-            shards=np.frombuffer(self.shards, np.uint8),
-            names=np.frombuffer(self.names, np.uint8),
-            classes=np.frombuffer(b''.join(os.fsencode(name) + b'\0' for name in classes), np.uint8),
-            label=label,
-            **{name: np.array(getattr(self, name)) for name in ('sizes', 'shard', 'offset', 'length')},
-        )
         from beit_mm.datasets.image_folder import INDEX
         from beit_mm.files import atomic_file
 
+        arrays = {name: np.array(column) for name, column in dict(self.columns, sizes=self.sizes).items()}
+        folders, classes = arrays.pop('folder'), []
+        if not (arrays['label'] >= 0).any():
+            classes = sorted(self.number_of)
+            rank_of = {name: rank for rank, name in enumerate(classes)}
+            arrays['label'] = np.array([*(rank_of[name] for name in self.number_of), -1])[folders]  # the last: in none
+        arrays |= {name: arrays[name].astype(np.int32) for name in ('label', 'shard')}
+        texts = dict(shards=self.shards, names=self.names, classes=b''.join(os.fsencode(x) + b'\0' for x in classes))
         with atomic_file(folder / INDEX) as file:
-            np.savez(file, **arrays)
-        number = len(classes) or int(label.max()) + 1
-        print(f'{folder}: {len(label):,} images of {number:,} classes in {len(self.sizes):,} archives')
-
-
-def shard_name(number: int) -> str:
-    return f'shard-{number:06}.tar'
+            np.savez(file, **arrays, **{name: np.frombuffer(text, np.uint8) for name, text in texts.items()})
+        number = len(classes) or int(arrays['label'].max()) + 1
+        print(f'{folder}: {len(folders):,} images of {number:,} classes in {len(self.sizes):,} archives')
 
 
 def size_of(text: str) -> int:
     """Bytes of a size such as 500MB or 1GB."""
-    match = re.fullmatch(r'(\d+)(KB|MB|GB)', text)
-    if not match or not int(match[1]):
+    if not (match := re.fullmatch(r'0*([1-9]\d*)(KB|MB|GB)', text)):
         raise argparse.ArgumentTypeError(f'{text!r}; expected a number with KB, MB or GB, such as 1GB')
     return int(match[1]) * UNITS[match[2]]
 
@@ -119,17 +106,17 @@ def scan(path: Path) -> list[tuple[str, int, int, int]]:
                 if member.isdir() or any(part.startswith('.') and part != '..' for part in name.split('/')):
                     continue  # hidden names are left out of folders too
                 if not member.isfile() or member.issparse():
-                    raise UserError(
-                        f'{path}: {readable(name)} is a link, a sparse file or a device; expected plain files, as '
-                        'tar --dereference --hard-dereference writes them'
-                    )
+                    plain = 'expected plain files, as tar --dereference --hard-dereference writes them'
+                    raise UserError(f'{path}: {readable(name)} is a link, a sparse file or a device; {plain}')
                 if name.lower().endswith('.cls'):
-                    numbers[key_of(name)] = class_number(archive, member, path)
+                    text = archive.extractfile(member).read(MAX_CLASS + 1)
+                    if not (match := CLASS.fullmatch(text)):
+                        raise UserError(f'{path}: {readable(name)} holds {text!r}; expected the number of a class')
+                    numbers[key_of(name)] = int(match[1])
                 elif name.lower().endswith(EXTENSIONS):
                     images.append((name, member.offset_data, member.size))
     except tarfile.TarError as error:
-        advice = 'copy it again, or unpack a compressed one'
-        raise UserError(f'{path} is no whole tar archive ({error}); {advice}') from error
+        raise UserError(f'{path} is no whole tar archive ({error}); copy it again, or unpack it') from error
     return [(*image, numbers.get(key_of(image[0]), -1)) for image in images]
 
 
@@ -139,14 +126,8 @@ def key_of(name: str) -> str:
     return folder + slash + file.split('.')[0]
 
 
-def class_number(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
-    """The number in a .cls file."""
-    from beit_mm.files import readable
-
-    text = archive.extractfile(member).read(MAX_CLASS + 1)
-    if not (match := CLASS.fullmatch(text)):
-        raise UserError(f'{path}: {readable(member.name)} holds {text!r}; expected the number of a class')
-    return int(match[1])
+def shard_name(number: int) -> str:
+    return f'shard-{number:06}.tar'
 
 
 def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -> None:
@@ -201,7 +182,7 @@ def index_shards(folder: Path) -> None:
     index, archives = IndexWriter(), sorted(folder.glob('*.tar'))
     for path in with_bar(archives, len(archives)):
         index.add(path, scan(path))
-    if not index.length:
+    if not index.names:
         raise FileNotFoundError(f'no images in {folder}; expected uncompressed .tar archives with images')
     index.write(folder)
 
@@ -215,10 +196,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.index_only == bool(args.target):
         parser.error('expected FOLDER TARGET, or --index-only FOLDER')
-    if args.index_only:
-        index_shards(args.folder)
-    else:
-        write_shards(args.folder, args.target, args.shard_size)
+    index_shards(args.folder) if args.index_only else write_shards(args.folder, args.target, args.shard_size)
 
 
 if __name__ == '__main__':

@@ -73,12 +73,12 @@ def unpack_val(downloads: Path, target: Path) -> None:
 
     part = target.resolve() / '.val.part'
     shutil.rmtree(part, ignore_errors=True)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
             parse_devkit_archive(folder, str((downloads / DEVKIT).resolve()))
             parse_val_archive(target, str((downloads / VAL).resolve()), load_meta_file(folder)[1], part.name)
-    except RuntimeError as error:
-        raise UserError(str(error)) from error
+        except RuntimeError as error:
+            raise UserError(str(error)) from error
     part.rename(target / 'val')
 
 

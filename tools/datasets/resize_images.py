@@ -39,7 +39,13 @@ class ResizedCopies:
         target = os.path.join(self.target, path)
         try:
             if not os.path.isfile(target) or not os.path.getsize(target):  # empty: after a power cut
-                write_file(target, resized(os.path.join(self.source, path), self.short_side, self.quality))
+                content = resized(os.path.join(self.source, path), self.short_side, self.quality)
+                folder, name = os.path.split(target)
+                os.makedirs(folder, exist_ok=True)
+                # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
+                part = os.path.join(folder, f'.{hashlib.md5(os.fsencode(name)).hexdigest()}.part')
+                Path(part).write_bytes(content)
+                os.replace(part, target)
         except UnreadableImageError as error:
             return str(error)
         return ''
@@ -62,17 +68,6 @@ def resized(path: str, short_side: int, quality: int) -> bytes:
     content = io.BytesIO()
     Image.fromarray(resize_bicubic(pixels, size)).save(content, 'JPEG', quality=quality)
     return content.getvalue()
-
-
-def write_file(path: str, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
-    part = os.path.join(folder, f'.{hashlib.md5(os.fsencode(name)).hexdigest()}.part')
-    with open(part, 'wb') as file:
-        file.write(content)
-    os.replace(part, path)
 
 
 def ignore_interrupts(_: int) -> None:
