@@ -23,13 +23,20 @@ run() {
   fi
 }
 
-# Prints how many GPUs torch sees and how many cores this process may use. yapf, which mmengine prints configs with,
-# writes a file at its first import on a machine: processes that do so together read it half written.
-count_devices() {
-  "$1" -c 'import sys; sys.path[:] = filter(None, sys.path)  # not from the current folder
+# Sets PYTHON, to that of the active environment or else of the one that run_demo.sh and run_tests.sh make, and devices:
+# how many GPUs torch sees and how many cores this process may use. yapf, which mmengine prints configs with, writes a
+# file at its first import on a machine: processes that do so together read it half written.
+find_devices() {
+  local candidates=(python "$root/.venv/bin/python")
+  [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+  for PYTHON in "${candidates[@]}"; do
+    devices=$("$PYTHON" -c 'import sys; sys.path[:] = filter(None, sys.path)  # not from the current folder
 import os, torch, yapf.yapflib.yapf_api
 cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
-print(torch.cuda.device_count(), len(cores))' 2>/dev/null
+print(torch.cuda.device_count(), len(cores))' 2>/dev/null) && return
+  done
+  echo "$0: $PYTHON cannot import torch or yapf: see tools/doctor.py." >&2
+  exit 1
 }
 
 # too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs, and those that spread all of them over nodes of
@@ -51,14 +58,7 @@ too_many() {
 launch() {
   local devices visible cores
   [[ $gpus =~ ^[1-9][0-9]*$ ]] || { echo "$0: GPUS is a number from 1, not '$gpus'." >&2; exit 2; }
-  if [[ -n ${PYTHON:-} ]]; then
-    devices=$(count_devices "$PYTHON") || devices=
-  else  # the active environment, else the one that run_demo.sh and run_tests.sh make
-    for PYTHON in python "$root/.venv/bin/python"; do
-      devices=$(count_devices "$PYTHON") && break
-    done
-  fi
-  [[ -n $devices ]] || { echo "$0: $PYTHON cannot import torch or yapf: see tools/doctor.py." >&2; exit 1; }
+  find_devices
   read -r visible cores <<<"$devices"
 
   if ((visible == 0 && (gpus <= cores || ${OVERSUBSCRIBE:-0}))); then
@@ -84,13 +84,10 @@ launch() {
 # slurm SCRIPT PARTITION JOB ARGUMENTS...: SCRIPT under srun in GPUS tasks, one GPU each. Training is told two minutes
 # before its time is over (in a job of sbatch's by sbatch's own --signal) and requeues its job when it has saved.
 slurm() {
-  local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node code=0
+  local script=$1 partition=$2 job=$3 gpus=${GPUS:-8} per_node devices code=0
   shift 3
   [[ -n ${DRY_RUN:-} ]] || command -v srun >/dev/null || { echo "$0: no srun here; without Slurm use dist_*.sh." >&2; exit 1; }
-  if [[ -z ${PYTHON:-} ]]; then  # the active environment, else the one that run_demo.sh and run_tests.sh make
-    python -c 'import sys; sys.path[:] = filter(None, sys.path); import torch' 2>/dev/null && PYTHON=python || PYTHON=$root/.venv/bin/python
-  fi
-  [[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import sys; sys.path[:] = filter(None, sys.path); import yapf.yapflib.yapf_api' || exit 1  # see count_devices
+  find_devices
   export MASTER_PORT=${PORT:-29500}
   per_node=${GPUS_PER_NODE:-$((gpus < 8 ? gpus : 8))}
   # SRUN_ARGS is split into words on purpose.

@@ -307,8 +307,8 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: 
         named: whether the folders that images lie in are their classes.
     """
     rows = []
-    nearest = neighbours(*(torch.as_tensor(each['features']) for each in (queries, bank)), NUM_NEIGHBOURS + 1)
-    found = (pair for chunk in nearest for pair in zip(*chunk, strict=True))
+    features, known = (torch.as_tensor(each['features']) for each in (queries, bank))
+    found = (pair for chunk in neighbours(features, known, NUM_NEIGHBOURS + 1) for pair in zip(*chunk, strict=True))
     for query, (cosines, others) in zip(queries['paths'], found, strict=True):
         files = [(bank['paths'][row], f' {cosine:.3f}') for cosine, row in zip(cosines, others, strict=True)]
         files = [each for each in files if Path(each[0]).resolve() != Path(query).resolve()]

@@ -15,11 +15,11 @@ Of class folders the report of `beit-mm finetune` says what thumbnails reach.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from beit_mm.apis.options import argument_parser, load_config
 from beit_mm.terminal import UserError, quiet, run, with_bar
 
 if TYPE_CHECKING:
@@ -31,39 +31,27 @@ LEVELS = 8  # of red, green and blue each
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of a config of segmentation')
-    parser.add_argument('--cfg-options', nargs='+', default=[], action='extend', metavar='KEY=VALUE')
+    parser = argument_parser(__doc__)
     parser.add_argument('--out', type=Path, help='JSON file for the figures')
     args = parser.parse_args()
     with quiet():
-        from mmengine.config import Config
         from mmengine.registry import init_default_scope
 
-        from beit_mm.apis.options import merge_options
+        from beit_mm.registry import DATASETS
 
-        cfg = Config.fromfile(args.config)
-        merge_options(cfg, args.cfg_options)
+        cfg = load_config(args)
         init_default_scope(cfg.default_scope)
-        if cfg.default_scope != 'mmseg':
-            raise UserError(f'{args.config} is of no segmentation; expected label maps')
-        train, val = (dataset(cfg, split) for split in ('train', 'val'))
+        if cfg.default_scope != 'mmseg' or not cfg.get('train_dataloader') or not cfg.get('val_dataloader'):
+            raise UserError(f'{args.config} is no training of a segmentor; expected images with label maps')
+        steps = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+        loaders = (cfg.train_dataloader, cfg.val_dataloader)
+        train, val = (DATASETS.build(dict(loader.dataset, pipeline=steps)) for loader in loaders)
         figures = segment(train, val)
     print(f'{len(train):,} training images, {len(val):,} held out, {len(train.metainfo["classes"])} classes; mIoU, %')
     for name, figure in figures.items():
         print(f'  {name:16}{figure:6.1f}')
     if args.out:
         args.out.write_text(json.dumps(figures, indent=2) + '\n')
-
-
-def dataset(cfg: dict, split: str) -> BaseDataset:
-    """The images and label maps of a config's dataset, without its transforms."""
-    from beit_mm.registry import DATASETS
-
-    if not (loader := cfg.get(f'{split}_dataloader')):
-        raise UserError(f'the config has no {split}_dataloader; expected one with label maps')
-    steps = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
-    return DATASETS.build(dict(loader['dataset'], pipeline=steps))
 
 
 def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
@@ -74,37 +62,31 @@ def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     from beit_mm.features.evaluation import confusion, mean_iou
 
     classes = len(train.metainfo['classes'])
-    at_position = np.zeros((*GRID, classes))
-    of_colour = np.zeros((LEVELS**3, classes))
-    rows, columns = np.indices(GRID)
-    for sample in with_bar((train[index] for index in range(len(train))), len(train)):
+    at_position, of_colour = np.zeros((*GRID, classes)), np.zeros((LEVELS**3, classes))
+    for sample in with_bar(train, len(train)):
         colours, labels = colours_of(sample['img']), nearest(sample['gt_seg_map'], GRID).astype(int)
         kept = labels < classes
-        np.add.at(at_position, (rows[kept], columns[kept], labels[kept]), 1)
+        np.add.at(at_position, (*kept.nonzero(), labels[kept]), 1)
         np.add.at(of_colour, (colours[kept], labels[kept]), 1)
-    frequency = at_position.sum(axis=(0, 1))
+    most = np.full(GRID, at_position.sum(axis=(0, 1)).argmax())
     # one more of everything, so that what was never seen is unlikely rather than impossible
     log_position = np.log((at_position + 1) / (at_position + 1).sum(axis=2, keepdims=True))
     log_colour = np.log((of_colour + 1) / (of_colour + 1).sum(axis=0))
-    position = np.where(at_position.any(axis=2), at_position.argmax(axis=2), frequency.argmax())
+    position = np.where(at_position.any(axis=2), at_position.argmax(axis=2), most)
     counts = dict.fromkeys(('most_frequent', 'position', 'position_colour'), torch.zeros(classes, classes))
-    for sample in with_bar((val[index] for index in range(len(val))), len(val)):
+    for sample in with_bar(val, len(val)):
         truth = torch.from_numpy(sample['gt_seg_map'].copy())
         by_colour = (log_position + log_colour[colours_of(sample['img'])]).argmax(axis=2)
-        answers = np.full(GRID, frequency.argmax()), position, by_colour
-        for name, answer in zip(counts, answers, strict=True):
+        for name, answer in zip(counts, (most, position, by_colour), strict=True):
             counts[name] = counts[name] + confusion(torch.from_numpy(nearest(answer, truth.shape)), truth, classes)
     return {name: 100 * mean_iou(found) for name, found in counts.items()}
 
 
 def colours_of(image: np.ndarray) -> np.ndarray:
     """Bins of colour, int64 of GRID."""
-    import numpy as np
-
     from beit_mm.datasets.transforms import resize_bicubic
 
-    red, green, blue = np.moveaxis(resize_bicubic(image, GRID).astype(np.int64) * LEVELS // 256, 2, 0)
-    return (red * LEVELS + green) * LEVELS + blue
+    return resize_bicubic(image, GRID).astype(int) * LEVELS // 256 @ (LEVELS**2, LEVELS, 1)
 
 
 def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -67,19 +67,17 @@ def draw_samples(
     from beit_mm.pictures import sheet_of_columns
     from beit_mm.registry import DATASETS
 
-    dataset = DATASETS.build(cfg.train_dataloader.dataset)
-    samples = []
-    for row in range(min(number, len(dataset))):
-        key = SampleKey(seed, 0, row * len(dataset) // min(number, len(dataset)))
+    dataset, samples = DATASETS.build(cfg.train_dataloader.dataset), []
+    for row in range(number := min(number, len(dataset))):
+        key = SampleKey(seed, 0, row * len(dataset) // number)
         seed_generators(key)
         samples.append(dataset[key if isinstance(dataset, UnlabeledImages) else key.index])
     if isinstance(samples[0]['inputs'], dict):
         return sheet_of_columns(view_columns(cfg, default_collate(samples), tokens), channels)
     columns = dict(image=torch.stack([sample['inputs'] for sample in samples]) / 255)
     if 'gt_sem_seg' in samples[0]['data_samples']:
-        palette = torch.full((256, 3), 1.0)  # what is ignored is white
-        colours = torch.tensor(dataset.metainfo['palette']) / 255
-        palette[: len(colours)] = colours
+        colours = dataset.metainfo['palette']
+        palette = torch.tensor([*colours, *[[255] * 3] * (256 - len(colours))]) / 255  # what is ignored is white
         maps = torch.stack([sample['data_samples'].gt_sem_seg.data[0] for sample in samples])  # B, H, W
         columns['labels'] = palette[maps.long()].permute(0, 3, 1, 2)
     return sheet_of_columns(columns, channels)
@@ -134,14 +132,14 @@ def draw_masks(cfg: Config, number: int, seed: int) -> np.ndarray:
     """Masks of a pretraining whose `default_scope` is set: bool (number, rows, columns), True = masked."""
     import numpy as np
 
-    from beit_mm.datasets.masking import BlockwiseMask, RandomMask
     from beit_mm.datasets.samplers import SampleKey, seed_generators
     from beit_mm.registry import TRANSFORMS
 
-    steps = [step for step in cfg.train_dataloader.dataset.pipeline if step['type'].endswith('Mask')]
-    masker = TRANSFORMS.build(steps[0]) if steps else None
-    if not isinstance(masker, BlockwiseMask | RandomMask):
+    kinds = ('beit_mm.BlockwiseMask', 'beit_mm.RandomMask')
+    steps = [step for step in cfg.train_dataloader.dataset.pipeline if step['type'] in kinds]
+    if not steps:
         raise UserError('the training pipeline has no beit_mm.BlockwiseMask or RandomMask; expected a pretraining')
+    masker = TRANSFORMS.build(steps[0])
     seed_generators(SampleKey(seed, 0, 0))
     return np.stack([masker.transform({})['mask'] for _ in range(number)])
 
