@@ -1,11 +1,15 @@
 """Every config holds the numbers of tests/facts.py, its recipe and its model are those of the papers."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from facts import FINETUNING, PRETRAINING, SEGMENTATION, read, start_of
-from helpers import build_on_meta, check_all, count_parameters, list_configs, load_config
+from helpers import build_on_meta, check_all, count_parameters, header_of, list_configs, load_config
+from mmengine.registry import PARAM_SCHEDULERS
 
 IMAGENET = dict(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 HALF = dict(mean=(127.5,) * 3, std=(127.5,) * 3)
@@ -14,7 +18,7 @@ SWEEP = pytest.approx(3.5e-3, abs=1.5e-3)
 KINDS = dict(
     pretraining=read(PRETRAINING, lr=1.5e-3, wd=0.05, batch=2048, decay=None, batches=None),
     finetuning=read(FINETUNING, clip=None, beta=0.999, batches=None),
-    segmentation=read(SEGMENTATION, wd=0.05, batch=16, clip=None, beta=0.999, ep=None),
+    segmentation=read(SEGMENTATION, wd=0.05, batch=16, clip=None, beta=0.999, ep=None, warm=1500),
 )
 
 
@@ -63,11 +67,40 @@ def common(row) -> dict:
     }
 
 
-def rates(warmup: int, end: int, by: str = 'convert_to_iter_based', **last: object) -> list[dict]:
-    """From nearly 0 to the peak at the last step of the warm-up, then half a cosine."""
-    rise = dict(type='LinearLR', start_factor=1e-9, begin=0, end=warmup)
-    fall = dict(type='CosineAnnealingLR', begin=warmup, end=end, **last)
-    return [{**part, by: by != 'by_epoch'} for part in (rise, fall)]
+def cosine(peak: float, low: float, warmup: int, total: int, start: float = 0) -> np.ndarray:
+    """The released law: a line to the peak at the last step of the warm-up, then half a cosine."""
+    fall = np.arange(total - warmup) / (total - warmup)
+    return np.r_[np.linspace(start, peak, warmup), low + (peak - low) / 2 * (1 + np.cos(np.pi * fall))]
+
+
+def check_rates(name: str, expected: np.ndarray, scale: float = 1) -> None:
+    """mmengine's schedulers give `scale` times these, in epochs of two steps, or with a step for each hundred."""
+    cfg, schedulers, found = load_config(name), [], []
+    optimizer = torch.optim.SGD([torch.zeros(1)], cfg.optim_wrapper.optimizer.lr * scale)
+    for part in (dict(part) for part in cfg.param_scheduler if part.type.endswith('LR')):
+        if not part.get('convert_to_iter_based'):
+            part.update({key: part[key] // 100 + part[key] % 100 for key in ('begin', 'end')})
+        schedulers.append(PARAM_SCHEDULERS.build(part, default_args=dict(optimizer=optimizer, epoch_length=2)))
+    assert not any(scheduler.by_epoch for scheduler in schedulers)
+    for _ in expected:
+        found.append(optimizer.param_groups[0]['lr'])
+        for scheduler in schedulers:
+            scheduler.step()
+    np.testing.assert_allclose(found, expected * scale, rtol=2e-3, atol=1e-9)
+
+
+def check_header(name: str, row) -> None:
+    """Devices, batch and updates are those that the config says and that its images make."""
+    cfg, header = load_config(name), header_of(name).replace(',', '')
+    batch = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images'
+    gpus, size, every, images = (int(number or 1) for number in re.search(batch, header).groups())
+    assert gpus * size * every == images == row.batch and gpus in (8, 16, 32)
+    assert (size, every) == (cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1))
+    updates, warmup = re.search(r'Steps: .*?(\d+) updates.* (\d+) of them warm-up', header).groups()
+    folder = cfg.train_dataloader.dataset.data_root.split('/')[1]
+    epoch = dict(imagenet=1_281_167, imagenet22k=14_197_122, cifar100=50_000, ade20k=0)[folder] // row.batch
+    assert int(updates) == (epoch * row.ep if row.ep else row.batches / row.acc)
+    assert int(warmup) == row.warm * (epoch if row.warm < 1000 else 1)
 
 
 def pretraining(name: str, row) -> dict:
@@ -77,9 +110,8 @@ def pretraining(name: str, row) -> dict:
     sizes = dict(size=224, second_size=row.second)
     crop = ours('TwoViewRandomResizedCrop', scale=(0.2, 1.0) if is_v2 else None, **sizes)
     jitter = ours('TwoViewColorJitter', brightness=0.4, contrast=0.4, saturation=0.4)
-    steps = (10_000, 1_039_800, 'by_epoch') if row.warm == 10_000 else (row.warm, row.ep)
+    check_rates(name, cosine(1.5e-3, 1e-5, *((100, 10398) if is_22k else (2 * row.warm, 2 * row.ep))))
     return {
-        'param_scheduler': rates(*steps, eta_min=1e-5),
         'model.early_layers': row.early,
         'model.recover': 'all' if 'recover_all' in name else None,
         'model.data_preprocessor': HALF if is_22k else IMAGENET,
@@ -106,12 +138,10 @@ def finetuning(name: str, row) -> dict:
     mix = dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)])
     repeated = ours('RepeatedAugmentationSampler', num_repeats=3)
     std = pytest.approx(0.02 if 'scratch' in name else 0.02 * 0.001)
-    ratio = row.min / load_config(name).optim_wrapper.optimizer.lr
-    schedule = rates(row.warm, row.ep, eta_min_ratio=pytest.approx(ratio, rel=1e-2))
-    if ratio == 1:  # DeiT's warm-up, from 1e-6
-        schedule = [dict(type='LinearLR', start_factor=0.2, begin=0, end=row.warm, convert_to_iter_based=True)]
+    peak = load_config(name).optim_wrapper.optimizer.lr
+    start = 1e-6 if peak == row.min else 0  # DeiT's warm-up
+    check_rates(name, cosine(peak, row.min, 2 * row.warm, 2 * row.ep, start), row.decay)
     return {
-        'param_scheduler': schedule,
         'model.data_preprocessor': dict(num_classes=classes, **statistics),
         'model.train_cfg': mix if row.mix else None,
         'model.backbone': dict(out_type='avg_featmap', img_size=None if size == 224 else size),
@@ -144,7 +174,8 @@ def segmentation(name: str, row) -> dict:
     some = [dict(type='RandomResize', ratio_range=(0.5, 2.0), **resize)]
     some += [dict(type='RandomCrop', crop_size=window, cat_max_ratio=0.75), flip, colours]
     by_its_name = dict(type='LoadImageFromFile', _scope_='beit_mm')  # LoadImage, as mmseg looks for it
-    warmup = dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500 * row.acc + 1)
+    step = np.arange(row.batches // 100)
+    check_rates(name, row.lr * (1 - step / len(step)) * np.clip(step / (15 * row.acc), 1e-6, 1))
     labels, pack = ours('LoadAnnotation'), dict(type='PackSegInputs')
     ade20k = dict(data_root='data/ade20k', classes='mmseg.ADE20KDataset', reduce_zero_label=True)
     train, val = (
@@ -162,7 +193,6 @@ def segmentation(name: str, row) -> dict:
         'model.auxiliary_head': [dict(beside, in_index=i) for i in range(3 if three else 4)] if is_setr else beside,
         'model.test_cfg': dict(mode='slide', crop_size=window, stride=(size * 2 // 3,) * 2),
         'optim_wrapper.accumulative_counts': None if row.acc == 1 else row.acc,
-        'param_scheduler': [warmup, dict(type='PolyLR', power=1.0, eta_min=0, begin=0, end=row.batches + 1)],
         'train_cfg.val_interval': row.batches // 10,
         'train_dataloader.dataset': train,
         'val_dataloader.dataset': val,
@@ -180,9 +210,7 @@ def test_recipes_and_models_are_the_published_ones(kind):
         check(common(row), name)
         check(globals()[kind](name, row), name)
         assert cfg.test_dataloader == cfg.val_dataloader and cfg.test_evaluator == cfg.val_evaluator
-        images = cfg.train_dataloader.batch_size * cfg.optim_wrapper.get('accumulative_counts', 1)
-        gpus = dict(segmentation=[8], pretraining=[16]).get(kind, [8, 16, 32])
-        assert cfg.auto_scale_lr.base_batch_size / images in gpus
+        check_header(name, row)
         assert count_parameters(name) == row.parameters
 
     check_all(KINDS[kind], check_one)
@@ -239,11 +267,11 @@ def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     beit = load_config(BEIT).to_dict()
     load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
     decay = dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True)
-    rise, fall = rates(10, 400, eta_min=2e-6)
+    check_rates(DINO, cosine(3e-3, 2e-6, 20, 800))
     alone = {
         'model': dict(head=None, target_generator=None),
         'optim_wrapper.optimizer': adamw(7.5e-4 * 1024 / 256, 0.04),
-        'param_scheduler': [rise, decay, fall],
+        'param_scheduler': [{}, decay, {}],
         'auto_scale_lr.base_batch_size': 1024,
     }
     both = {key: beit[key] for key in ('optim_wrapper', 'param_scheduler', 'train_cfg', 'auto_scale_lr')}
