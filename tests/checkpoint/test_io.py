@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import zipfile
 from functools import partial
 
@@ -16,7 +15,6 @@ from torch import nn
 
 from beit_mm.checkpoint.find import locate_weights, name_of_url
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint, write_checkpoint
-from beit_mm.files import file_sha256
 
 BASE = torch.arange(12.0)
 WEIGHTS = {
@@ -40,9 +38,6 @@ def assert_same(found, expected=WEIGHTS):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
-
-
-# --- what is read ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('zipped', [True, False])
@@ -95,7 +90,6 @@ def test_broken_meta_in_safetensors_is_damage(tmp_path, text):
 def test_a_file_of_another_hash_is_not_read(tmp_path):
     torch.save(WEIGHTS, tmp_path / 'w.pth')
     digest = hashlib.sha256((tmp_path / 'w.pth').read_bytes()).hexdigest()
-    assert file_sha256(tmp_path / 'w.pth') == digest
     read_checkpoint(tmp_path / 'w.pth', sha256=digest.upper())
     with pytest.raises(CheckpointError, match=f'has SHA-256 {digest}, expected 00ff'):
         read_checkpoint(tmp_path / 'w.pth', sha256='00ff')
@@ -120,9 +114,6 @@ def test_tensors_do_not_hang_on_their_file_and_one_cut_short_is_said_to_be(tmp_p
             read_checkpoint(path)
 
 
-# --- what is no checkpoint ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ('content', 'said'),
     [
@@ -130,23 +121,13 @@ def test_tensors_do_not_hang_on_their_file_and_one_cut_short_is_said_to_be(tmp_p
         (b'\n<!DOCTYPE html><html><body>404</body></html>', 'a web page'),
         (b'--2021-06-30 10:11:12--  https://host/encoder.pkl\nResolving host...', 'a log of wget'),
         (b'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n', 'a git-lfs pointer'),
-        (b'Access denied\n', "no checkpoint: it begins with 'Access denied'"),
         (b'cposix\nsystem\n(S"true"\ntR.', "no checkpoint: it begins with 'cposix'"),
-        (b'\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03', 'no checkpoint: it begins with'),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
     path = tmp_path / 'encoder.pkl'
     path.write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(path)
-    assert said in str(caught.value) and str(path) in str(caught.value)
-
-
-def test_what_torch_did_not_save_is_refused(tmp_path):
-    path = tmp_path / 'w.pth'
-    path.write_bytes(pickle.dumps(dict(a=1)))
-    with pytest.raises(CheckpointError, match=str(path)):
+    with pytest.raises(CheckpointError, match=f'{path}.*{said}'):
         read_checkpoint(path)
     torch.save([torch.ones(2)], path)
     with pytest.raises(CheckpointError, match='holds a list'):
@@ -205,9 +186,6 @@ def test_modules_without_end_are_refused(tmp_path):
         read_checkpoint(tmp_path / 'm.pkl')
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize('suffix', ['.pth', '.safetensors'])
 def test_what_is_written_can_be_read_and_equal_content_gives_equal_files(tmp_path, suffix):
     path = tmp_path / 'new' / 'folder' / f'w{suffix}'
@@ -226,20 +204,16 @@ def test_what_is_written_can_be_read_and_equal_content_gives_equal_files(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ('name', 'content', 'said'),
+    ('content', 'said'),
     [
-        ('w.safetensors', dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
-        ('w.safetensors', dict(WEIGHTS, epoch=3), 'epoch is no tensor'),
+        (dict(state_dict=WEIGHTS, meta={'x': torch.ones(2)}), 'its meta has not plain values only'),
+        (dict(WEIGHTS, epoch=3), 'epoch is no tensor'),
     ],
 )
-def test_what_cannot_be_written(tmp_path, name, content, said):
-    with pytest.raises(CheckpointError, match=said) as caught:
-        write_checkpoint(tmp_path / name, content)
-    assert str(tmp_path / name) in str(caught.value)
+def test_what_cannot_be_written(tmp_path, content, said):
+    with pytest.raises(CheckpointError, match=f'{tmp_path}/w.safetensors.*{said}'):
+        write_checkpoint(tmp_path / 'w.safetensors', content)
     assert not os.listdir(tmp_path)
-
-
-# --- finding --------------------------------------------------------------------------------------
 
 
 def test_names_of_urls():

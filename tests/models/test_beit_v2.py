@@ -1,7 +1,6 @@
 """BEiT v2's pretrainer: its blocks and the released file. Its losses: tests/parity/test_beit_v2_peers.py."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from mmengine.runner.checkpoint import load_checkpoint
 from peers import assert_equal
 
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.names import convert_state_dict, describe_source
+from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.datasets.masking import RandomMask
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.engine.checks import check_views
@@ -61,8 +60,6 @@ def test_wrong_numbers_of_layers_and_views_are_refused():
         check_views(model, [TwoViewCenterCrop(36, None)])
 
 
-# --- released files -------------------------------------------------------------------------------
-
 NETWORK = ['cls_token', 'mask_token', 'norm.weight', 'norm.bias', 'patch_embed.proj.weight', 'patch_embed.proj.bias']
 NETWORK += ['rel_pos_bias.relative_position_bias_table']
 BLOCK = [*RELEASED_BLOCK, 'gamma_1', 'gamma_2']
@@ -97,9 +94,3 @@ def test_every_tensor_of_a_released_file_has_its_place(tmp_path):
     report = backbone.load_report
     assert (len(report.expanded), report.missing_keys) == (4, ['fc_norm.weight', 'fc_norm.bias'])
     assert sorted(report.unexpected_keys) == ['mask_token', 'norm.bias', 'norm.weight']
-
-
-@pytest.mark.parametrize(('name', 'size'), [('ft21kto1k', 224), ('ft21ktoade20k', 512)])
-def test_names_of_released_files_say_how_their_images_were_prepared(name, size):
-    preprocessing = describe_source({}, Path(f'beitv2_large_patch16_224_pt1k_{name}.pth'))['preprocessing']
-    assert (preprocessing['mean'], preprocessing['size']) == ([123.675, 116.28, 103.53], [size, size])

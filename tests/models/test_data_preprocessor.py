@@ -67,9 +67,6 @@ def test_brightness_left_to_the_device_changes_both_views_alike():
         torch.testing.assert_close(inputs[view], expected, atol=1.01 / 255, rtol=0)
 
 
-# --- numbers of channels -------------------------------------------------------------------------
-
-
 def pretrainer(bands: int, **changes) -> torch.nn.Module:
     model = narrow_model(**dict(target_generator=dict(TOKENIZER, in_channels=bands)) | changes)
     model['backbone']['in_channels'] = bands
