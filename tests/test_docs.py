@@ -7,16 +7,14 @@ import inspect
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
-import sys
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from helpers import ROOT, header_of, library_tools, list_configs, run_tool, with_options
+from helpers import ROOT, check_all, header_of, library_tools, list_configs, run_tool, with_options
 from mkdocs.commands import build
 from mkdocs.config import load_config
 from mmengine.config import Config
@@ -38,11 +36,8 @@ CONFIG_OF = {  # what CONFIG stands for, by the heading above it
 WRITTEN = re.compile(r'work_dirs/|run/|mine\.py$')  # configs of a run, or the reader's own
 
 
-class Command(NamedTuple):
-    """A line that a page tells a reader to type, continuations joined."""
-
-    text: str
-    config: str  # what CONFIG stands for
+# A line that a page tells a reader to type, continuations joined, and what CONFIG stands for in it
+Command = namedtuple('Command', 'text config')
 
 
 def test_messages_of_the_troubleshooting_page_are_printed_by_the_code():
@@ -50,11 +45,9 @@ def test_messages_of_the_troubleshooting_page_are_printed_by_the_code():
     sources = [*(ROOT / 'beit_mm').rglob('*.py'), *(ROOT / 'tools').rglob('*.py'), *(ROOT / 'tools').glob('*.sh')]
     text = ' '.join(file.read_text() for file in sources if '.mim' not in file.parts)
     joined = re.sub(r"['\"]\s+f?['\"]", '', text)  # literals that go on in the next line
-    joined = re.sub(r'\$?\{[^{}]*\}|\$\w+', '', joined)  # what is put into them
+    joined = ' '.join(re.sub(r'\$?\{[^{}]*\}|\$\w+', '', joined).split())  # without what is put into them
     own = [message for message in quoted if not message.startswith(('torch.', 'DataLoader'))]
-    assert len(own) > 10
-    squeezed = ' '.join(joined.split())
-    assert not [message for message in own if message not in squeezed]
+    assert len(own) > 10 and not [message for message in own if message not in joined]
 
 
 def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path, monkeypatch):
@@ -65,14 +58,8 @@ def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path, monkeypatch)
 
 
 def test_files_that_the_page_on_the_architecture_names_exist():
-    """Relative to the package or the repository; a name by itself follows one of its folder."""
-    last, missing = Path(), []
     for name in re.findall(r'`([\w/]+\.py)', (ROOT / 'docs/architecture.md').read_text()):
-        is_whole = '/' in name or (ROOT / 'beit_mm' / name).is_file()
-        last = Path(name) if is_whole else last.parent / name
-        if not any((folder / last).is_file() for folder in (ROOT / 'beit_mm', ROOT)):
-            missing.append(str(last))
-    assert not missing
+        assert (ROOT / name).is_file() or [*ROOT.glob(f'beit_mm/**/{name}')], name
 
 
 def commands(page: str) -> list[Command]:
@@ -106,13 +93,7 @@ def test_documented_commands_have_the_options_that_the_tools_have(page):
     else:
         found = [each for name in list_configs(demo=True) for each in header_commands(name)]
         assert len(found) > 100
-    problems = []
-    for command in found:
-        try:
-            check_command(command)
-        except (AssertionError, ValueError, OSError, SystemExit) as error:
-            problems.append(f'{command.text}: {error}')
-    assert not problems, '\n'.join(problems)
+    check_all(found, check_command)
 
 
 def check_command(command: Command) -> None:
@@ -138,9 +119,9 @@ def check_command(command: Command) -> None:
             check_config(command, args)
     elif script.startswith('tools/dist_'):
         tool = script.removeprefix('tools/dist_').replace('.sh', '.py')
-        places = 1 if tool == 'train.py' else 2
-        assert re.fullmatch(r'\d+|N', rest[places])
-        check_config(command, parse_tool(f'tools/{tool}', *rest[:places], *rest[places + 1 :]))
+        devices = rest.pop(1 if tool == 'train.py' else 2)
+        assert re.fullmatch(r'\d+|N', devices)
+        check_config(command, parse_tool(f'tools/{tool}', *rest))
     elif script == 'tools/slurm_train.sh':
         check_config(command, parse_tool('tools/train.py', *rest[2:]))
     elif script == 'tools/run_demo.sh':
@@ -166,34 +147,28 @@ def check_config(command: Command, args: argparse.Namespace) -> None:
         with_options(path, getattr(args, 'cfg_options', []))
 
 
-class Parsed(BaseException):
-    """Ends a tool as soon as it has understood its command line."""
-
-
 def parse_tool(script: str, *words: str) -> argparse.Namespace:
     """What the tool's own parser makes of its arguments; nothing is run. ValueError is what argparse says."""
-    parse_args = argparse.ArgumentParser.parse_args
+    parse_args, found = argparse.ArgumentParser.parse_args, []
 
     def parse(parser: argparse.ArgumentParser, *args: object) -> None:
-        raise Parsed(parse_args(parser, *args))
+        found.append(parse_args(parser, *args))
+        raise SystemExit
 
     def fail(parser: argparse.ArgumentParser, message: str) -> None:
-        raise Parsed(ValueError(message))
+        found.append(message)
+        raise SystemExit
 
     if script == 'tools/doctor.py' and not words:  # it takes none
         return argparse.Namespace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, 'parse_args', parse)
         patch.setattr(argparse.ArgumentParser, 'error', fail)
-        patch.setattr(sys, 'argv', [script, *words])
-        patch.syspath_prepend((ROOT / script).parent)
-        try:
-            runpy.run_path(str(ROOT / script), run_name='__main__')
-        except Parsed as parsed:
-            if isinstance(parsed.args[0], ValueError):
-                raise parsed.args[0] from None
-            return parsed.args[0]
-    raise AssertionError(f'{script} does not parse its arguments')
+        with pytest.raises(SystemExit):
+            run_tool(script, *words, folder=ROOT)
+    if isinstance(found[0], str):
+        raise ValueError(found[0])
+    return found[0]
 
 
 @pytest.mark.parametrize('page', PAGES)
