@@ -45,19 +45,6 @@ def test_other_channels_take_the_filters_in_turn(channels):
         torch.testing.assert_close(target(repeated)[0], source(images)[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize('size', [48, (48, 96), (64, 40)], ids=str)
-@torch.no_grad()
-def test_tables_are_resized_to_the_grid_that_the_backbone_is_built_for(size):
-    source, target = build(**PLUS), build(size, **PLUS)
-    target.load_state_dict(source.state_dict())
-    for before, after in zip(source.blocks, target.blocks, strict=True):
-        expected = resize_bias_table(before.attn.relative_position_bias_table, (4, 4), target.grid)
-        assert torch.equal(after.attn.relative_position_bias_table, expected)
-    report = target.load_report
-    assert set(report.resized.values()) == {f'4 x 4 -> {target.grid[0]} x {target.grid[1]}'}
-    assert len(report.matched) + len(report.resized) == len(source.state_dict())
-
-
 @pytest.mark.parametrize('mode', ['bicubic', 'bilinear'])
 @torch.no_grad()
 def test_position_embeddings_are_torchs_interpolation(mode):

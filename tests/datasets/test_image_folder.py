@@ -60,7 +60,6 @@ def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
 
 
 def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(folder, monkeypatch):
-    """Where nothing reads it."""
     said = []
     monkeypatch.setattr(image_folder, 'print_log', lambda message, **options: said.append(message))
     monkeypatch.setattr(image_folder, 'HeifImageFile', None)
@@ -77,10 +76,9 @@ def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(fold
 
 
 def test_given_classes_are_matched_by_name(folder):
-    (folder.parent / 'names.txt').write_text('red\nblue\n\n')
-    for classes in (['red', 'blue'], str(folder.parent / 'names.txt')):
-        dataset = build(folder, classes=classes)
-        assert dataset.CLASSES == ('red', 'blue')
+    (folder / 'names.txt').write_text('red\nblue\n\n')
+    for classes in (['red', 'blue'], str(folder / 'names.txt')):
+        assert (dataset := build(folder, classes=classes)).CLASSES == ('red', 'blue')
         assert found(dataset) == [*((name, 0) for name, _ in WHOLE[6:]), *((name, 1) for name, _ in WHOLE[:3])]
 
 

@@ -102,17 +102,13 @@ def test_broken_files_are_named(tmp_path, scene, kind):
     assert 'object at' not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ('place', 'raised', 'expected'),
-    [
-        ('PIL.PngImagePlugin.PngImageFile.load', AssertionError, UnreadableImageError),  # decoders raise nearly all
-        ('beit_mm.datasets.reading.to_rgb', TypeError, TypeError),  # a mistake of ours
-    ],
-)
-def test_only_what_a_file_causes_makes_it_unreadable(tmp_path, monkeypatch, scene, place, raised, expected):
-    monkeypatch.setattr(place, Mock(side_effect=raised('odd tag')))
-    with pytest.raises(expected, match='odd tag'):
-        read_image(save(tmp_path / 'a.png', scene))
+def test_only_what_a_file_causes_makes_it_unreadable(tmp_path, monkeypatch, scene):
+    """Decoders raise nearly everything; a TypeError of `to_rgb` is a mistake of ours."""
+    path = save(tmp_path / 'a.png', scene)
+    for place, expected in (('reading.to_rgb', TypeError), ('reading.Image.Image.load', UnreadableImageError)):
+        monkeypatch.setattr(f'beit_mm.datasets.{place}', Mock(side_effect=TypeError('odd tag')))
+        with pytest.raises(expected, match='odd tag'):
+            read_image(path)
 
 
 def test_what_needs_another_reader_or_is_too_large_is_said(tmp_path, monkeypatch, scene):

@@ -96,9 +96,8 @@ def test_any_number_of_channels_and_floating_point(image, resize, resample, size
     crop = (255 * (crop > crop.mean((0, 1)))).astype(np.uint8)  # edges, beside which the filters overshoot
     values = 0.999 * crop.astype(np.float32) + 0.25
     levels, smooth = resize(np.ascontiguousarray(crop), size), resize(np.ascontiguousarray(values), size)
-    assert levels.dtype == np.uint8 and smooth.dtype == np.float32
-    assert levels.shape == smooth.shape == (*size, channels)
-    assert levels.flags.c_contiguous and smooth.flags.c_contiguous
+    for found, dtype in ((levels, np.uint8), (smooth, np.float32)):
+        assert found.dtype == dtype and found.shape == (*size, channels) and found.flags.c_contiguous
     for channel in range(channels):
         alone = resize(np.ascontiguousarray(np.repeat(crop[..., channel : channel + 1], 3, axis=2)), size)[..., 0]
         assert np.abs(levels[..., channel].astype(int) - alone).max() <= (resize is resize_bicubic)
@@ -227,10 +226,8 @@ def plain(monkeypatch):
     """Crops without flip and augmentation, but for those of a given name."""
 
     def switch_off(kept=None):
-        for name in {'FLIP_PROB', 'JITTER_PROB', 'GRAY_PROB', 'SOLARIZE_PROB'} - {kept}:
-            monkeypatch.setattr(multi_crop, name, 0.0)
-        if kept != 'BLUR_PROBS':
-            monkeypatch.setattr(multi_crop, 'BLUR_PROBS', dict(first=0.0, second=0.0, local=0.0))
+        for name in {'FLIP_PROB', 'JITTER_PROB', 'GRAY_PROB', 'SOLARIZE_PROB', 'BLUR_PROBS'} - {kept}:
+            monkeypatch.setattr(multi_crop, name, Counter() if 'BLUR' in name else 0.0)
 
     return switch_off
 
@@ -245,28 +242,24 @@ def test_sizes_and_a_first_crop_that_is_there_stays(image):
     assert all(crops[name].dtype == np.uint8 for name in CROPS)
     shapes = {name: tuple(view.shape) for name, view in PackViews()(crops)['inputs'].items() if name != 'unreadable'}
     assert shapes == dict(images=(224, 224, 3), second_images=(224, 224, 3), local_images=(8, 96, 96, 3))
-    none = crops_of(image, size=(32, 48), num_local=0)
-    assert none['second_images'].shape == (32, 48, 3) and 'local_images' not in none
-    results = TwoViewRandomResizedCrop(64, 32).transform(dict(img=image))
-    first = results['images']
-    assert MultiCrop(64, num_local=0).transform(results)['images'] is first
+    first = TwoViewRandomResizedCrop(64, 32).transform(dict(img=image))
+    crops = MultiCrop((32, 48), num_local=0).transform(dict(first))
+    assert crops['images'] is first['images'] and crops['second_images'].shape == (32, 48, 3)
+    assert 'local_images' not in crops
 
 
 def test_areas_of_the_boxes(plain):
     """The range of a crop's colours is its size."""
     plain()
-    areas = {name: [] for name in CROPS}
-    for seed in range(100):
-        crops = crops_of(RAMP, seed, size=64, scale=(0.3, 0.9), local_size=32, local_scale=(0.05, 0.2), num_local=2)
-        for name in areas:
-            for crop in crops[name].reshape(-1, *crops[name].shape[-3:]).astype(float):
-                width, height = (np.ptp(crop[..., channel]) + 1 for channel in (0, 1))
-                areas[name].append(width * height / X.size)
-                assert 0.6 < width / height < 1.6  # 3/4 to 4/3, less what the filter rounds off
+    settings = dict(size=64, scale=(0.3, 0.9), local_size=32, local_scale=(0.05, 0.2), num_local=1)
+    crops = [crops_of(RAMP, seed, **settings) for seed in range(200)]
     for name, (smallest, largest) in zip(CROPS, ((0.3, 0.9), (0.3, 0.9), (0.05, 0.2)), strict=True):
-        spread = largest - smallest
-        assert smallest - 0.02 < min(areas[name]) < smallest + 0.15 * spread, name
-        assert largest - 0.3 * spread < max(areas[name]) < largest + 0.03, name
+        pixels = np.stack([views[name].reshape(-1, 3) for views in crops]).astype(float)
+        width, height, _ = np.ptp(pixels, axis=1).T + 1
+        areas, spread = width * height / X.size, largest - smallest
+        assert 0.6 < (width / height).min() and (width / height).max() < 1.6  # 3/4 to 4/3 but for the filter
+        assert smallest - 0.02 < areas.min() < smallest + 0.15 * spread, name
+        assert largest - 0.3 * spread < areas.max() < largest + 0.03, name
 
 
 @pytest.mark.parametrize(
@@ -305,24 +298,18 @@ SIZE = (60, 100)
 
 
 def timm_box(erase: TimmRandomErasing) -> tuple | None:
-    image = erase(torch.full((1, *SIZE), 100.0))[0]
-    if not (image != 100).any():
+    rows, columns = torch.where(erase(torch.full((1, *SIZE), 100.0))[0] != 100)
+    if not len(rows):
         return None
-    rows, columns = torch.where(image != 100)
-    top, left = rows.min().item(), columns.min().item()
-    return top, left, rows.max().item() - top + 1, columns.max().item() - left + 1
+    return rows[0].item(), columns[0].item(), np.ptp(rows.numpy()) + 1, np.ptp(columns.numpy()) + 1
 
 
-def test_boxes_are_timms_and_old_ones_do_not_survive():
-    for settings in (dict(probability=0.25), dict(probability=1.0, min_area=0.1, max_area=0.9)):
-        area = settings.get('min_area', 0.02), settings.get('max_area', 1 / 3)
-        ours, theirs = (
-            RandomErasing(settings['probability'], area),
-            TimmRandomErasing(mode='pixel', device='cpu', **settings),
-        )
-        for seed in range(300):
-            random.seed(seed)
-            expected = timm_box(theirs)
-            random.seed(seed)
-            assert ours(dict(img=np.zeros((*SIZE, 3), np.uint8), erase_box=(0, 0, 2, 2))).get('erase_box') == expected
-    assert (RandomErasing().prob, RandomErasing().area) == (0.25, (0.02, 1 / 3))
+@pytest.mark.parametrize(('prob', 'area'), [(0.25, (0.02, 1 / 3)), (1.0, (0.1, 0.9))])
+def test_boxes_are_timms_and_old_ones_do_not_survive(prob, area):
+    ours = RandomErasing() if prob == 0.25 else RandomErasing(prob, area)
+    theirs = TimmRandomErasing(prob, *area, mode='pixel', device='cpu')
+    for seed in range(300):
+        random.seed(seed)
+        expected = timm_box(theirs)
+        random.seed(seed)
+        assert ours(dict(img=np.zeros((*SIZE, 3), np.uint8), erase_box=(0, 0, 2, 2))).get('erase_box') == expected

@@ -136,10 +136,8 @@ def test_mmpretrains_parts_in_our_pretrainer_have_that_loss(ours, batch, referen
     losses = model(inputs, mode='loss')
     losses['loss'].backward()
     assert float(losses['loss']) == pytest.approx(expected, rel=1e-5)
-    state = model.state_dict()
-    assert not [name for name in state if name.startswith('target_generator')]
-    assert not any(model.load_state_dict(state))  # nothing is missing, nothing is left
-    assert model.target_generator.provenance['path'] == str(path)
+    assert not [name for name in model.state_dict() if name.startswith('target_generator')]
+    assert not any(model.load_state_dict(model.state_dict()))  # nothing is missing, nothing is left
 
 
 V2 = dict(type='beit_mm.BEiTV2Pretrainer', early_layers=1, aggregation_layers=1)
