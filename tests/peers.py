@@ -61,9 +61,6 @@ def read(path) -> dict[str, Tensor]:
     return weights_of(read_checkpoint(path))
 
 
-# --- ours -----------------------------------------------------------------------------------------
-
-
 def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dict:
     of_task = dict(
         pretraining=dict(masked_input=True),
@@ -123,21 +120,19 @@ def outputs(model: nn.Module, task: str, images: Tensor, mask: Tensor | None = N
     return [model.decode_head(maps), model.auxiliary_head(maps)]
 
 
-# --- peers ----------------------------------------------------------------------------------------
+def positions(variant: str, *names: str) -> dict:
+    """By a library's names for an embedding, a bias in each block, a shared one, and where LayerScale starts."""
+    options = VARIANTS[variant]
+    kind, scale = options.get('rel_pos_bias'), options.get('layer_scale_init', 0.0)
+    return dict(zip(names, (options['abs_pos_embed'], kind == 'per_layer', kind == 'shared', scale), strict=True))
 
 
 def timm_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
-    options, is_classifier = VARIANTS[variant], task == 'classification'
-    kind = options.get('rel_pos_bias')
+    is_classifier = task == 'classification'
     sizes = dict(img_size=size, patch_size=PATCH, embed_dim=DIMS, depth=DEPTH[task], num_heads=HEADS)
     head = dict(num_classes=CLASSES if is_classifier else 0, global_pool='avg' if is_classifier else '')
-    positions = dict(
-        use_abs_pos_emb=options['abs_pos_embed'],
-        use_rel_pos_bias=kind == 'per_layer',
-        use_shared_rel_pos_bias=kind == 'shared',
-        init_values=options.get('layer_scale_init'),
-    )
-    return randomise(Beit(**sizes | head | positions | changes))
+    names = 'use_abs_pos_emb', 'use_rel_pos_bias', 'use_shared_rel_pos_bias', 'init_values'
+    return randomise(Beit(**sizes | head | positions(variant, *names) | changes))
 
 
 HF_CLASSES = dict(
@@ -149,8 +144,6 @@ HF_CLASSES = dict(
 
 
 def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
-    options = VARIANTS[variant]
-    kind = options.get('rel_pos_bias')
     # Its number i means the output of our block i - 2.
     of_task = dict(
         pretraining=dict(use_mask_token=True, vocab_size=VOCAB),
@@ -159,33 +152,23 @@ def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
         segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in OUT_INDICES], auxiliary_channels=24),
     )
     sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH[task], num_attention_heads=HEADS, intermediate_size=4 * DIMS)
-    positions = dict(
-        use_absolute_position_embeddings=options['abs_pos_embed'],
-        use_relative_position_bias=kind == 'per_layer',
-        use_shared_relative_position_bias=kind == 'shared',
-        layer_scale_init_value=options.get('layer_scale_init') or 0.0,
-    )
+    names = [f'use_{name}' for name in ('absolute_position_embeddings', 'relative_position_bias')]
+    names += ['use_shared_relative_position_bias', 'layer_scale_init_value']
     images = dict(image_size=size, patch_size=PATCH, layer_norm_eps=1e-6)
-    return randomise(HF_CLASSES[task](transformers.BeitConfig(**sizes | positions | images | of_task[task] | changes)))
+    options = sizes | positions(variant, *names) | images | of_task[task] | changes
+    return randomise(HF_CLASSES[task](transformers.BeitConfig(**options)))
 
 
 def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
-    options = VARIANTS[variant]
-    kind = options.get('rel_pos_bias')
     arch = dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS, feedforward_channels=4 * DIMS)
-    backbone = dict(
-        type='BEiTPretrainViT' if task == 'pretraining' else 'BEiTViT',
-        use_abs_pos_emb=options['abs_pos_embed'],
-        use_rel_pos_bias=kind == 'per_layer',
-        use_shared_rel_pos_bias=kind == 'shared',
-        layer_scale_init_value=options.get('layer_scale_init') or 0,
-    )
+    names = 'use_abs_pos_emb', 'use_rel_pos_bias', 'use_shared_rel_pos_bias', 'layer_scale_init_value'
+    backbone, head = 'BEiTViT', dict(type='LinearClsHead', num_classes=CLASSES, in_channels=DIMS)
     if task == 'pretraining':
+        backbone = 'BEiTPretrainViT'
         head = dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=VOCAB, loss=dict(type='CrossEntropyLoss'))
-    else:
-        head = dict(type='LinearClsHead', num_classes=CLASSES, in_channels=DIMS)
+    options = dict(arch=arch, img_size=size, patch_size=PATCH) | positions(variant, *names) | changes
     model = nn.Module()  # what its algorithms are, less the tokenizer
-    model.backbone = MMPRETRAIN.build(dict(backbone, arch=arch, img_size=size, patch_size=PATCH, **changes))
+    model.backbone = MMPRETRAIN.build(dict(type=backbone, **options))
     model.head = MMPRETRAIN.build(head)
     return randomise(model)
 
