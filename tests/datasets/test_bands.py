@@ -77,7 +77,6 @@ def test_npy_files(tmp_path, count):
     [
         ({}, (4, 3, 6), 'uint16', 'type uint16; expected uint8'),
         (dict(bands=[6]), (4, 3, 6), 'uint8', '6 bands, counted from 0'),
-        (dict(low=[0] * 4, high=[1] * 4), (4, 3, 6), 'uint8', '6 bands; expected 4'),
         ({}, (6, 3, 40), 'uint8', '40 bands; expected 1 to 16'),  # rows taken for bands
     ],
 )
