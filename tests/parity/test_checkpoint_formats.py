@@ -200,9 +200,6 @@ def test_a_rectangle_whose_sides_the_file_says(tmp_path):
     assert_same_outputs(outputs(peer, 'classification', images), outputs(model, 'classification', images))
 
 
-# --- plain Transformers and parts of models ---------------------------------------------------------
-
-
 def plain_vit(depth: int = 2, **options):
     sizes = dict(img_size=SIZE, patch_size=PATCH, embed_dim=DIMS, depth=depth, num_heads=HEADS)
     return peers.randomise(timm.models.VisionTransformer(**sizes, **options))
@@ -227,8 +224,8 @@ def test_public_vits_under_a_segmentation_head(wrapper, tmp_path):
     """As DeiT and DINO publish them: every block's output is that of timm's Transformer, which both share."""
     peer = plain_vit(depth=peers.SEGMENTATION_DEPTH)
     weights = {name: tensor for name, tensor in peer.state_dict().items() if not name.startswith('head.')}
-    head = {'head.mlp.0.weight': torch.randn(8, DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
-    teacher = {f'backbone.{name}': tensor for name, tensor in weights.items()} | head
+    teacher = {f'backbone.{name}': tensor for name, tensor in weights.items()}
+    teacher |= {'head.mlp.0.weight': torch.randn(8, DIMS), 'head.last_layer.weight_g': torch.ones(9, 1)}
     student = {f'module.{name}': torch.zeros_like(tensor) for name, tensor in teacher.items()}
     args = argparse.Namespace(arch='vit_base', lr=5e-4)  # says nothing of mean and std
     contents = dict(
@@ -263,9 +260,6 @@ def test_pooled_features_of_transformers_and_its_backbone_with_a_pyramid(tmp_pat
     assert {name.split('.')[0] for name in translation.state_dict} == {'backbone', 'neck'}
 
 
-# --- by inferencers, without a config --------------------------------------------------------------
-
-
 def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(tmp_path):
     names = [f'animal {label}' for label in range(peers.CLASSES)]
     peer = peers.hf_peer('classification', 'per_layer', id2label=dict(enumerate(names)))
@@ -276,8 +270,8 @@ def test_a_folder_of_transformers_is_a_classifier_with_the_names_of_its_classes(
     edge = round(SIZE / CROP_RATIO)  # what the crop is taken from, so that nothing is resized
     pixels = np.random.default_rng(0).integers(0, 256, (edge, edge, 3), dtype=np.uint8)
     (found,) = ClassificationInferencer(tmp_path / 'hub', device='cpu')(pixels)
-    first = round((edge - SIZE) / 2)
-    crop = torch.from_numpy(pixels[first : first + SIZE, first : first + SIZE]).permute(2, 0, 1) / 255
+    inside = slice(round((edge - SIZE) / 2), round((edge + SIZE) / 2))
+    crop = torch.from_numpy(pixels[inside, inside]).permute(2, 0, 1) / 255
     images = (crop[None] - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     (expected,) = peers.peer_outputs(peer, 'classification', images)[0].softmax(dim=-1).tolist()
     assert dict(found['scores']) == pytest.approx(dict(enumerate(expected)), abs=1e-4)

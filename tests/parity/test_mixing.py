@@ -93,22 +93,18 @@ def reference(tmp_path_factory, batch) -> tuple[dict, Path, float]:
 def mixed(names: tuple[str, ...], path: Path) -> dict[str, dict]:
     """Parts of a model: those of `names` are ours."""
     parts = {name: copy.deepcopy(OURS[name] if name in names else THEIRS[name]) for name in OURS}
-    if 'target_generator' in names:
-        parts['target_generator']['checkpoint'] = str(path)
-    else:
-        parts['target_generator']['init_cfg'] = dict(type='Pretrained', checkpoint=str(path))
+    file = dict(checkpoint=str(path))
+    parts['target_generator'] |= file if 'target_generator' in names else dict(init_cfg=dict(file, type='Pretrained'))
     return parts
 
 
 def load(model: nn.Module, weights: dict) -> nn.Module:
     """The reference's weights, with the names of its head for ours."""
-    model.target_generator.to('cpu')
     if hasattr(model.target_generator, 'init_weights'):
         model.target_generator.init_weights()
     wanted = {name: tensor for name, tensor in weights.items() if not name.startswith('target_generator.')}
-    for name in ('weight', 'bias'):
-        if hasattr(model.head, 'lm_head'):
-            wanted[f'head.lm_head.{name}'] = wanted.pop(f'head.cls_head.{name}')
+    if hasattr(model.head, 'lm_head'):
+        wanted = {name.replace('.cls_head.', '.lm_head.'): tensor for name, tensor in wanted.items()}
     missing, unexpected = model.load_state_dict(wanted, strict=False)
     assert not unexpected and not [name for name in missing if not name.startswith('target_generator.')]
     return model.eval()
@@ -235,9 +231,6 @@ def test_swapped_colours_are_refused(swapped, images):
             check_colours(model, dataset)
 
 
-# --- optimizer constructors
-
-
 RECIPE_KEYS = {  # of mmpretrain's recipes for BEiT
     key: dict(decay_mult=0.0) for key in ('.ln', '.bias', 'q_bias', 'v_bias', '.cls_token', '.pos_embed', '.gamma')
 }
@@ -315,9 +308,6 @@ def test_mmsegs_constructor_finds_no_layers_of_ours():
         one_step(model, constructor='LearningRateDecayOptimizerConstructor', paramwise_cfg=decay)
 
 
-# --- mmseg's parts and ours
-
-
 @pytest.mark.parametrize('backbone', [THEIR_PYRAMID, OUR_PYRAMID], ids=['theirs', 'ours'])
 def test_segmentors_backbones_and_heads_of_both_have_the_same_logits(backbone):
     """Of SETR-PUP, and at any size: tests/segmentation."""
@@ -351,9 +341,6 @@ def test_our_backbone_in_another_librarys_registry():
         assert [tuple(level.shape) for level in backbone(torch.rand(1, 3, 50, 70))] == [(1, DIMS, 7, 9)] * 4
 
 
-# --- inferencers, complete configs
-
-
 def test_mmpretrains_inferencers(tmp_path):
     config = classifier_config(make_images(tmp_path / 'images', per_class=1), tmp_path / 'work')
     paths = [str(tmp_path / name) for name in ('config.py', 'model.pth')]
@@ -365,12 +352,10 @@ def test_mmpretrains_inferencers(tmp_path):
     (expected,) = ClassificationInferencer(paths[1], config=paths[0], device='cpu')(image)
     scores = [score for _, score in sorted(expected['scores'])]
     classify = ImageClassificationInferencer(paths[0], pretrained=paths[1], device='cpu')
-    for source in (str(image), pixels[..., ::-1].copy()):  # mmpretrain's arrays are BGR
-        (result,) = classify(source)
+    for result in classify([str(image), pixels[..., ::-1].copy()]):  # mmpretrain's arrays are BGR
         np.testing.assert_allclose(result['pred_scores'], scores, rtol=1e-5)
         assert result['pred_class'] == expected['name']
-    extract = FeatureExtractor(paths[0], pretrained=paths[1], device='cpu')
-    (features,) = extract(str(image), stage='pre_logits')
+    (features,) = FeatureExtractor(paths[0], pretrained=paths[1], device='cpu')(str(image), stage='pre_logits')
     torch.testing.assert_close(model.head.fc(features).softmax(0), torch.tensor(scores), rtol=1e-5, atol=1e-6)
     del config.model['head']  # features of a pretraining, without a classifier
     ((alone,),) = FeatureExtractor(config, pretrained=paths[1], device='cpu')(str(image))
@@ -392,11 +377,10 @@ def test_mmsegs_inferencers(tmp_path):
     Image.fromarray(pixels).save(tmp_path / 'image.png')
     paths = [str(tmp_path / name) for name in ('config.py', 'model.pth')]
     (expected,) = SegmentationInferencer(paths[1], 'cpu', paths[0])(tmp_path / 'image.png')
-    sources = str(tmp_path / 'image.png'), pixels[..., ::-1].copy()
     infer = apis.MMSegInferencer(*paths, device='cpu')
     with DefaultScope.overwrite_default_scope('mmseg'):
         loaded = apis.init_model(*paths, device='cpu')
-        for source in sources:
+        for source in (str(tmp_path / 'image.png'), pixels[..., ::-1].copy()):
             assert np.array_equal(infer(source)['predictions'], expected['labels'])
             assert np.array_equal(apis.inference_model(loaded, source).pred_sem_seg.data[0], expected['labels'])
 
