@@ -1,4 +1,4 @@
-"""Blockwise masks: the law of the released generator, the variants, settings that cannot be met."""
+"""Blockwise masks: the law of the released generator, the variants, the slots of positions."""
 
 import random
 

@@ -1,17 +1,25 @@
-"""BEiT v2 beside mmpretrain's, with the same random weights: visual tokens, both losses, gradients, names."""
+"""BEiT v2 beside mmpretrain's, with the same random weights: visual tokens, both losses, gradients, names. And what is
+in the released code alone: how its additional blocks begin, and the names in its files."""
+
+import math
 
 import mmpretrain.models  # noqa: F401  (registers)
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import positions_of
+from helpers import RELEASED_BLOCK, narrow_model, positions_of
+from mmengine.runner.checkpoint import load_checkpoint
 from mmpretrain.models import BEiTV2Neck
 from mmpretrain.registry import MODELS as MMPRETRAIN
 from mmpretrain.structures import DataSample
 from peers import assert_equal, randomise
 
+from beit_mm.checkpoint.convert import convert_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict
-from beit_mm.models import VQKDTokenizer
+from beit_mm.datasets.masking import RandomMask
+from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.engine.checks import check_views
+from beit_mm.models import BEiTBackbone, VQKDTokenizer
 from beit_mm.registry import MODELS
 
 DIMS, HEADS, SIZE, VOCAB, CODE_DIMS = 32, 4, 64, 64, 8
@@ -19,6 +27,19 @@ ENCODER = dict(embed_dims=DIMS, num_layers=2, num_heads=HEADS)
 BACKBONE = dict(embed_dims=DIMS, num_layers=4, num_heads=HEADS)
 SHARED = dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1)
 VQKD = dict(arch=ENCODER, img_size=SIZE, code_dims=CODE_DIMS, vocab_size=VOCAB)
+
+
+PREPROCESSOR = dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, tokenizer_scale=1)
+
+
+def narrow_v2(backbone: dict | None = None, **changes: object) -> dict:
+    """Config of our pretrainer with four blocks, two of them early, and two that aggregate; 4 x 4 patches."""
+    network = dict(type='beit_mm.BEiTBackbone', arch=BACKBONE, img_size=SIZE, masked_input=True, **SHARED)
+    head = dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB)
+    tokenizer = dict(type='beit_mm.VQKDTokenizer', random_weights=True, **VQKD)
+    parts = dict(backbone=network | (backbone or {}), head=head, target_generator=tokenizer)
+    options = dict(parts, early_layers=2, data_preprocessor=PREPROCESSOR) | changes
+    return narrow_model(type='beit_mm.BEiTV2Pretrainer', **options)
 
 
 def their_vqkd() -> torch.nn.Module:
@@ -70,14 +91,8 @@ def both(tmp_path, monkeypatch) -> tuple[torch.nn.Module, torch.nn.Module]:
     randomise(theirs)
     theirs.target_generator = their_vqkd()
     torch.save(theirs.target_generator.state_dict(), tmp_path / 'vqkd.pth')
-    ours = dict(
-        type='beit_mm.BEiTV2Pretrainer',
-        early_layers=2,
-        backbone=dict(type='beit_mm.BEiTBackbone', arch=BACKBONE, img_size=SIZE, masked_input=True, **SHARED),
-        head=dict(type='beit_mm.BEiTMIMHead', embed_dims=DIMS, vocab_size=VOCAB),
-        target_generator=dict(type='beit_mm.VQKDTokenizer', checkpoint=str(tmp_path / 'vqkd.pth'), **VQKD),
-    )
-    ours = MODELS.build(ours)
+    tokenizer = dict(type='beit_mm.VQKDTokenizer', checkpoint=str(tmp_path / 'vqkd.pth'), **VQKD)
+    ours = MODELS.build(narrow_v2(target_generator=tokenizer))
     assert not any(ours.load_state_dict(theirs.state_dict(), strict=True))
     return theirs, ours
 
@@ -110,3 +125,68 @@ def test_names_there_and_back(both):
     expected = {k: v for k, v in theirs.state_dict().items() if not k.startswith('target_generator.')}
     assert_equal(back.state_dict, expected)
     assert not back.dropped_keys
+
+
+def test_additional_blocks_begin_as_in_the_released_code():
+    """There they are made after the network was initialised: torch's own numbers, output matrices by their depth."""
+    model = MODELS.build(narrow_v2(dict(arch=dict(BACKBONE, embed_dims=256), drop_path_rate=0.3)))
+    twins = zip(model.patch_aggregation, model.backbone.blocks[2:], strict=True)
+    for depth, (block, twin) in enumerate(twins, start=3):
+        assert block.drop_path.p == twin.drop_path.p == pytest.approx(0.3 * (depth - 1) / 3)
+        for name, parameter in block.named_parameters():
+            own, layer = parameter.detach(), block.get_submodule(name.rpartition('.')[0])
+            if not isinstance(layer, torch.nn.Linear):
+                assert torch.equal(own, twin.get_parameter(name))
+                continue
+            bound = 1 / math.sqrt(layer.in_features)
+            bound /= math.sqrt(2 * depth) if name in ('attn.proj.weight', 'mlp.fc2.weight') else 1
+            assert own.abs().max() <= bound
+            assert own.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02 if own.ndim == 2 else 0.2)
+
+
+def test_wrong_numbers_of_layers_and_views_are_refused():
+    for early, layers in ((3, 2), (0, 2), (2, 0), (5, 1)):
+        with pytest.raises(ValueError, match=f'4 blocks, early_layers is {early} and aggregation_layers {layers}'):
+            MODELS.build(narrow_v2(early_layers=early, aggregation_layers=layers))
+    model = MODELS.build(narrow_v2())  # one view serves both networks
+    check_views(model, [TwoViewCenterCrop(64, None), RandomMask((4, 4), 2)])
+    with pytest.raises(ValueError, match='set one of them to None'):
+        check_views(model, [TwoViewCenterCrop(64, 64)])
+    with pytest.raises(ValueError, match=r'a view of 72 x 72 pixels for the tokenizer .* set second_size to 80 x 80'):
+        check_views(model, [TwoViewCenterCrop(72, None)])
+
+
+NETWORK = ['cls_token', 'mask_token', 'norm.weight', 'norm.bias', 'patch_embed.proj.weight', 'patch_embed.proj.bias']
+NETWORK += ['rel_pos_bias.relative_position_bias_table']
+BLOCK = [*RELEASED_BLOCK, 'gamma_1', 'gamma_2']
+INDEX = 'rel_pos_bias.relative_position_index'  # which is computed
+RELEASED = {  # every name of beitv2_base_patch16_224_pt1k.pth, narrow, of 4 + 2 blocks, and ours
+    **{name: f'backbone.{name}' for name in NETWORK},
+    **{f'lm_head.{part}': f'head.lm_head.{part}' for part in ('weight', 'bias')},
+    **{f'blocks.{i}.{name}': f'backbone.blocks.{i}.{name}' for i in range(4) for name in BLOCK},
+    **{f'cls_pt_layers.{i}.{name}': f'patch_aggregation.{i}.{name}' for i in range(2) for name in BLOCK},
+}
+
+
+def test_every_tensor_of_a_released_file_has_its_place(tmp_path):
+    own, path = MODELS.build(narrow_v2()).state_dict(), str(tmp_path / 'beitv2_base_patch16_224_pt1k.pth')
+    weights = {theirs: torch.randn_like(own[ours]) for theirs, ours in RELEASED.items()}
+    index = torch.zeros(17, 17, dtype=torch.int64)
+    torch.save(dict(model={**weights, INDEX: index}, optimizer={}, epoch=1599), path)
+    model = MODELS.build(narrow_v2())
+    load_checkpoint(model, path, strict=True)
+    state = model.state_dict()
+    assert_equal(state, {ours: weights[theirs] for theirs, ours in RELEASED.items()})
+    assert model.backbone.load_report.preprocessing['mean'] == [123.675, 116.28, 103.53]
+    back = convert_state_dict(state, target='unilm')
+    assert set(back.state_dict) == {*weights, INDEX} and not back.dropped_keys
+    # what other libraries have no place for is said
+    conversion = convert_checkpoint(path, tmp_path / 'timm.pth', 'timm')
+    assert {name.split('.')[0] for name in conversion.dropped_keys} == {'backbone', 'head', 'patch_aggregation'}
+    # and a fine-tuning starts from it
+    options = dict(SHARED, img_size=SIZE, out_type='avg_featmap', init_cfg=dict(type='Pretrained', checkpoint=path))
+    backbone = BEiTBackbone(BACKBONE, **dict(options, rel_pos_bias='per_layer'))
+    backbone.init_weights()
+    report = backbone.load_report
+    assert (len(report.expanded), report.missing_keys) == (4, ['fc_norm.weight', 'fc_norm.bias'])
+    assert sorted(report.unexpected_keys) == ['mask_token', 'norm.bias', 'norm.weight']

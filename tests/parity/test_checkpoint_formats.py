@@ -1,4 +1,5 @@
-"""Weights from every format into every other; with them the peers' own classes and our models give the same."""
+"""Weights from every format into every other; with them the peers' own classes and our models give the same outputs,
+and the same gradients."""
 
 import argparse
 import itertools
@@ -162,6 +163,41 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
     as_trained = ours('classification', variant, SMALL)
     load_all(as_trained, weights)
     assert_same_outputs(outputs(as_trained, 'classification', images), expected)
+
+
+def gradients(output: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    weight = torch.linspace(-1, 1, output.numel()).view_as(output)
+    return torch.autograd.grad((output * weight).sum(), inputs)
+
+
+def assert_gradients_equal(found: tuple, expected: tuple) -> None:
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.shape == other.shape
+        assert (mine - other).norm() < 1e-3 * other.norm().clamp(min=1e-12)
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_gradients_of_all_parameters_are_timms(variant):
+    model, peer = ours('features', variant)['backbone'], peers.timm_peer('features', variant)
+    peer.load_state_dict(model.state_dict(), strict=True)
+    parameters, others = dict(model.named_parameters()), dict(peer.named_parameters())
+    assert set(parameters) == set(others)
+    images, _ = images_and_mask()
+    found = gradients(model(images)[0], *parameters.values())
+    expected = gradients(peer.forward_features(images), *(others[name] for name in parameters))
+    assert_gradients_equal(found, expected)
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_gradients_of_a_masked_image_are_transformers(variant, tmp_path):
+    peer, model = peers.hf_peer('pretraining', variant), ours('pretraining', variant)
+    peer.save_pretrained(tmp_path)
+    model.load_state_dict(convert_state_dict(peers.read(tmp_path / 'model.safetensors')).state_dict, strict=True)
+    images, mask = images_and_mask()
+    images.requires_grad_()
+    found = gradients(model.backbone(images, mask)[0], images, model.backbone.mask_token)
+    expected = peer.layernorm(peer.beit(images, bool_masked_pos=mask.flatten(1)).last_hidden_state)
+    assert_gradients_equal(found, gradients(expected, images, peer.beit.embeddings.mask_token))
 
 
 def test_mmseg_gets_layer_scale_of_ones_and_no_model_without_a_bias(tmp_path):
