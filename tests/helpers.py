@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,6 +288,16 @@ def refused(message: str, tool: str, *arguments: object) -> None:
 def tree(folder: Path) -> dict[str, bytes]:
     """Files below a folder, by their path relative to it."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def put(content: Any, place: str, value: object) -> Any:
+    """A copy of nested containers with another value at a place such as 'model/backbone/0'."""
+    content = inner = copy.deepcopy(content)
+    *outer, last = (int(key) if key.isdigit() else key for key in place.split('/'))
+    for key in outer:
+        inner = inner[key]
+    inner[last] = value
+    return content
 
 
 def set_num_classes(config: object, number: int) -> None:
