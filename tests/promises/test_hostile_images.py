@@ -30,10 +30,14 @@ def load_image(path: str) -> dict:
     return LoadImage()(dict(img_path=path))
 
 
-def refused(path: Path, message: str, read: Callable[[str], object] | None = None, **settings) -> None:
-    """One line that begins with the path; by default of a file of many bands."""
+def load_bands(path: str, **settings: object) -> dict:
+    return LoadBands(**settings)(dict(img_path=path))
+
+
+def refused(path: Path, message: str, read: Callable = load_bands, **settings: object) -> None:
+    """One line that begins with the path."""
     with pytest.raises(UnreadableImageError, match=message) as error:
-        read(str(path)) if read else LoadBands(**settings)(dict(img_path=str(path)))
+        read(str(path), **settings)
     assert '\n' not in str(error.value) and str(error.value).startswith(str(path))
 
 
@@ -68,17 +72,35 @@ class Program:
         return pytest.fail, ('a program ran',)
 
 
+def written(save: Callable, array: np.ndarray, **options: object) -> bytes:
+    save(file := io.BytesIO(), array, **options)
+    return file.getvalue()
+
+
 def npy(shape: tuple[int, ...]) -> bytes:
     """A header that promises a shape, and 24 bytes behind it."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, dict(shape=shape, fortran_order=False, descr='<u2'))
-    return file.getvalue() + bytes(24)
+    header = dict(shape=shape, fortran_order=False, descr='<u2')
+    return written(np.lib.format.write_array_header_1_0, header) + bytes(24)
 
 
-def written(save: Callable, array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    save(file, array)
-    return file.getvalue()
+def tif_without_pixels() -> bytes:
+    """Of 10,000 x 10,000: none of them is stored, all would take memory."""
+    side, nothing = (4, 1, 10_000), (4, 1, 0)  # type, count, value
+    tags = {256: side, 257: side, 258: (3, 1, 8), 273: nothing, 277: (3, 1, 1), 278: side, 279: nothing}
+    entries = b''.join(struct.pack('<HHII', tag, *value) for tag, value in tags.items())
+    return b'II*\0' + struct.pack('<IH', 8, len(tags)) + entries + bytes(4)
+
+
+def pages_in_a_circle() -> bytes:
+    data = bytearray(written(tifffile.imwrite, np.zeros((3, 16, 16), np.uint8), photometric='minisblack'))
+    with tifffile.TiffFile(io.BytesIO(data)) as tif:
+        first, last = tif.pages[0].offset, tif.pages[-1]
+        place = last.offset + 2 + 12 * len(last.tags)
+    data[place : place + 4] = first.to_bytes(4, 'little')
+    return bytes(data)
+
+
+JPEG = dict(photometric='rgb', compression='jpeg')  # which has a size of its own
 
 
 @pytest.mark.parametrize(
@@ -91,48 +113,26 @@ def written(save: Callable, array: np.ndarray) -> bytes:
         (npy((10, 10, 10**12)), 'cannot be read'),
         (npy((0, 10, 6)), 'not empty'),
         (npy((2, 2, 3, 1)), r'expected \(height, width, bands\)'),
+        (tif_without_pixels(), 'none of its blocks of pixels is stored'),
+        (pages_in_a_circle(), 'bands'),
+        (written(tifffile.imwrite, np.zeros((64, 64, 3), np.uint8), **JPEG), 'compression 7, .*expected none, LZW'),
     ],
 )
-def test_npy_files_hold_an_array_of_numbers(tmp_path, content, message):
+def test_files_of_bands_hold_an_array_of_numbers(tmp_path, content, message):
     (tmp_path / 'a.npy').write_bytes(content)
     refused(tmp_path / 'a.npy', message, low=0, high=1)
 
 
 def test_other_files_that_a_tif_names_stay_closed(tmp_path):
     tifffile.imwrite(tmp_path / 'secret.ome.tif', np.full((16, 16), 7, np.uint8))
-    data = ''.join(
-        f'<TiffData FirstC="{c}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{c}</UUID></TiffData>'
-        for c, name in enumerate(('a.ome.tif', 'secret.ome.tif'))
-    )
-    xml = (
-        '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
-        f'DimensionOrder="XYCZT" Type="uint8" SizeX="16" SizeY="16" SizeC="2" SizeZ="1" SizeT="1">{data}'
-        '</Pixels></Image></OME>'
-    )
-    path = tmp_path / 'a.ome.tif'
+    xml = '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+    xml += 'DimensionOrder="XYCZT" Type="uint8" SizeX="16" SizeY="16" SizeC="2" SizeZ="1" SizeT="1">'
+    for c, name in enumerate(('a.ome.tif', 'secret.ome.tif')):
+        xml += f'<TiffData FirstC="{c}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{c}</UUID></TiffData>'
+    path, xml = tmp_path / 'a.ome.tif', f'{xml}</Pixels></Image></OME>'
     tifffile.imwrite(path, np.zeros((16, 16), np.uint8), description=xml, metadata=None)
     assert read_bands(str(path)).tolist() == np.zeros((16, 16, 1)).tolist()
-
-
-def test_pages_in_a_circle_end(tmp_path):
-    path = tmp_path / 'a.tif'
-    tifffile.imwrite(path, np.zeros((3, 16, 16), np.uint8), photometric='minisblack')
-    with tifffile.TiffFile(path) as tif:
-        first, last = tif.pages[0].offset, tif.pages[-1]
-        place = last.offset + 2 + 12 * len(last.tags)
-    data = bytearray(path.read_bytes())
-    data[place : place + 4] = first.to_bytes(4, 'little')
-    path.write_bytes(data)
-    refused(path, 'bands')
-
-
-def test_a_tif_without_pixels_takes_no_memory(tmp_path):
-    side, nothing = (4, 1, 10_000), (4, 1, 0)  # type, count, value
-    tags = {256: side, 257: side, 258: (3, 1, 8), 273: nothing, 277: (3, 1, 1), 278: side, 279: nothing}
-    content = b'II*\0' + struct.pack('<IH', 8, len(tags))
-    content += b''.join(struct.pack('<HHII', tag, *value) for tag, value in tags.items()) + bytes(4)
-    (tmp_path / 'a.tif').write_bytes(content)
-    refused(tmp_path / 'a.tif', 'none of its blocks of pixels is stored')
+    assert tifffile.imread(path).any()  # by itself it opens both
 
 
 @pytest.mark.parametrize('name', ['a.tif', 'a.npy'])
@@ -146,39 +146,36 @@ def test_the_limits_count_pixels_and_the_float32_that_is_made(tmp_path, name, dt
 
     settings = dict(low=0, high=1, max_pixels=300)  # the file's header is counted too
     write(bands)
-    assert LoadBands(**settings)(dict(img_path=str(path)))['img'].nbytes <= 16 * 300
+    assert load_bands(str(path), **settings)['img'].nbytes <= 16 * 300
     write(bands + 1)
     refused(path, 'more than 16 .*for each of 300 pixels', **settings)
     write(2, 'uint8')
     refused(path, '16 x 16 pixels', max_pixels=16 * 16 - 1)
-    assert LoadBands(max_pixels=16 * 16)(dict(img_path=str(path)))['img'].shape == (16, 16, 2)
+    assert load_bands(str(path), max_pixels=16 * 16)['img'].shape == (16, 16, 2)
 
 
 def test_an_image_that_is_hardly_more_than_a_line_is_refused(tmp_path):
     """97 bytes would become gigabytes, where a pipeline enlarges the short side first."""
-    for size in ((50, 1), (51, 1), (1, 50), (1, 51)):
-        Image.new('RGB', size).save(tmp_path / 'line.png')
-        np.save(tmp_path / 'line.npy', np.zeros((*size[::-1], 6), np.uint8))
-        if 51 in size:
-            said = 'pixels; expected a long side of at most 50 short'
-            refused(tmp_path / 'line.png', said, load_image)
-            refused(tmp_path / 'line.npy', said)
-        else:
-            assert load_image(str(tmp_path / 'line.png'))['img_shape'] == size[::-1]
+    for width, height in ((50, 1), (1, 50), (51, 1), (1, 51)):
+        Image.new('RGB', (width, height)).save(tmp_path / 'line.png')
+        np.save(tmp_path / 'line.npy', np.zeros((height, width, 6), np.uint8))
+        for name, read in (('line.png', load_image), ('line.npy', load_bands)):
+            if 51 in (width, height):
+                refused(tmp_path / name, 'pixels; expected a long side of at most 50 short', read)
+            else:
+                assert read(str(tmp_path / name))['img_shape'] == (height, width)
 
 
-def png_header(width: int, height: int) -> bytes:
+def png_header(side: int) -> bytes:
     """A PNG of a few bytes that promises many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
-
-    header = chunk(b'IHDR', struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0))
-    return b'\x89PNG\r\n\x1a\n' + header + chunk(b'IDAT', zlib.compress(bytes(10**6))) + chunk(b'IEND', b'')
+    data = bytearray(written(lambda file, image: image.save(file, 'PNG'), Image.new('RGB', (8, 8))))
+    data[16:24] = struct.pack('>II', side, side)
+    data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
+    return bytes(data)
 
 
 def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
-    (tmp_path / 'bomb.png').write_bytes(png_header(60_000, 60_000))
+    (tmp_path / 'bomb.png').write_bytes(png_header(60_000))
     (tmp_path / 'bomb.ppm').write_bytes(b'P6 50000 50000 255\n')
     with (tmp_path / 'sparse.jpg').open('wb') as file:  # 100 GB, none of them on the disk
         Image.new('RGB', (8, 8)).save(file, 'JPEG')
@@ -193,12 +190,6 @@ def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
     assert with_peak_memory(read_all)[1] < 500
 
 
-def test_images_inside_of_a_tif_are_refused(tmp_path):
-    path = tmp_path / 'a.tif'  # a JPEG has a size of its own
-    tifffile.imwrite(path, np.zeros((64, 64, 3), np.uint8), photometric='rgb', compression='jpeg')
-    refused(path, 'compression 7, .*expected none, LZW')
-
-
 @pytest.mark.parametrize('options', [{}, dict(compression='lzw'), dict(tile=(16, 16))])
 def test_truncated_files_are_unreadable(tmp_path, options):
     path = tmp_path / 'a.tif'
@@ -210,32 +201,20 @@ def test_truncated_files_are_unreadable(tmp_path, options):
         refused(path, 'cannot be read as an image')
 
 
-def put(folder: Path, *names: str) -> None:
+def test_folders_that_link_to_each_other_are_searched_once_by_the_path_without_links(tmp_path):
+    root = tmp_path / 'root'
+    names = [*(f'{index:02}/a.png' for index in range(12)), 'b.jpg/inner.png', 'z/real.png', '../elsewhere/x.png']
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new('RGB', (8, 8)).save(folder / name)
-
-
-def test_folders_that_link_to_each_other_are_searched_once(tmp_path):
-    root = tmp_path / 'root'
-    for index in range(12):  # each to each: paths without end
-        put(root, f'{index:02}/a.png')
-        for other in range(12):
-            (root / f'{index:02}' / f'to{other}').symlink_to(f'../{other:02}')
-    (root / 'self').symlink_to('self')
-    (root / 'above').symlink_to(tmp_path)
-    assert list(list_images(str(root))) == [f'{index:02}/a.png' for index in range(12)]
-
-
-def test_of_several_paths_the_one_without_links_is_taken(tmp_path):
-    put(tmp_path, 'elsewhere/x.png', 'root/z/real.png', 'root/b.jpg/inner.png')
-    root = tmp_path / 'root'
-    (root / 'a').symlink_to('z')  # a real path to it comes later
-    for name in ('n', 'm'):
-        (root / name).symlink_to(tmp_path / 'elsewhere')
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    for index in range(144):  # each to each: paths without end
+        (root / f'{index // 12:02}/to{index % 12}').symlink_to(f'../{index % 12:02}')
+    links = dict(self='self', again='.', a='z', n='../elsewhere', m='../elsewhere')
+    for name, target in links.items():  # a real path to z comes after a
+        (root / name).symlink_to(target)
     (root / 'gone.jpg').symlink_to('nowhere')
     # a folder named .jpg hides nothing, and a link to nothing is left to the policy
-    expected = ['b.jpg/inner.png', 'gone.jpg', 'm/x.png', 'z/real.png']
+    expected = [*names[:13], 'gone.jpg', 'm/x.png', 'z/real.png']
     assert list(list_images(str(root))) == expected
 
 
