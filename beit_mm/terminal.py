@@ -80,10 +80,10 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            for handler, (level, formatter) in before.items():
+            for handler, (level, formatter, filters) in before.items():
                 handler.setLevel(level)
                 handler.setFormatter(formatter)
-                handler.removeFilter(worth_reading)
+                handler.filters = filters
 
 
 def quiet_import(name: str) -> Any:
@@ -99,10 +99,10 @@ def without_output() -> Iterator[None]:
         yield
 
 
-def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.Formatter | None]]:
+def hush(logger: logging.Logger) -> dict[logging.Handler, tuple[int, logging.Formatter | None, list]]:
     """Lets a logger write to the terminal only what a user can act on; returns its handlers' old settings."""
     handlers = [handler for handler in logger.handlers if not isinstance(handler, logging.FileHandler)]
-    before = {handler: (handler.level, handler.formatter) for handler in handlers}
+    before = {handler: (handler.level, handler.formatter, [*handler.filters]) for handler in handlers}
     for handler in handlers:
         handler.setLevel(max(handler.level, logging.WARNING))  # mmengine's of other ranks says errors only
         handler.addFilter(worth_reading)
