@@ -2,13 +2,14 @@
 
 import copy
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import run_tool
 from mmengine.registry import init_default_scope
 from narrow_segmentors import narrow_segmentor
+from peers import assert_equal
 from torch import nn
 
 from beit_mm.apis import export
@@ -22,64 +23,59 @@ pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::Deprec
 
 BUILT, SIZE = (112, 112), (120, 100)  # tables of 732 x 12 numbers, as of 224 pixels: onnxscript resamples small ones
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
+ARCH = dict(embed_dims=24, num_layers=2, num_heads=12)
+BACKBONE = dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=BUILT, patch_size=8, out_type='avg_featmap')
+BACKBONE |= dict(rel_pos_bias='per_layer', layer_scale_init=0.1)  # both kinds of positions
+CLASSIFIER = dict(
+    type='ImageClassifier',
+    data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
+    backbone=BACKBONE,
+    head=dict(type='LinearClsHead', num_classes=7, in_channels=24),
+)
 
 
-def classifier_config(out_type: str = 'avg_featmap') -> dict:
-    """Of a narrow classifier with both kinds of positions."""
-    arch = dict(embed_dims=24, num_layers=2, num_heads=12)
-    backbone = dict(type='beit_mm.BEiTBackbone', arch=arch, img_size=BUILT, patch_size=8, out_type=out_type)
-    return dict(
-        type='ImageClassifier',
-        data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
-        backbone=dict(backbone, rel_pos_bias='per_layer', layer_scale_init=0.1),
-        head=dict(type='LinearClsHead', num_classes=7, in_channels=24),
-    )
-
-
-def classifier(out_type: str = 'avg_featmap') -> nn.Module:
+def classifier(**changes: object) -> nn.Module:
     """Whose every parameter matters."""
     init_default_scope('mmpretrain')
-    model = MODELS.build(classifier_config(out_type))
+    model = MODELS.build(dict(CLASSIFIER, backbone=BACKBONE | changes))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
 
 
-def run(path, images: torch.Tensor) -> torch.Tensor:
+def assert_gives(path: Path, images: torch.Tensor, logits: torch.Tensor) -> None:
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    return torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
+    found = torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-4 * logits.abs().max().item())
 
 
-def assert_gives_the_models_logits(path, model: nn.Module) -> None:
-    for batch in (1, 5):
-        images = torch.rand(batch, 3, *SIZE) * 4 - 2
-        with torch.no_grad():
-            logits = model(images)
-        torch.testing.assert_close(run(path, images), logits, rtol=0, atol=1e-4 * logits.abs().max().item())
+def test_a_graph_gives_the_models_logits_says_what_it_takes_and_the_model_stays_as_it_is(tmp_path, monkeypatch):
+    """Of a model in training and half precision, at a size that it is not built for."""
+    given, paths = classifier().train(), [tmp_path / name / 'model.onnx' for name in ('small', 'large', 'wrong')]
+    given.backbone.half()
+    before, programs, trace = copy.deepcopy(given), [], torch.onnx.export
+    monkeypatch.setattr(torch.onnx, 'export', lambda *x, **y: programs.append(trace(*x, **y)) or programs[0])
+    assert export_onnx(given, paths[0], SIZE) < 1e-4
+    assert given.training and [type(module) for module in given.modules()] == [type(x) for x in before.modules()]
+    assert_equal(given.state_dict(), before.state_dict())
+    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: programs[0])
+    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
+    export_onnx(given, paths[1], SIZE)
+    model = before.float().eval()
+    for path, files in zip(paths, (['model.onnx'], ['model.onnx', 'model.onnx.data']), strict=False):
+        assert sorted(file.name for file in path.parent.iterdir()) == files
+        for batch in (1, 5):
+            images = torch.rand(batch, 3, *SIZE) * 4 - 2
+            with torch.no_grad():
+                assert_gives(path, images, model(images))
+    given.head.fc.bias.data += 0.1
+    with pytest.raises(ValueError, match='differs from the model by'):
+        export_onnx(given, paths[2], SIZE)
+    assert not list(paths[2].parent.iterdir())
 
-
-@pytest.fixture(scope='module')
-def exported(tmp_path_factory) -> SimpleNamespace:
-    """A model in training and half precision at a size that it is not built for, the same as it was, its graph."""
-    torch.manual_seed(0)
-    given, path = classifier().train(), tmp_path_factory.mktemp('onnx') / 'model.onnx'
-    for part in (given.backbone, given.head):
-        part.half()
-    model, programs, trace = copy.deepcopy(given), [], torch.onnx.export
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, 'export', lambda *x, **y: programs.append(trace(*x, **y)) or programs[0])
-        difference = export_onnx(given, path, SIZE)
-    return SimpleNamespace(given=given, model=model, path=path, program=programs[0], difference=difference)
-
-
-def test_a_graph_gives_the_models_logits_says_what_it_takes_and_the_model_stays_as_it_is(exported):
-    given, model = exported.given, exported.model
-    assert given.training and [type(module) for module in given.modules()] == [type(x) for x in model.modules()]
-    state = given.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert exported.difference < 1e-4 and [file.name for file in exported.path.parent.iterdir()] == ['model.onnx']
-    assert_gives_the_models_logits(exported.path, copy.deepcopy(model).float().eval())
-    graph = onnx.load(exported.path)
+    onnx.checker.check_model(paths[0])
+    graph = onnx.load(paths[0])
+    assert not {node.op_type for node in graph.graph.node} & {'Einsum', 'Resize'}  # it resamples no positions
     metadata = {entry.key: entry.value for entry in graph.metadata_props}
     assert [json.loads(metadata[name]) for name in ('mean', 'std', 'size')] == [MEAN, STD, [*SIZE]]
     assert 'before the softmax' in metadata['output']
@@ -87,24 +83,6 @@ def test_a_graph_gives_the_models_logits_says_what_it_takes_and_the_model_stays_
     shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values]
     batch = shapes[0][0]
     assert batch in ('batch', 's0') and shapes == [[batch, 3, *SIZE], [batch, 7]]  # torch 2.6 gives its own name
-
-
-def test_a_graph_resamples_no_positions(exported):
-    onnx.checker.check_model(exported.path)
-    assert not {node.op_type for node in onnx.load(exported.path).graph.node} & {'Einsum', 'Resize'}
-
-
-def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_written(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: exported.program)
-    model = copy.deepcopy(exported.model)
-    monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
-    export_onnx(model, tmp_path / 'new/model.onnx', SIZE)
-    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
-    assert_gives_the_models_logits(tmp_path / 'new/model.onnx', copy.deepcopy(model).float().eval())
-    model.head.fc.bias.data += 0.1
-    with pytest.raises(ValueError, match='differs from the model by'):
-        export_onnx(model, tmp_path / 'other/model.onnx', SIZE)
-    assert not list((tmp_path / 'other').iterdir())
 
 
 def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(tmp_path):
@@ -116,8 +94,7 @@ def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(tmp_path):
     assert export_onnx(model, tmp_path / 'model.onnx', (64, 96)) < 1e-4
     images = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
-        expected = model.inference(images)  # 2, classes, 64, 96
-    torch.testing.assert_close(run(tmp_path / 'model.onnx', images), expected, rtol=0, atol=1e-4 * expected.abs().max())
+        assert_gives(tmp_path / 'model.onnx', images, model.inference(images))
     with pytest.raises(ValueError, match='72 x 96; this segmentor takes sides that are multiples of'):
         export_onnx(model, tmp_path / 'other.onnx', (72, 96))
 
@@ -126,7 +103,7 @@ def test_what_is_no_classifier_and_missing_packages_are_named(tmp_path, monkeypa
     with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
         export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx', BUILT)
     with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
-        export_onnx(classifier('raw'), tmp_path / 'model.onnx', BUILT)
+        export_onnx(classifier(out_type='raw'), tmp_path / 'model.onnx', BUILT)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
         export_onnx(classifier(), tmp_path / 'model.onnx', BUILT)
@@ -141,11 +118,11 @@ def test_the_tool_takes_a_config_or_what_the_checkpoint_says(with_config, tmp_pa
     torch.save(dict(state_dict=model.state_dict(), meta={} if with_config else meta), 'weights.pth')
     words = ['weights.pth', 'new.onnx']
     if with_config:
-        config = classifier_config()
+        config = dict(CLASSIFIER)
         preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
         loader = dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')]))
         text = f'model = {config}\ndata_preprocessor = {preprocessor}\ntest_dataloader = {loader}\n'
-        (tmp_path / 'config.py').write_text(text)
+        Path('config.py').write_text(text)
         words = ['config.py', *words, '--size', *SIZE]
     run_tool('export_onnx.py', *words)
     ((built, path, size),) = called

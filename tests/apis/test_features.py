@@ -1,6 +1,6 @@
 """Features of images: the peers' own hidden states, the preparation, the files, and what is refused."""
 
-from pathlib import Path
+import shutil
 
 import numpy as np
 import peers
@@ -40,8 +40,7 @@ def states_of(peer: torch.nn.Module, images: torch.Tensor) -> list[torch.Tensor]
     [
         ('timm', 'features', 'vit'),
         ('timm', 'features', 'shared'),
-        ('hf', 'features', 'per_layer'),
-        *(('hf', task, 'per_layer') for task in ('pretraining', 'classification', 'segmentation')),
+        *(('hf', task, 'per_layer') for task in ('features', 'pretraining', 'classification', 'segmentation')),
     ],
 )
 def test_features_are_the_peers_hidden_states(library, task, variant, images, tmp_path):
@@ -53,26 +52,19 @@ def test_features_are_the_peers_hidden_states(library, task, variant, images, tm
         torch.save(peer.state_dict(), path := tmp_path / 'timm.pth')
     extractor = FeatureExtractor(path, 'cpu', **LEVELS)
     files = sorted(map(str, images.glob('*.jpg')))[:3]
-    found = list(extractor(files, layers=[0, -1], batch_size=2))
-    pixels = []
-    for file in files:  # 64 x 48 pixels: short side to 48 / 0.875, the middle of it
-        image = Image.open(file).resize((73, 55), Image.Resampling.BICUBIC)
-        pixels.append(np.asarray(image.crop((12, 4, 12 + SIZE, 4 + SIZE)), np.float32))
-    mine = np.stack([extractor.prepared(file).permute(1, 2, 0).numpy() for file in files])
-    assert np.abs(mine - np.stack(pixels)).max() <= 1
-    normalised = (torch.from_numpy(mine) - torch.tensor(LEVELS['mean'])) / torch.tensor(LEVELS['std'])
-    states = [states_of(peer, normalised.permute(0, 3, 1, 2))[layer] for layer in (0, -1)]
-    for number, sample in enumerate(found):
-        assert sample['path'] == files[number]
-        for index, state in enumerate(states):
-            tokens = state[number].numpy()
-            for kind, expected in (
-                ('class_token', tokens[0]),
-                ('mean', tokens[1:].mean(axis=0)),
-                ('patches', tokens[1:]),
-            ):
-                mine = sample[kind][index].reshape(expected.shape)
-                np.testing.assert_allclose(mine, expected, atol=1e-4, rtol=1e-4)
+    seen = torch.stack([extractor.prepared(file).float() for file in files])
+    for file, pixels in zip(files, seen, strict=True):  # 64 x 48 pixels: short side to 48 / 0.875, the middle of it
+        image = Image.open(file).resize((73, 55), Image.Resampling.BICUBIC).crop((12, 4, 12 + SIZE, 4 + SIZE))
+        assert np.abs(pixels.permute(1, 2, 0).numpy() - np.asarray(image)).max() <= 1
+    mean, std = (torch.tensor(LEVELS[name]).view(3, 1, 1) for name in ('mean', 'std'))
+    states = states_of(peer, (seen - mean) / std)
+    states = torch.stack([states[0], states[-1]], dim=1).numpy()  # images, layers, N, C
+    for file, found, tokens in zip(files, extractor(files, layers=[0, -1], batch_size=2), states, strict=True):
+        patches = tokens[:, 1:].reshape(found['patches'].shape)
+        expected = dict(class_token=tokens[:, 0], mean=patches.mean(axis=(1, 2)), patches=patches)
+        assert found.pop('path') == file and found.keys() == expected.keys()
+        for kind, values in expected.items():
+            np.testing.assert_allclose(found[kind], values, atol=1e-4, rtol=1e-4)
     assert {*next(extractor(files[0], ['mean']))} == {'path', 'mean'}
 
 
@@ -82,24 +74,22 @@ def test_images_of_many_bands_are_taken_by_their_models(tmp_path):
     torch.save(dict(state_dict=backbone.state_dict(), meta=meta), tmp_path / 'bands.pth')
     image = np.random.default_rng(0).integers(0, 256, (48, 56, 5), dtype=np.uint8)
     np.save(tmp_path / 'image.npy', image)
-    extractor = FeatureExtractor(tmp_path / 'bands.pth', 'cpu', whole=True)
     with torch.no_grad():
-        x = (torch.from_numpy(image).permute(2, 0, 1)[None] - 100.0) / 50
-        x, grid, bias = backbone.embed(x, None)
+        x, grid, bias = backbone.embed((torch.from_numpy(image).permute(2, 0, 1)[None] - 100.0) / 50, None)
         expected = backbone.blocks[0](x, grid, bias)[0, 1:].unflatten(0, (6, 7))
-    for source in (image, tmp_path / 'image.npy', tmp_path):
-        np.testing.assert_allclose(next(extractor(source))['patches'], expected, atol=1e-4, rtol=1e-4)
+    for found in FeatureExtractor(tmp_path / 'bands.pth', 'cpu', whole=True)([image, tmp_path]):
+        np.testing.assert_allclose(found['patches'], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpoint, images):
     file = min(images.glob('*.jpg'))
-    array = np.asarray(Image.open(file))
+    sources = [str(file), file, np.asarray(Image.open(file)), Image.open(file), images]
     extractor = FeatureExtractor(checkpoint, 'cpu')
-    rows = [*extractor([str(file), file, array, Image.open(file)]), *extractor([images, file], batch_size=5)]
-    assert [row['path'] for row in rows[:4]] == [str(file)] * 2 + [None] * 2
-    for row in (*rows[1:5], rows[-1]):
-        np.testing.assert_allclose(row['mean'], rows[0]['mean'], atol=1e-5)
-    assert not np.allclose(rows[5]['mean'], rows[0]['mean'], atol=1e-2)
+    first, *alike, other, _ = [*extractor(sources[:4]), *extractor(sources[4:], batch_size=5)][:7]
+    assert [row['path'] for row in (first, *alike)] == [str(file)] * 2 + [None] * 2 + [str(file)]
+    for row in alike:
+        np.testing.assert_allclose(row['mean'], first['mean'], atol=1e-5)
+    assert not np.allclose(other['mean'], first['mean'], atol=1e-2)
 
 
 def test_whole_images_keep_their_shape_in_whole_patches(checkpoint):
@@ -114,9 +104,7 @@ def test_whole_images_keep_their_shape_in_whole_patches(checkpoint):
         assert row['patches'].shape == (seen[0] // 8, seen[1] // 8, 32)
 
 
-def test_a_long_image_is_drawn_a_line_is_refused_and_a_large_photo_is_decoded_no_larger_than_needed(
-    checkpoint, tmp_path
-):
+def test_a_long_image_is_drawn_a_line_refused_and_a_large_photo_decoded_no_larger_than_needed(checkpoint, tmp_path):
     extractors = FeatureExtractor(checkpoint, 'cpu', size=48, whole=True), FeatureExtractor(checkpoint, 'cpu')
     for reader in extractors:
         with pytest.raises(UnreadableImageError, match='an array: .*5000 x 1 pixels; expected a long side of at most'):
@@ -158,15 +146,15 @@ def test_files_are_read_back(kind, checkpoint, images, tmp_path):
 
 def test_unreadable_images_are_listed_or_end_the_call(checkpoint, images, tmp_path):
     for name in ('00.jpg', '01.jpg'):
-        (tmp_path / name).write_bytes((images / name).read_bytes())
-    (tmp_path / '005.jpg').write_bytes(b'no image')
+        shutil.copy(images / name, tmp_path)
+    (broken := tmp_path / '005.jpg').write_bytes(b'no image')
     with pytest.raises(OSError, match='005.jpg: cannot be read'):
         embed(checkpoint, tmp_path, device='cpu')
     found = embed(checkpoint, tmp_path, device='cpu', on_error='skip', batch_size=2)
-    assert [Path(path).name for path in found['paths']] == ['00.jpg', '01.jpg'] and found['features'].shape == (2, 32)
-    assert [Path(sample['path']).name for sample in found['skipped']] == ['005.jpg']
+    assert found['paths'] == [str(tmp_path / name) for name in ('00.jpg', '01.jpg')]
+    assert found['features'].shape == (2, 32) and [sample['path'] for sample in found['skipped']] == [str(broken)]
     with pytest.raises(FileNotFoundError, match='none of 1 images could be read'):
-        embed(checkpoint, tmp_path / '005.jpg', device='cpu', on_error='skip')
+        embed(checkpoint, broken, device='cpu', on_error='skip')
 
 
 def test_a_mistake_is_one_line(checkpoint, images):
@@ -174,7 +162,6 @@ def test_a_mistake_is_one_line(checkpoint, images):
         (dict(kind='median'), "kind is 'median'; choose one of"),
         (dict(layer=2), 'block 2 does not exist in a model of 2 blocks'),
         (dict(batch_size=0), 'batch_size is 0'),
-        (dict(on_error='ignore'), "on_error is 'ignore'"),
         (dict(size=7), 'size is 7 pixels; a patch of .* has 8'),
         (dict(mean=[1, 2]), 'takes images of 3 channels; mean has 2'),
         (dict(out='features.csv'), 'features are written to files ending in .npz'),

@@ -6,11 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers import load_config
 from mmengine.config import Config
 
 from beit_mm.apis import plans, split
 from beit_mm.apis.configs import find_config, own_config, write_config
-from beit_mm.apis.plans import own_tokenizer, plan_training, pretraining_settings
+from beit_mm.apis.plans import plan_training
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
 
@@ -32,6 +33,7 @@ def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     assert len(images.train.names) == 131 - 13 and images.classes == ['bird', 'cat', 'dog']
     assert find_images(tmp_path / 'all') == images
     assert names != {*(f'cat/{i}.jpg' for i in range(8)), *(f'dog/{i}.jpg' for i in range(5))}
+    assert split.evenly(range(100), 4) == [12, 37, 62, 87] and split.evenly('abc', 9) == ['a', 'b', 'c']
     images = split.list_folder(make_folder(tmp_path / 'odd', **{f'c{i}': 1 + i % 2 for i in range(20)}))
     train, _ = split.hold_out(images)
     assert {*train.names.values()} == {*images.names.values()}  # one image of each class is learned from
@@ -39,13 +41,11 @@ def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     assert train.names == {'0.jpg': ''} and held_out.names == {}
 
 
-@pytest.mark.parametrize('named', ['', 'train'])
-def test_val_beside_train_is_held_out(named, tmp_path):
-    make_folder(tmp_path / 'train', cat=70, dog=40)
-    make_folder(tmp_path / 'val', cat=2, dog=3)
-    images = find_images(tmp_path / named)
-    assert len(images.train.names) == 110 and Counter(images.held_out.names.values()) == dict(cat=2, dog=3)
-    assert images.held_out.root == tmp_path / 'val'
+def test_val_beside_train_is_held_out(tmp_path):
+    train, val = make_folder(tmp_path / 'train', cat=70, dog=40), make_folder(tmp_path / 'val', cat=2, dog=3)
+    for images in map(find_images, (tmp_path, train)):
+        assert len(images.train.names) == 110 and Counter(images.held_out.names.values()) == dict(cat=2, dog=3)
+        assert images.held_out.root == val
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,7 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
         assert found == [(str(root / path), of) for path, of in listed.names.items()]
         unlabelled = UnlabeledImages(**settings, pipeline=[])
         assert [unlabelled[i]['img_path'] for i in range(len(unlabelled))] == [path for path, _ in found]
-    lines = (tmp_path / 'lists/train.txt').read_text().splitlines()
-    assert f'a class/0.jpg {images.classes.index("a class")}' in lines
-
-
-def test_some_are_taken_from_everywhere():
-    assert split.evenly(range(100), 4) == [12, 37, 62, 87]
-    assert split.evenly(range(100), 1000) == [*range(100)]
+    assert f'\na class/0.jpg {images.classes.index("a class")}\n' in (tmp_path / 'lists/train.txt').read_text()
 
 
 @pytest.fixture
@@ -100,18 +94,22 @@ def images(tmp_path):
     return find_images(make_folder(tmp_path / 'images', cat=80, dog=80))
 
 
+def by_type(pipeline: list[dict]) -> dict[str, dict]:
+    return {step['type']: step for step in pipeline}
+
+
 def written(plan: plans.Plan, images: split.Images, folder: Path) -> tuple[Config, dict[str, dict]]:
     """The config of 400 steps of pretraining, and its transforms."""
-    settings = pretraining_settings(own_config(plan.base), images, plan, folder, 400)
+    settings = plans.pretraining_settings(own_config(plan.base), images, plan, folder, 400)
     write_config(folder / 'config.py', 'Text.', plan.base, settings)
     cfg = Config.fromfile(folder / 'config.py')
-    return cfg, {step['type']: step for step in cfg.train_dataloader.dataset.pipeline}
+    return cfg, by_type(cfg.train_dataloader.dataset.pipeline)
 
 
 def test_a_written_config_is_an_ordinary_one(images, tmp_path):
     """A mask for each patch, a token for each patch, a schedule to the last step."""
     plan = plan_training(images, 'pretrain', device='cpu', workers=3)
-    plan.tokenizer = own_tokenizer(tmp_path / 'tokenizer.pth')
+    plan.tokenizer = plans.own_tokenizer(tmp_path / 'tokenizer.pth')
     cfg, steps = written(plan, images, tmp_path)
     # validated before the first step too: the packaged weights predict tokens already
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=400, val_interval=400, val_begin=0)
@@ -130,6 +128,7 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (24 * 2**30, 24 * 2**30))
     plan = plan_training(images, 'pretrain', device='cuda')
     assert plan.base == 'beit/pretrain_300e.py' and plan.tokenizer is None and plan.size == (224, 224)
+    assert math.log2(plan.batch).is_integer()
     (tmp_path / 'encoder.pkl').touch()
     plan = plan_training(images, 'pretrain', device='cuda')
     assert plan.tokenizer == dict(type='beit_mm.DALLETokenizer', checkpoint=str(tmp_path / 'encoder.pkl'))
@@ -137,49 +136,46 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
     assert steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
     assert (cfg.model.backbone.arch, cfg.model.head.embed_dims, cfg.model.head.vocab_size) == ('small', 384, 8192)
-    assert math.log2(cfg.train_dataloader.batch_size).is_integer()
     with pytest.raises(ValueError, match='--init is missing; expected a checkpoint, or none'):
         plan_training(images, 'finetune', device='cuda')
 
 
-@pytest.mark.parametrize(
-    ('options', 'init', 'keeps_head', 'tokenizer'),
-    [
-        (dict(), 'demo', True, 'demo'),
-        (dict(init='demo', tokenizer='demo'), 'demo', True, 'demo'),
-        (dict(tokenizer='new'), 'demo', False, None),
-        (dict(init='none', tokenizer='demo'), None, False, 'demo'),
-        (dict(init='none'), None, False, None),
-    ],
-)
-def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images, options, init, keeps_head, tokenizer):
-    plan = plan_training(images, 'pretrain', device='cpu', **options)
-    assert (plan.init, plan.keeps_head, plan.size) == (init, keeps_head, (96, 96))
-    assert (plan.tokenizer or dict(checkpoint=None))['checkpoint'] == tokenizer
+def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
+    for init, tokenizer, *expected in (
+        (None, None, 'demo', True, 'demo'),
+        ('demo', 'demo', 'demo', True, 'demo'),
+        (None, 'new', 'demo', False, None),
+        ('none', 'demo', None, False, 'demo'),
+        ('none', None, None, False, None),
+    ):
+        plan = plan_training(images, 'pretrain', init, tokenizer, device='cpu')
+        assert [plan.init, plan.keeps_head, (plan.tokenizer or {}).get('checkpoint')] == expected
+        assert plan.size == (96, 96)
 
 
-@pytest.mark.parametrize(('init', 'decay'), [(None, 0.8), ('none', 1.0)])
-def test_layers_that_begin_anew_learn_alike(images, tmp_path, init, decay):
-    plan = plan_training(images, 'finetune', init, device='cpu')
-    settings = plans.finetuning_settings(own_config(plan.base), images, plan, tmp_path, 100)
-    assert settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate'] == decay
+def test_layers_that_begin_anew_learn_alike(images, tmp_path):
+    for init, decay in ((None, 0.8), ('none', 1.0)):
+        plan = plan_training(images, 'finetune', init, device='cpu')
+        settings = plans.finetuning_settings(own_config(plan.base), images, plan, tmp_path, 100)
+        assert settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate'] == decay
 
 
 def test_configs_are_found_by_name():
     assert find_config('demo/pretrain').name == find_config('demo/pretrain.py').name == 'pretrain.py'
-    with pytest.raises(ValueError, match="'pretrain_300e' names 3 configs; expected one of beit.*/pretrain_300e"):
-        find_config('pretrain_300e')
-    with pytest.raises(FileNotFoundError, match="no config 'nothing'"):
-        find_config('nothing')
+    for name, said in (
+        ('pretrain_300e', "'pretrain_300e' names 3 configs; expected one of beit.*/pretrain_300e"),
+        ('demo/pretrian', "no config 'demo/pretrian'; did you mean 'demo/pretrain'?"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            find_config(name)
 
 
 def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
-    base = Config.fromfile(find_config('demo/finetune_folder'))
-    steps = {step['type']: step for step in plans.resized(base.test_pipeline, (128, 128))}
+    base = load_config('demo/finetune_folder.py')
+    steps = by_type(plans.resized(base.test_pipeline, (128, 128)))
     assert steps['ResizeEdge']['scale'] == 144 and steps['CenterCrop']['crop_size'] == (128, 128)  # 108 and 96
-    steps = {step['type']: step for step in plans.resized(base.train_pipeline, (128, 96))}
-    assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96)
-    assert base.test_pipeline[1].scale == 108
+    steps = by_type(plans.resized(base.train_pipeline, (128, 96)))
+    assert steps['beit_mm.RandomResizedCrop']['size'] == (128, 96) and base.test_pipeline[1].scale == 108
 
 
 def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypatch):
