@@ -25,46 +25,38 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def make_model(rel_pos_bias: str | None = None, **changes: object) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = narrow_model(**changes)
-    config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
-    return MODELS.build(config)
-
-
-def make_batches(number: int, size: int = 32) -> list[dict]:
-    """Batches whose images have 1 to 6 masked patches of 16."""
-    generator = torch.Generator().manual_seed(1)
-    batches = []
-    for _ in range(number):
-        ranks = torch.rand(4, 16, generator=generator).argsort(dim=1)
-        masks = (ranks < torch.randint(1, 7, (4, 1), generator=generator)).unflatten(1, (4, 4))
-        images = torch.randn(4, 3, size, size, generator=generator)
-        views = dict(images=images, tokenizer_images=torch.rand(4, 3, 32, 32, generator=generator))
-        positions = torch.from_numpy(np.stack([masked_positions(mask.numpy(), 6) for mask in masks]))
-        batches.append(dict(views, mask=masks, positions=positions))
-    return batches
-
-
-PIXELS = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8), target_generator=None)
-
-
-@pytest.mark.parametrize(
-    ('rel_pos_bias', 'changes'),
-    [(None, PIXELS), ('shared', {}), ('per_layer', dict(recover='all'))],
-    ids=['pixels', 'tokens', 'all'],
+BACKBONE = narrow_model()['backbone']
+PIXELS = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)
+MODELS_OF = dict(
+    pixels=narrow_model(head=PIXELS, target_generator=None),
+    tokens=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='shared', abs_pos_embed=False)),
+    all=narrow_model(backbone=dict(BACKBONE, rel_pos_bias='per_layer', abs_pos_embed=False), recover='all'),
+    dino=narrow_dino_model(),
 )
-def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(rel_pos_bias, changes):
-    """Also after a validation of images of another size."""
-    model = make_model(rel_pos_bias, **changes).train()
-    counter = CompileCounter()
+
+
+def make_batch(size: int = 32) -> dict:
+    """Images that have 1 to 6 masked patches of 16."""
+    masks = (torch.rand(4, 16).argsort(dim=1) < torch.randint(1, 7, (4, 1))).unflatten(1, (4, 4))
+    positions = torch.from_numpy(np.stack([masked_positions(mask.numpy(), 6) for mask in masks]))
+    crops = dict(second_images=torch.randn(4, 3, 32, 32), local_images=torch.randn(8, 3, 16, 16))
+    views = dict(images=torch.randn(4, 3, size, size), tokenizer_images=torch.rand(4, 3, 32, 32))
+    return dict(views, **crops, mask=masks, positions=positions)
+
+
+@pytest.mark.parametrize('kind', MODELS_OF)
+def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kind):
+    """And DINO's schedules; also after a validation of images of another size."""
+    model, counter = MODELS.build(MODELS_OF[kind]).train(), CompileCounter()
     compiled = compiled_in_training(model, model.loss, dict(backend=counter))
-    for number, batch in enumerate(make_batches(4)):
-        results = []
+    for number in range(4):
+        batch, results, before = make_batch(), [], copy.deepcopy(model.state_dict())
+        model.teacher_temperature = torch.tensor(0.04 + 0.01 * number)  # as DINOHook does
         for loss in (compiled, model.loss):
+            model.load_state_dict(before)
             model.zero_grad()
             losses = loss(batch)
-            losses['loss'].backward()
+            sum(losses[name] for name in losses if 'loss' in name).backward()
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             results.append({name: value.detach() for name, value in losses.items()} | gradients)
         torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
@@ -72,7 +64,7 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(rel
             model.eval()
             with torch.no_grad():
                 compiled(batch)
-                model(dict(make_batches(1, size=48)[0], mask=None), mode='tensor')
+                model(dict(make_batch(size=48), mask=None), mode='tensor')
             model.train()
     assert counter.frame_count == 1
 
@@ -95,21 +87,6 @@ def test_features_of_classifiers_and_segmentors_are_one_graph(name):
     assert counter.frame_count == 1
 
 
-def test_dinos_schedules_do_not_compile_it_again():
-    torch.manual_seed(0)
-    model = MODELS.build(narrow_dino_model()).train()
-    counter = CompileCounter()
-    compiled = compiled_in_training(model, model.loss, dict(backend=counter))
-    for step, batch in enumerate(make_batches(2)):
-        batch |= dict(second_images=torch.randn(4, 3, 32, 32), local_images=torch.randn(8, 3, 16, 16))
-        model.teacher_temperature = torch.tensor(0.04 + 0.01 * step)  # as DINOHook does
-        center = model.center.clone()
-        found = compiled(batch)['loss_dino']
-        model.center.copy_(center)
-        torch.testing.assert_close(found, model.loss(batch)['loss_dino'], atol=1e-5, rtol=1e-4)
-    assert counter.frame_count == 1
-
-
 def test_an_error_that_is_not_the_compilers_is_raised_after_one_attempt():
     """Out of memory, above all: a second attempt would have less, and batch norm would have moved twice."""
     attempts = []
@@ -121,9 +98,9 @@ def test_an_error_that_is_not_the_compilers_is_raised_after_one_attempt():
 
         return run
 
-    model = make_model().train()
+    model = MODELS.build(narrow_model()).train()
     with pytest.raises(torch.OutOfMemoryError, match='no memory'):
-        compiled_in_training(model, model.loss, dict(backend=backend))(make_batches(1)[0])
+        compiled_in_training(model, model.loss, dict(backend=backend))(make_batch())
     assert len(attempts) == 1
 
 
@@ -143,7 +120,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
 
     said = []
     monkeypatch.setattr('beit_mm.engine.steps.print_log', lambda message, **_: said.append(message))
-    model, (batch,) = make_model().train(), make_batches(1)
+    model, batch = MODELS.build(narrow_model()).train(), make_batch()
     compiled = compiled_in_training(model, model.loss, dict(backend=broken))
     for _ in range(2):
         assert torch.equal(compiled(batch)['loss'], model.loss(batch)['loss'])

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
 from labelled import loader, make_images
-from mmseg.models.utils import resize
+from mmengine.runner import Runner
 from scipy.optimize import minimize
 
-from beit_mm.engine.metrics import DenseKNNHook
+from beit_mm.engine.metrics import DenseKNNHook, KNNHook
 from beit_mm.features.evaluation import (
     accuracy,
     choose_penalty,
@@ -81,9 +81,6 @@ def test_patches_of_the_bank_have_the_shares_of_their_own_pixels():
         torch.testing.assert_close(target, known.bincount(minlength=3) / len(known))
     again, other = (sample_patches(iter(images), 3, len(images), 40, seed=seed)[0] for seed in (1, 2))
     assert torch.equal(bank, again) and not torch.equal(bank, other)
-
-
-def test_without_any_label_the_user_hears_of_it():
     with pytest.raises(ValueError, match='no patch of the training images has a class'):
         sample_patches(maps(ignored=1.1), 3, 5, 10)
 
@@ -135,31 +132,20 @@ def test_standardised_channels_have_mean_0_and_variance_1_and_constants_stay_fin
     assert torch.equal(out[:, 3], torch.zeros(50))
 
 
-def test_shares_count_as_so_many_parts_of_a_patch():
+def test_shares_count_as_so_many_parts_of_a_patch_and_scores_lie_at_its_centre():
     predicted, shares = torch.tensor([0, 2, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0, 1], [0.25, 0, 0.75]])
     counts = confusion(predicted, shares, 3)
     assert counts.tolist() == [[0.5, 0, 0.25], [0.5, 0, 0], [0, 0, 1.75]]
     assert accuracy(counts) == pytest.approx(2.25 / 3)
-
-
-def test_scores_are_brought_to_the_annotations_size_as_mmseg_does():
-    scores, labels = torch.randn(3, 5, 4), torch.randint(0, 4, (31, 47)).to(torch.uint8)
-    enlarged = resize(scores.permute(2, 0, 1)[None], (31, 47), mode='bilinear', align_corners=False)
-    found = pixel_scores(scores, (31, 47)).argmax(dim=0)
-    assert torch.equal(found, enlarged[0].argmax(dim=0))
-    expected = np.zeros((4, 4))
-    for right, answer in zip(labels.flatten().tolist(), found.flatten().tolist(), strict=True):
-        expected[right, answer] += 1
-    assert np.array_equal(confusion(found, labels, 4), expected)
+    assert pixel_scores(torch.tensor([[[0.0], [1]]]), (1, 4)).tolist() == [[[0, 0.25, 0.75, 1]]]
 
 
 def test_a_pretraining_logs_both_after_each_validation(pretrain_config, tmp_path):
     root, images = make_label_maps(tmp_path / 'maps'), make_images(tmp_path / 'labelled')
     train, val = options(root, 'training'), options(root, 'validation')
     drop_last = dict(loader(images, 'train'), drop_last=True)  # 18 images, 4 a batch: two are left out
-    loaders = dict(train_dataloader=drop_last, val_dataloader=loader(images, 'val'))
-    pretrain_config.custom_hooks.append(dict(type='beit_mm.DenseKNNHook', train=train, val=val, k=3))
-    pretrain_config.custom_hooks.append(dict(type='beit_mm.KNNHook', **loaders, k=3))
+    knn = dict(type='beit_mm.KNNHook', train_dataloader=drop_last, val_dataloader=loader(images, 'val'), k=3)
+    pretrain_config.custom_hooks += [knn, dict(type='beit_mm.DenseKNNHook', train=train, val=val, k=3)]
     pretrain_config.default_hooks.checkpoint.update(save_best=['dense_knn_miou', 'knn_accuracy'])
     pretrain_config.train_cfg.max_epochs = 1
     runner = make_runner(pretrain_config)
@@ -174,25 +160,22 @@ def test_a_pretraining_logs_both_after_each_validation(pretrain_config, tmp_path
     assert evaluate_patches(extractor, train, val, k=3)['miou'] == pytest.approx(row['dense_knn_miou'], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        (dict(classes=CLASSES[::-1]), 'or their names differ'),
-        (dict(data_prefix='images/validation'), 'have no annotations'),
-        (dict(data_root='gone'), 'no such file'),
-    ],
-)
-def test_mistakes_show_before_the_first_step(changes, message, tmp_path):
-    root = make_label_maps(tmp_path / 'labelled')
-    hook = DenseKNNHook(options(root, 'training'), dict(options(root, 'validation'), **changes))
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        hook.before_train(SimpleNamespace(model=MODELS.build(narrow_model())))
-
-
-@pytest.mark.parametrize('name', ['k', 'max_images', 'max_patches'])
-def test_wrong_numbers_are_refused(name):
-    with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
-        DenseKNNHook({}, {}, **{name: 0})
+def test_mistakes_show_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr('beit_mm.engine.metrics.get_world_size', lambda: 2)
+    root, images = make_label_maps(tmp_path / 'maps'), make_images(tmp_path / 'images', per_class=1)
+    train, val = options(root, 'training'), options(root, 'validation')
+    runner = SimpleNamespace(model=MODELS.build(narrow_model()), build_dataloader=Runner.build_dataloader)
+    for hook, message in (
+        (DenseKNNHook(train, dict(val, classes=CLASSES[::-1])), 'or their names differ'),
+        (DenseKNNHook(train, dict(val, data_prefix='images/validation')), 'have no annotations'),
+        (DenseKNNHook(train, val, max_images=1), '1 training images for 2 processes; each needs one'),
+        (KNNHook(loader(images, 'train'), loader(images, 'val', classes=['red', 'blue'])), 'the validation images 2'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hook.before_train(runner)
+    for name in ('k', 'max_images', 'max_patches'):
+        with pytest.raises(ValueError, match=f'DenseKNNHook: {name} is 0'):
+            DenseKNNHook({}, {}, **{name: 0})
 
 
 def figure_of(root: Path, **changes: object) -> float:
@@ -214,15 +197,8 @@ def test_two_processes_log_the_figure_of_one(tmp_path):
     assert figure_of(root, max_images=4) != alone
 
 
-def test_fewer_images_than_processes_are_refused_by_all(tmp_path, monkeypatch):
-    root = make_label_maps(tmp_path / 'labelled')
-    monkeypatch.setattr('beit_mm.engine.metrics.get_world_size', lambda: 2)
-    with pytest.raises(ValueError, match='DenseKNNHook: 1 training images for 2 processes; each needs one'):
-        figure_of(root, max_images=1)
-
-
-def plain_loop(features, known, labels, num_classes, k, temperature):
-    """The same vote, one image and one neighbour at a time."""
+def plain_loop(features, known, labels, num_classes, k, temperature=0.07):
+    """DINO's vote, one image and one neighbour at a time."""
     for x in features.tolist():
         lengths = [math.hypot(*x) * math.hypot(*y) for y in known.tolist()]
         cosines = [np.dot(x, y) / length for y, length in zip(known.tolist(), lengths, strict=True)]
@@ -235,26 +211,6 @@ def plain_loop(features, known, labels, num_classes, k, temperature):
 def test_votes_as_a_plain_loop_does():
     known, features = torch.randn(60, 8), torch.randn(40, 8)
     labels = torch.randint(0, 5, (60,))
-    for k, temperature in ((1, 0.07), (7, 0.07), (20, 1.0), (80, 1.0)):  # of 60
-        found = knn_predict(features, known, labels, 5, k, temperature)
-        assert found.tolist() == [*plain_loop(features, known, labels, 5, k, temperature)]
-
-
-def test_the_temperature_is_dinos():
-    """Two neighbours at a distance outvote one at the place itself where 2 exp(-(1 - cosine) / 0.07) > 1."""
-    limit = 0.07 * math.log(2)
-    for distance, winner in ((0.98 * limit, 1), (1.02 * limit, 0)):
-        cosine = 1 - distance
-        near = [cosine, math.sqrt(1 - cosine**2)]
-        bank = torch.tensor([[1.0, 0.0], near, near], dtype=torch.float64)
-        found = knn_predict(bank[:1], bank, torch.tensor([0, 1, 1]), 2, k=3)
-        assert found.tolist() == [winner]
-
-
-def test_two_sets_of_classes_are_refused_before_the_first_step(pretrain_config, tmp_path):
-    images = make_images(tmp_path / 'labelled', per_class=1)
-    loaders = dict(train_dataloader=loader(images, 'train'))
-    loaders['val_dataloader'] = loader(images, 'val', classes=['red', 'blue'])
-    pretrain_config.custom_hooks.append(dict(type='beit_mm.KNNHook', **loaders))
-    with pytest.raises(ValueError, match='have 3 classes, the validation images 2'):
-        make_runner(pretrain_config).train()
+    for k, *temperature in ((1,), (7,), (60,), (20, 1.0), (80, 1.0)):  # of 60
+        found = knn_predict(features, known, labels, 5, k, *temperature)
+        assert found.tolist() == [*plain_loop(features, known, labels, 5, k, *temperature)]
