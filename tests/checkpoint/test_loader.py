@@ -1,4 +1,4 @@
-"""Checkpoints of other code bases, through every way in which mmengine loads files."""
+"""Checkpoints of other code bases, through every way in which mmengine loads files, and made to fit the backbone."""
 
 import copy
 from functools import partial

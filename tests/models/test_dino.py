@@ -1,4 +1,7 @@
-"""DINO: its loss against loops in numpy, the teacher, the center, what shows a collapse, and its checkpoints."""
+"""DINO: its loss against loops in numpy, the teacher, the center, what shows a collapse, and its checkpoints.
+
+The center of several processes: tests/promises/test_world_size.py; the moving teacher: tests/engine/test_dino_hook.py.
+"""
 
 import itertools
 import math
@@ -6,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import narrow_dino_model, narrow_model, positions_of, run_ranks
+from helpers import narrow_dino_model, narrow_model, positions_of
 from peers import randomise
 from scipy.special import log_softmax
 
@@ -108,22 +111,7 @@ def test_center_is_a_moving_average_of_the_teachers_outputs():
     torch.testing.assert_close(model.center, expected)  # an evaluation changes nothing
 
 
-def test_center_is_that_of_all_processes(tmp_path):
-    inputs = make_inputs(4, num_local=0)
-
-    def center(rank: int | None) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = make_model(**ALONE)
-        part = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
-        model({name: None if value is None else value[part] for name, value in inputs.items()}, mode='loss')
-        return model.center.numpy()
-
-    first, second = run_ranks(center, tmp_path)
-    assert np.array_equal(first, second)
-    np.testing.assert_allclose(first, center(None), atol=1e-6)
-
-
-def test_teacher_starts_as_the_student_and_follows_it(tmp_path):
+def test_teacher_starts_as_the_student(tmp_path):
     """Also where the student starts from a file; without drop path, mask token and decay."""
     torch.save(randomise(MODELS.build(BACKBONE)).state_dict(), tmp_path / 'beit.pth')
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'beit.pth'))
@@ -141,14 +129,6 @@ def test_teacher_starts_as_the_student_and_follows_it(tmp_path):
     grouped = {name for group in parameter_groups(model) for name in group['names']}
     assert grouped == {name for name, p in model.named_parameters() if p.requires_grad}
     assert not any(name.startswith('teacher') for name in grouped)
-
-    before = {name: weight.clone() for name, weight in model.teacher.named_parameters()}
-    with torch.no_grad():
-        for weight in student.values():
-            weight.add_(torch.randn_like(weight))
-    model.update_teacher(0.9)
-    for name, weight in model.teacher.named_parameters():
-        torch.testing.assert_close(weight, 0.9 * before[name] + 0.1 * student[name])
 
 
 def test_the_head_has_rows_of_length_one():
