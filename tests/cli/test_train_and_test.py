@@ -27,8 +27,8 @@ OPTIONS += ['default_hooks.logger.interval=1', 'default_hooks.checkpoint.interva
 def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     environment |= dict(OMP_NUM_THREADS='1', PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='')
     environment['PATH'] = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
-    command = [str(word) for word in command]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ | environment)
+    words, environment = [*map(str, command)], os.environ | environment
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment)
 
 
 def config_of(verb: str, *words: object) -> Config:
@@ -46,16 +46,13 @@ def options(images, tmp_path, monkeypatch) -> list[str]:
 
 
 def test_help_needs_the_standard_library_alone():
-    left_out = {'dev', 'benchmarks', 'stress', 'convert_checkpoint.py', 'reproduce_table.py'}
+    left_out = {'dev', 'convert_checkpoint.py', 'reproduce_table.py', 'doctor.py'}  # doctor.py has no arguments
     tools = [path for path in (ROOT / 'tools').rglob('*.py') if '__main__' in path.read_text()]
     tools = [path for path in tools if not left_out & {*path.parts}]
     assert len(tools) > 15
     for tool in tools:
         done = run(sys.executable, '-S', tool, '--help', cwd=ROOT, PYTHONNOUSERSITE='1')
-        if tool.name == 'doctor.py':  # it has no arguments and reports what is missing
-            assert done.returncode == 1 and 'PROBLEM' in done.stdout
-        else:
-            assert done.returncode == 0 and 'usage: ' in done.stdout, f'{tool}: {done.stderr}'
+        assert done.returncode == 0 and 'usage: ' in done.stdout, f'{tool}: {done.stderr}'
 
 
 def test_train_resume_and_test_give_the_same_numbers(options, tmp_path, capfd, monkeypatch):
@@ -65,9 +62,7 @@ def test_train_resume_and_test_give_the_same_numbers(options, tmp_path, capfd, m
     out, err = capfd.readouterr()  # no terminal: a few lines too
     lines = out.splitlines()
     assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
-    progress = (
-        r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data [\d.]+ s  [\d.]+ GiB  0:00:00 left$'
-    )
+    progress = r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data .* GiB  0:00:00 left$'
     assert re.search(progress, out, flags=re.M) and 'work_dirs/pretrain: checkpoints' in out
     assert re.search(r'pretrain 3, held-out images:  mim_loss [\d.]+ ', out) and 'Iter(train)' not in out + err
     work = tmp_path / 'work_dirs/pretrain'  # the default: the config's name
@@ -102,33 +97,34 @@ def test_who_stops_a_run_is_told_how_to_resume(options, monkeypatch, capsys):
 
 
 LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
-DECAY = ('CosineAnnealingWeightDecay', 0, 8, False, None)
 
 
 @pytest.mark.parametrize(
     'name, steps, expected',
     [
         # of 800 epochs 10 are the warm-up, which is never one step
-        ('beit/pretrain_800e', 1600, [(LINEAR, 0, 20, False, None), (COSINE, 20, 1600, False, None)]),
-        ('beit/pretrain_800e', 2, [(LINEAR, 0, 2, False, None)]),
-        ('beit/pretrain_800e', 1, [(LINEAR, 0, 1, False, None)]),
-        # 20 of 100
-        ('beit/finetune_in1k_100e', 50, [(LINEAR, 0, 10, False, None), (COSINE, 10, 50, False, None)]),
+        ('beit/pretrain_800e', 1600, [(LINEAR, 0, 20, None), (COSINE, 20, 1600, None)]),
+        ('beit/pretrain_800e', 2, [(LINEAR, 0, 2, None)]),
+        ('beit/pretrain_800e', 1, [(LINEAR, 0, 1, None)]),
         # 1501 and 160,001 of 160,000: mmengine's PolyLR arrives one step before its end
-        ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, False, None), ('PolyLR', 0, 1601, False, None)]),
-        ('demo/pretrain', 300, [(LINEAR, 0, 12, False, None), (COSINE, 12, 300, False, 288)]),
-        ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, False, None)]),
+        ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, None), ('PolyLR', 0, 1601, None)]),
+        ('demo/pretrain', 300, [(LINEAR, 0, 12, None), (COSINE, 12, 300, 288)]),
+        ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, None)]),
         # an epoch's length is not known, but the schedule's is: 10,000 of 1,039,800 steps
-        ('beit_plus/pretrain_in22k_150e', 1040, [(LINEAR, 0, 10, False, None), (COSINE, 10, 1040, False, None)]),
-        ('beit_dino/pretrain_dino_400e', 8, [(LINEAR, 0, 2, False, None), DECAY, (COSINE, 2, 8, False, None)]),
+        ('beit_plus/pretrain_in22k_150e', 1040, [(LINEAR, 0, 10, None), (COSINE, 10, 1040, None)]),
+        (
+            'beit_dino/pretrain_dino_400e',
+            8,
+            [(LINEAR, 0, 2, None), ('CosineAnnealingWeightDecay', 0, 8, None), (COSINE, 2, 8, None)],
+        ),
     ],
 )
 def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     cfg = copy.deepcopy(load_config(f'{name}.py'))
     commands.shorten(cfg, steps)
-    keys = ('type', 'begin', 'end', 'by_epoch', 'T_max')
+    keys = ('type', 'begin', 'end', 'T_max')
     assert [tuple(scheduler.get(key) for key in keys) for scheduler in cfg.param_scheduler] == expected
-    assert not any('convert_to_iter_based' in scheduler for scheduler in cfg.param_scheduler)
+    assert not any({'convert_to_iter_based'} & {*each} or each.by_epoch for each in cfg.param_scheduler)
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
     checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
     assert not checkpoint.by_epoch and checkpoint.interval <= steps and logger.interval <= max(1, steps // 10)
@@ -180,7 +176,6 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
     [
         ('model.target_generator.checkpoint=nowhere.pth', 'looked for nowhere.pth'),
         ('train_dataloader.dataset.data_root=no, such folder', "no folder 'no, such folder"),
-        ('train_dataloader.dataset.data_root=no such folder', "no folder 'no such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
         ('optim_wrapper.dtype=float8', "dtype is 'float8'; choose one of"),
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is no KEY=VALUE"),

@@ -67,10 +67,10 @@ def draw_segmentation(names: Iterable[Path], root: Path, maps: Path, out: Path) 
     with_legend(Image.fromarray(pixels_of(sheet(rows))), [*zip(classes, palette, strict=True)]).save(out)
 
 
-def mean_iou(names: Iterable[Path], root: Path, maps: Path) -> tuple[float, float]:
-    """mIoU in % of label maps, over all pixels with an annotation, and its standard error: images are drawn anew."""
-    number, each = len((maps / 'classes.txt').read_text().splitlines()), []
-    for labels, annotation in (label_maps(name, root, maps) for name in names):
+def mean_iou(pairs: Iterable[tuple[np.ndarray, np.ndarray]], number: int) -> tuple[float, float]:
+    """mIoU in % of `label_maps` of so many classes, over all images, and its standard error: images are drawn anew."""
+    each = []
+    for labels, annotation in pairs:
         known = annotation >= 0
         each.append(evaluation.confusion(*map(torch.from_numpy, (labels[known], annotation[known])), number))
     counts, random = torch.stack(each), np.random.default_rng(0)  # images, classes, classes
@@ -140,8 +140,9 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
         Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
     ]
     if drawn:
-        names = [Path(name) for name in (out / 'segmented.txt').read_text().splitlines()]
-        reached, error = mean_iou(names, images.held_out.root, out / 'maps')
+        names, classes = ((out / name).read_text().splitlines() for name in ('segmented.txt', 'maps/classes.txt'))
+        pairs = (label_maps(Path(name), images.held_out.root, out / 'maps') for name in names)
+        reached, error = mean_iou(pairs, len(classes))
         baselines = json.loads((out / 'segmentor/baselines.json').read_text())
         gains = {REFERENCES[name]: (reached - figure, error) for name, figure in baselines.items()}
         said.append(f'The segmentor is {verdict(gains)}.')
