@@ -10,39 +10,36 @@ from helpers import NO_WORKERS, ROOT, run_tool
 from beit_mm import ClassificationInferencer
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint, write_checkpoint
 
-NARROW = ['model.backbone.arch.embed_dims=32', 'model.backbone.arch.num_layers=2']
+NARROW = ['backbone.arch.embed_dims=32', 'backbone.arch.num_layers=2']
 
 
 @pytest.fixture(scope='module')
 def work(tmp_path_factory) -> Path:
-    """Runs of two steps, or one epoch, of the three configs: tokenizer, pretrained model and classifier."""
+    """Runs of two steps of the three configs: tokenizer, pretrained model and classifier."""
     folder = tmp_path_factory.mktemp('bands')
     draw_bands(folder / 'data', 40, 16, 56)
-    two_steps = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2']
-    one_epoch = ['train_cfg.max_epochs=1', 'default_hooks.checkpoint.interval=1']
-    tokenizer = 'model.target_generator.checkpoint=work_dirs/bands_dvae/iter_2.pth'
-    start = 'model.backbone.init_cfg.checkpoint=work_dirs/bands_pretrain/iter_2.pth'
+    tokenizer = 'target_generator.checkpoint=work_dirs/bands_dvae/iter_2.pth'
+    start = 'backbone.init_cfg.checkpoint=work_dirs/bands_pretrain/iter_2.pth'
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run('dvae', *two_steps)
-        run('pretrain', *NARROW, 'model.head.embed_dims=32', tokenizer, *two_steps)
-        run('finetune', *NARROW, 'model.head.in_channels=32', start, *one_epoch)
+        for name, *options in (
+            ('dvae',),
+            ('pretrain', *NARROW, 'head.embed_dims=32', tokenizer),
+            ('finetune', *NARROW, 'head.in_channels=32', start),
+        ):
+            options = [*NO_WORKERS, 'data_root=data', *(f'model.{option}' for option in options)]
+            run_tool('train.py', f'demo/bands_{name}', '--steps', 2, '--cfg-options', *options)
     return folder
-
-
-def run(name: str, *options: str) -> None:
-    options = ('data_root=data', 'train_dataloader.batch_size=8', *NO_WORKERS, *options)
-    run_tool('train.py', ROOT / f'configs/demo/bands_{name}.py', '--cfg-options', *options)
 
 
 def test_the_three_configs_run_one_after_another(work):
     assert all([*(work / f'work_dirs/bands_{name}').rglob('iter_2.png')] for name in ('dvae', 'pretrain'))
-    weights = read_checkpoint(work / 'work_dirs/bands_finetune/epoch_1.pth')['state_dict']
+    weights = read_checkpoint(work / 'work_dirs/bands_finetune/iter_2.pth')['state_dict']
     assert weights['backbone.patch_embed.proj.weight'].shape == (32, 6, 8, 8)
 
 
 def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):
-    classify = ClassificationInferencer(work / 'work_dirs/bands_finetune/epoch_1.pth')
+    classify = ClassificationInferencer(work / 'work_dirs/bands_finetune/iter_2.pth')
     assert classify.classes == CLASSES
     results = classify(work / 'data/val')
     assert len(results) == 16 and all(Path(result['path']).suffix == '.tif' for result in results)
@@ -61,7 +58,7 @@ def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):
 
 @pytest.mark.parametrize('wrong', [dict(max_pixels=10**12), dict(low=[1e300] * 6), dict(bands=[0] * 17)])
 def test_what_a_stored_config_may_say_of_bands_is_limited(work, tmp_path, wrong):
-    content = read_checkpoint(work / 'work_dirs/bands_finetune/epoch_1.pth')
+    content = read_checkpoint(work / 'work_dirs/bands_finetune/iter_2.pth')
     content['meta']['config_dict']['test_dataloader']['dataset']['pipeline'][0].update(wrong)
     write_checkpoint(tmp_path / 'a.pth', dict(state_dict=content['state_dict'], meta=content['meta']))
     with pytest.raises(CheckpointError, match=f'(asks for|does not fit its config).*{next(iter(wrong))}'):

@@ -29,10 +29,9 @@ def machine(tmp_path: Path):
     Returns what it said, and the lines with which its Python was called.
     """
     source, programs = tmp_path / 'source', tmp_path / 'programs'
-    shutil.copytree(ROOT / 'requirements', source / 'requirements')
-    (source / 'tools/dev').mkdir(parents=True)
-    tools = ('tools/_environment.sh', 'tools/run_tests.sh', 'tools/dev/check_style.sh')
-    for name in ('setup.py', 'pyproject.toml', *tools):
+    for folder in ('requirements', 'tools'):
+        shutil.copytree(ROOT / folder, source / folder)
+    for name in ('setup.py', 'pyproject.toml'):
         shutil.copy(ROOT / name, source / name)
     programs.mkdir()
     for name, text in (('python3.12', '#!/bin/sh\nexit 127\n'), ('python3.11', PYTHON.format(log=tmp_path / 'log'))):

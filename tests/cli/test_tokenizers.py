@@ -6,24 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import NO_WORKERS, ROOT, run_tool
+from helpers import NO_WORKERS, run_tool
 
 from beit_mm.models import DiscreteVAE
 
-DALLE = ROOT / 'configs/dvae/dalle_8k_in1k.py'
+DALLE = 'dvae/dalle_8k_in1k'
 NARROW = dict(hidden=8, vocab_size=32, embed_dims=16)
 
 
 def test_the_average_of_the_weights_is_kept_and_tested(images, tmp_path, monkeypatch):
     """DALL-E's training made small: four steps on twelve images."""
     monkeypatch.chdir(tmp_path)
-    options = [*NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items())]
-    for name in (f'data_root={images}', 'pipeline.1.size=16'):
-        options += [f'{split}_dataloader.dataset.{name}' for split in ('train', 'val', 'test')]
-    options += [f'{split}_dataloader.batch_size=4' for split in ('train', 'val', 'test')]
-    options += ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'default_hooks.checkpoint.interval=1']
-    options += ['default_hooks.checkpoint.max_keep_ckpts=-1', 'default_hooks.ema.momentum=0.25']
-    options = ['--cfg-options', *options, 'optim_wrapper.optimizer.lr=0.01']
+    options = ['--cfg-options', *NO_WORKERS, *(f'model.{name}={value}' for name, value in NARROW.items())]
+    for name in (f'dataset.data_root={images}', 'dataset.pipeline.1.size=16', 'batch_size=4'):
+        options += [f'{split}_dataloader.{name}' for split in ('train', 'val', 'test')]
+    options += ['train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'optim_wrapper.optimizer.lr=0.01']
+    hooks = ('checkpoint.interval=1', 'checkpoint.max_keep_ckpts=-1', 'ema.momentum=0.25')
+    options += [f'default_hooks.{option}' for option in hooks]
     run_tool('train.py', DALLE, *options)
     work = Path('work_dirs/dalle_8k_in1k')
     log = next(work.glob('*/*.log')).read_text()

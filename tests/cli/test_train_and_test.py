@@ -96,34 +96,27 @@ def test_who_stops_a_run_is_told_how_to_resume(options, monkeypatch, capsys):
     assert re.search(r'^Stopped after step 1\. Resume with: .* --resume$', capsys.readouterr().out, flags=re.M)
 
 
-LINEAR, COSINE = 'LinearLR', 'CosineAnnealingLR'
-
-
 @pytest.mark.parametrize(
     'name, steps, expected',
     [
         # of 800 epochs 10 are the warm-up, which is never one step
-        ('beit/pretrain_800e', 1600, [(LINEAR, 0, 20, None), (COSINE, 20, 1600, None)]),
-        ('beit/pretrain_800e', 2, [(LINEAR, 0, 2, None)]),
-        ('beit/pretrain_800e', 1, [(LINEAR, 0, 1, None)]),
+        ('beit/pretrain_800e', 1600, 'LinearLR 0 20, CosineAnnealingLR 20 1600'),
+        ('beit/pretrain_800e', 2, 'LinearLR 0 2'),
+        ('beit/pretrain_800e', 1, 'LinearLR 0 1'),
         # 1501 and 160,001 of 160,000: mmengine's PolyLR arrives one step before its end
-        ('beit/upernet_512_ade20k_160k', 1600, [(LINEAR, 0, 15, None), ('PolyLR', 0, 1601, None)]),
-        ('demo/pretrain', 300, [(LINEAR, 0, 12, None), (COSINE, 12, 300, 288)]),
-        ('dvae/dalle_8k_in1k', 3000, [(COSINE, 0, 1200, None)]),
+        ('beit/upernet_512_ade20k_160k', 1600, 'LinearLR 0 15, PolyLR 0 1601'),
+        ('demo/pretrain', 300, 'LinearLR 0 12, CosineAnnealingLR 12 300 288'),  # T_max
+        ('dvae/dalle_8k_in1k', 3000, 'CosineAnnealingLR 0 1200'),
         # an epoch's length is not known, but the schedule's is: 10,000 of 1,039,800 steps
-        ('beit_plus/pretrain_in22k_150e', 1040, [(LINEAR, 0, 10, None), (COSINE, 10, 1040, None)]),
-        (
-            'beit_dino/pretrain_dino_400e',
-            8,
-            [(LINEAR, 0, 2, None), ('CosineAnnealingWeightDecay', 0, 8, None), (COSINE, 2, 8, None)],
-        ),
+        ('beit_plus/pretrain_in22k_150e', 1040, 'LinearLR 0 10, CosineAnnealingLR 10 1040'),
+        ('beit_dino/pretrain_dino_400e', 8, 'LinearLR 0 2, CosineAnnealingWeightDecay 0 8, CosineAnnealingLR 2 8'),
     ],
 )
 def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     cfg = copy.deepcopy(load_config(f'{name}.py'))
     commands.shorten(cfg, steps)
-    keys = ('type', 'begin', 'end', 'T_max')
-    assert [tuple(scheduler.get(key) for key in keys) for scheduler in cfg.param_scheduler] == expected
+    found = [[each[key] for key in ('type', 'begin', 'end', 'T_max') if key in each] for each in cfg.param_scheduler]
+    assert ', '.join(' '.join(map(str, each)) for each in found) == expected
     assert not any({'convert_to_iter_based'} & {*each} or each.by_epoch for each in cfg.param_scheduler)
     assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
     checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
@@ -131,16 +124,6 @@ def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     assert not cfg.log_processor.by_epoch
     assert 'dvae' not in name or (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
     assert 'dino' not in name or cfg.custom_hooks[-1].warmup_epochs == cfg.custom_hooks[-1].freeze_last_layer == 0
-
-
-def test_what_a_run_writes_of_its_config_is_no_template(tmp_path):
-    """mmengine fills `{{...}}` of a config's text in before it reads it, with values of the environment among them."""
-    (tmp_path / 'mine.py').write_text("test_dataloader, note = {}, '{' + '{$HOME:none}' + '}'\ndefault_hooks = {}\n")
-    cfg = config_of('test', tmp_path / 'mine.py', 'x.pth', '--cfg-options', 'experiment_name={{$HOME:none}}')
-    cfg.dump(str(tmp_path / 'dumped.py'))
-    assert '{{' not in (tmp_path / 'dumped.py').read_text()
-    dumped = Config.fromfile(str(tmp_path / 'dumped.py'))
-    assert dumped.note == dumped.experiment_name == cfg.note == '{' + '{$HOME:none}' + '}'
 
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
@@ -151,8 +134,8 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
     assert '2 process(es) on the CPU with gloo' in done.stderr
     said = 'warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 64'
     assert done.stderr.count(said) == 1
-    (log,) = (path.read_text() for path in tmp_path.glob('work_dirs/pretrain/*/*.log'))
-    together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
+    (log,) = tmp_path.glob('work_dirs/pretrain/*/*.log')
+    together = re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log.read_text())[1]
     # the weights that the two agreed on give the same number in one process
     run_tool('test.py', CONFIG, 'work_dirs/pretrain/iter_3.pth', '--out', 'metrics.json', *options)
     alone = json.loads((tmp_path / 'metrics.json').read_text())['mim_loss']
@@ -194,18 +177,18 @@ def test_a_mistake_is_one_line(options, option, message):
     assert end.value.code.startswith('error: ') and message in end.value.code
 
 
-def test_missing_files_are_one_line(options, tmp_path, capsys):
-    with pytest.raises(SystemExit, match='^error: .*gone.py'):
-        run_tool('train.py', 'gone.py')
-    with pytest.raises(SystemExit, match='^error: .*gone.pth'):
-        run_tool('test.py', CONFIG, 'gone.pth', *options)
-    with pytest.raises(SystemExit):
-        run_tool('test.py', CONFIG, 'gone.pth', '--out', '.')
-    assert '. is a folder; expected a file' in capsys.readouterr().err
+def test_missing_files_are_one_line(options, tmp_path):
+    for words, message in (
+        (['train.py', 'gone.py'], '^error: .*gone.py'),
+        (['test.py', CONFIG, 'gone.pth', *options], '^error: .*gone.pth'),
+        (['test.py', CONFIG, 'gone.pth', '--out', '.'], '2'),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run_tool(*words)
     # in a process of its own: nothing else has imported what registers mmengine's runner
-    weights, narrow = 'model.target_generator.checkpoint=dalle_encoder.pth', 'model.backbone.arch=tiny'
-    words = ['beit/pretrain_300e', '--verbose', '--cfg-options', weights, narrow, 'model.head.embed_dims=192']
-    done = run(sys.executable, ROOT / 'tools/train.py', *words, 'data_root=.', cwd=tmp_path)
+    options = 'data_root=. target_generator.checkpoint=dalle_encoder.pth backbone.arch=tiny head.embed_dims=192'
+    words = ['beit/pretrain_300e', '--verbose', '--cfg-options', *options.replace(' ', ' model.').split()]
+    done = run(sys.executable, ROOT / 'tools/train.py', *words, cwd=tmp_path)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     assert all(word in done.stderr for word in ('error: ', 'dalle_encoder.pth', 'random_weights=True', 'https://'))
 
@@ -213,26 +196,25 @@ def test_missing_files_are_one_line(options, tmp_path, capsys):
 def test_the_arguments_of_train(tmp_path):
     (folder := tmp_path / 'a folder, of mine').mkdir()
     words = ['--amp', '--auto-scale-lr', '--no-validate', '--resume', 'x.pth', '--cfg-options', f'data_root={folder}']
-    cfg = config_of('train', 'demo/bands_dvae', *words, 'randomness.seed=3', '--cfg-options', 'model.loss=l1')
-    assert cfg.work_dir == 'work_dirs/bands_dvae' and cfg.optim_wrapper.dtype == 'bfloat16'
-    assert cfg.auto_scale_lr.enable and cfg.val_cfg is None
-    assert (cfg.resume, cfg.load_from, cfg.train_dataloader.dataset.data_root) == (True, 'x.pth', str(folder))
-    assert (cfg.randomness.seed, cfg.model.loss) == (3, 'l1')
+    template = 'experiment_name={{$HOME:none}}'  # which mmengine fills in when it reads a config's text
+    cfg = config_of('train', 'demo/bands_dvae', *words, 'randomness.seed=3', '--cfg-options', 'model.loss=l1', template)
+    cfg.dump(str(tmp_path / 'dumped.py'))
+    assert Config.fromfile(str(tmp_path / 'dumped.py')).experiment_name == cfg.experiment_name == template[16:]
+    found = cfg.work_dir, cfg.optim_wrapper.dtype, cfg.auto_scale_lr.enable, cfg.val_cfg, cfg.resume, cfg.load_from
+    assert found == ('work_dirs/bands_dvae', 'bfloat16', True, None, True, 'x.pth')
+    assert (cfg.train_dataloader.dataset.data_root, cfg.randomness.seed, cfg.model.loss) == (str(folder), 3, 'l1')
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
-    roots = ['data_root=images', 'val_dataloader.dataset.data_root=other']
+    roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
     options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}']
-    cfg = config_of('train', 'demo/pretrain', '--compile', '--cfg-options', *options)
+    cfg = config_of('train', 'beit/pretrain_300e', '--compile', '--cfg-options', *options)
     found = [cfg[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')]
-    assert found == ['images', 'other', 'images'] and cfg.custom_hooks[-1] == dict(type='beit_mm.CompileHook')
+    assert found == ['a/train', 'a/val', 'other'] and cfg.custom_hooks[-1] == dict(type='beit_mm.CompileHook')
     assert cfg.test_dataloader.dataset.pipeline == json.loads(pipeline)
     assert cfg.test_dataloader.dataset.pipeline[0].type == 'LoadImage'  # as in any config
-    two = config_of('train', 'beit/pretrain_300e', '--cfg-options', 'data_root=a')
-    assert (two.train_dataloader.dataset.data_root, two.val_dataloader.dataset.data_root) == ('a/train', 'a/val')
     foreign = config_of('train', ROOT / 'docs/examples/mmseg_ade20k.py', '--steps', 20)  # names few hooks
     assert foreign.default_hooks.logger.interval == 2 and not foreign.log_processor.by_epoch
     with pytest.raises(UserError, match='LinearLR does not count as the run does'):
-        words = '--cfg-options', 'param_scheduler.0.by_epoch=False'
-        config_of('train', 'beit/pretrain_800e', '--steps', 10, *words)
+        config_of('train', 'beit/pretrain_800e', '--steps', 10, '--cfg-options', 'param_scheduler.0.by_epoch=False')
     for steps in ('0', '1e3'):
         with pytest.raises(SystemExit):
             config_of('train', 'demo/pretrain', '--steps', steps)
@@ -245,9 +227,7 @@ def test_the_arguments_of_test(tmp_path):
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
     wrapped = tmp_path / 'wrapped.py'
-    wrapped.write_text(
-        f"_base_ = '{ROOT}/configs/{one_scale}.py'\nmodel = dict(_delete_=True, type='TTA', module={{}})"
-    )
+    wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
         (wrapped, '--tta', 'the model is a TTA already'),
         ('demo/pretrain', '--tta', 'this test pipeline ends with beit_mm.PackViews'),
