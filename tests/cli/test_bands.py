@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bands import CLASSES, draw_bands
+from draw_bands import CLASSES, draw_bands
 from helpers import NO_WORKERS, ROOT, run_tool
 
 from beit_mm import ClassificationInferencer

@@ -15,7 +15,7 @@ import os
 import re
 import tarfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -148,16 +148,23 @@ def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -
             archive.members = []  # it would keep all headers
 
 
-def write_shards(folder: Path, target: Path, size: int) -> None:
-    """Writes shards and index; whole shards of an earlier run are kept."""
-    from beit_mm.datasets.image_folder import INDEX, list_images
-    from beit_mm.files import atomic_file, remove_leftovers
+def images_of(folder: Path, target: Path) -> Sequence[str]:
+    """Paths of the images of a folder, relative to it, from which something is written into another one."""
+    from beit_mm.datasets.image_folder import list_images
 
     if folder.resolve() in (target.resolve(), *target.resolve().parents):
         raise UserError(f'{target} is {folder} or lies in it; expected a folder elsewhere')
     if not (folder.is_dir() and (paths := list_images(str(folder)))):
         raise FileNotFoundError(f'no images in {folder}; expected a folder of images')
-    index, done = IndexWriter(), 0
+    return paths
+
+
+def write_shards(folder: Path, target: Path, size: int) -> None:
+    """Writes shards and index; whole shards of an earlier run are kept."""
+    from beit_mm.datasets.image_folder import INDEX
+    from beit_mm.files import atomic_file, remove_leftovers
+
+    paths, index, done = images_of(folder, target), IndexWriter(), 0
     for path in sorted(target.glob('*.tar')):
         members = scan(path)
         expected = paths[done : done + len(members)]

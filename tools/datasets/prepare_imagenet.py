@@ -16,7 +16,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,14 +35,14 @@ def unpack_classes(source: Path, target: Path) -> None:
     """Unpacks a tar archive, or a folder, of one archive a class; classes that are there are left as they are."""
     name = None
     try:
-        for name, open_file in with_bar(class_archives(source), None):
+        for name, file in with_bar(class_archives(source), None):
             if not SYNSET.fullmatch(name):
                 raise UserError(f'{source} holds {name!r}, expected n########.tar for each class: another archive?')
             if (target / name).exists():
                 continue
             part = target / f'.{name}.part'  # hidden: whoever lists the classes meanwhile does not see it
             shutil.rmtree(part, ignore_errors=True)
-            with tarfile.open(fileobj=open_file(), mode='r|', tarinfo=TarMember) as archive:
+            with file, tarfile.open(fileobj=file, mode='r|', tarinfo=TarMember) as archive:
                 archive.extractall(part, filter='data')  # nothing is written outside of the folder
             part.rename(target / name)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -51,20 +51,17 @@ def unpack_classes(source: Path, target: Path) -> None:
         raise UserError(f'{source} holds no archive of a class, expected n########.tar for each')
 
 
-def class_archives(source: Path) -> Iterator[tuple[str, Callable[[], BinaryIO]]]:
-    """Name of each class, and what opens its archive."""
+def class_archives(source: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """Name of each class, and its archive."""
     if source.is_dir():
-        for path in sorted(source.glob('*.tar')):
-            yield path.stem, lambda path=path: path.open('rb')
+        yield from ((path.stem, path.open('rb')) for path in sorted(source.glob('*.tar')))
         return
     try:
         whole = tarfile.open(source, 'r:', tarinfo=TarMember)
     except tarfile.ReadError:  # compressed, a stream: going back in it would begin anew
         whole = tarfile.open(source, 'r|*', tarinfo=TarMember)
     with whole:
-        for member in whole:
-            if member.isfile():
-                yield Path(member.name).stem, lambda member=member: whole.extractfile(member)
+        yield from ((Path(member.name).stem, whole.extractfile(member)) for member in whole if member.isfile())
 
 
 def unpack_val(downloads: Path, target: Path) -> None:
@@ -98,12 +95,11 @@ def unpack_1k(downloads: Path, target: Path) -> None:
 def unpack_22k(source: Path, target: Path) -> None:
     unpack_classes(source, target)
     count = sum(path.is_dir() for path in target.glob('n*'))
-    options = f'--cfg-options model.data_preprocessor.num_classes={count} model.head.num_classes={count}'
+    options = f'train with --cfg-options model.data_preprocessor.num_classes={count} model.head.num_classes={count}'
     if count not in RELEASES:
         releases = ' or '.join(f'{number:,} ({name})' for number, name in RELEASES.items())
-        raise UserError(f'{target} holds {count:,} classes, expected {releases}; if it is meant, train with {options}')
-    advice = '' if count == CONFIG_CLASSES else f'; train configs/beit_plus/finetune_*in22k_90e.py with {options}'
-    print(f'{target}: {count:,} classes, the release of {RELEASES[count]}{advice}')
+        raise UserError(f'{target} holds {count:,} classes, expected {releases}; if it is meant, {options}')
+    print(f'{target}: {count:,} classes, the release of {RELEASES[count]}' + f'; {options}' * (count != CONFIG_CLASSES))
 
 
 def main() -> None:

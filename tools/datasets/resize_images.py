@@ -16,6 +16,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from make_shards import images_of
+
 from beit_mm.terminal import UserError, run, with_bar
 
 MAX_SIDE = 65_500  # pixels of a JPEG
@@ -85,15 +87,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.short_side < 1 or not 1 <= args.quality <= 95 or args.workers < 0:
         parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
-    source, target = args.source.resolve(), args.target.resolve()
-    if source == target or source in target.parents:
-        raise UserError(f'{args.target} is {args.source} or lies in it; expected a folder elsewhere')
     from torch.utils.data import DataLoader
 
-    from beit_mm.datasets.image_folder import list_images
-
-    if not (args.source.is_dir() and (paths := list_images(str(args.source)))):
-        raise FileNotFoundError(f'no images in {args.source}; expected a folder of images')
+    paths = images_of(args.source, args.target)
     copies = ResizedCopies(args.source, args.target, paths, args.short_side, args.quality)
     loader = DataLoader(copies, batch_size=None, num_workers=args.workers, worker_init_fn=ignore_interrupts)
     broken = [reason for reason in with_bar(loader, len(paths)) if reason]

@@ -13,6 +13,10 @@ import shutil
 from multiprocessing import Pool
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+from scenes import OBJECTS, STUFF, paint_scene
+
 from beit_mm.terminal import UserError, run
 
 SPLITS = ('train', 'val')
@@ -36,8 +40,6 @@ def main() -> None:
 
 def draw_images(folder: Path, settings: str, numbers: dict[str, int], size: int) -> None:
     """Draws so many images of each split, classes in turn. The folder appears when it is complete."""
-    from scenes import OBJECTS, STUFF
-
     partial = folder.with_name(f'{folder.name}.partial')
     shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
     for split in SPLITS:
@@ -56,10 +58,6 @@ def draw_images(folder: Path, settings: str, numbers: dict[str, int], size: int)
 
 def draw_image(folder: Path, split: str, index: int, size: int) -> None:
     """Draws one image and its label map."""
-    import numpy as np
-    from PIL import Image
-    from scenes import OBJECTS, paint_scene
-
     rng = np.random.default_rng([0, SPLITS.index(split), index])
     label = index % len(OBJECTS)
     image, labels = paint_scene(label, size, rng)

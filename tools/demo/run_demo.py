@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,6 @@ class Lengths(NamedTuple):
 
 
 SHORT, FULL = Lengths(1.75, 0.6, 200), Lengths(7, 0.7, 200)
-SECONDS = dict(packaged=12, drawing=20, step=0.35, segmentor=20, report=6)  # expected of what is not told how long
 DRAWN = Path('data/demo')
 PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
 MAX_HELD_OUT = 600  # images: standard errors of 2 %
@@ -85,21 +84,18 @@ class Demo:
         return [self.images.held_out.root / name for name in self.split.evenly(self.images.held_out.names, number)]
 
     def run(self) -> None:
-        parts: list[tuple[str, float, Callable[[], object]]] = [
-            ('what the packaged weights make of images', SECONDS['packaged'], self.show_packaged),
-            ('pretraining from random weights', 60 * self.lengths.pretraining, self.pretrain),
-        ]
-        for folder, start in self.starts.items():
-            title = f'a classifier with few labels that begins with {start}'
-            parts.append((title, 60 * self.minutes(folder), partial(self.finetune, folder)))
+        parts = {'what the packaged weights make of images': self.show_packaged}
         if self.drawn:
             draw = partial(execute, 'python', ROOT / 'tools/demo/draw_images.py', makes=DRAWN / 'meta')
-            parts.insert(1, ('drawing images', SECONDS['drawing'], draw))
-            parts.append(('a segmentor', SECONDS['segmentor'] + SECONDS['step'] * self.lengths.segmentor, self.segment))
-        parts.append(('the report', SECONDS['report'], self.report))
-        for number, (title, _, part) in enumerate(parts, start=1):
-            left = math.ceil(sum(seconds for _, seconds, _ in parts[number - 1 :]) / 60)
-            print(f'\n== {number} of {len(parts)}, about {left} min left: {title}', flush=True)
+            parts['drawing images'] = draw
+        parts['pretraining from random weights'] = self.pretrain
+        for folder, start in self.starts.items():
+            parts[f'a classifier with few labels that begins with {start}'] = partial(self.finetune, folder)
+        if self.drawn:
+            parts['a segmentor'] = self.segment
+        parts['the report'] = self.report
+        for number, (title, part) in enumerate(parts.items(), start=1):
+            print(f'\n== {number} of {len(parts)}: {title}', flush=True)
             try:
                 part()
             except (KeyboardInterrupt, SystemExit):
@@ -122,10 +118,6 @@ class Demo:
             draw_before_and_after(run / 'pretrained.pth', self.held_out(NUM_PICTURES), picture)
         terminal.say(f'Before, after, and with the packaged weights: {picture}')
 
-    def minutes(self, folder: str) -> float:
-        """Of a fine-tuning."""
-        return round(self.lengths.finetuning + self.lengths.pretraining * (folder == 'finetune_random'), 2)
-
     def finetune(self, folder: str) -> None:
         """Fine-tunes on links to a few images of each class, beside links to held-out ones."""
         train, held_out, labelled = self.images.train, self.images.held_out, self.out / 'few_labels'
@@ -136,8 +128,8 @@ class Demo:
         link(sum(few, []), train.root, labelled / 'train')
         link(self.split.evenly(held_out.names, MAX_HELD_OUT), held_out.root, labelled / 'val')
         init = dict(zip(STARTS, (self.out / 'pretrain', 'demo', 'none'), strict=True))[folder]
-        words = [labelled, '--init', init, '--out', self.out / folder, '--minutes', self.minutes(folder)]
-        execute('beit-mm', 'finetune', *words)
+        minutes = round(self.lengths.finetuning + self.lengths.pretraining * (init == 'none'), 2)
+        execute('beit-mm', 'finetune', labelled, '--init', init, '--out', self.out / folder, '--minutes', minutes)
 
     def segment(self) -> None:
         from demo_report import draw_segmentation
