@@ -13,7 +13,7 @@ import hashlib
 import io
 import os
 import signal
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from make_shards import images_of
@@ -23,34 +23,22 @@ from beit_mm.terminal import UserError, run, with_bar
 MAX_SIDE = 65_500  # pixels of a JPEG
 
 
-class ResizedCopies:
-    """For torch's DataLoader, whose workers do the work: asked for a sample it makes the copy."""
+def copy(path: str, args: argparse.Namespace) -> str:
+    """Copies an image that is not there; '', or why it cannot be read."""
+    from beit_mm.datasets.reading import UnreadableImageError
 
-    def __init__(self, source: Path, target: Path, paths: Sequence[str], short_side: int, quality: int):
-        self.source, self.target, self.paths = source, target, paths
-        self.short_side, self.quality = short_side, quality
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> str:
-        """'' for an image that is copied, else why it cannot be read."""
-        from beit_mm.datasets.reading import UnreadableImageError
-
-        path = self.paths[index]
-        target = os.path.join(self.target, path)
-        try:
-            if not os.path.isfile(target) or not os.path.getsize(target):  # empty: after a power cut
-                content = resized(os.path.join(self.source, path), self.short_side, self.quality)
-                folder, name = os.path.split(target)
-                os.makedirs(folder, exist_ok=True)
-                # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
-                part = os.path.join(folder, f'.{hashlib.md5(os.fsencode(name)).hexdigest()}.part')
-                Path(part).write_bytes(content)
-                os.replace(part, target)
-        except UnreadableImageError as error:
-            return str(error)
-        return ''
+    target = args.target / path
+    try:
+        if not target.is_file() or not target.stat().st_size:  # empty: after a power cut
+            content = resized(str(args.source / path), args.short_side, args.quality)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # hidden: no dataset takes it for an image; the next run writes over what a killed one has left
+            part = target.with_name(f'.{hashlib.md5(os.fsencode(target.name)).hexdigest()}.part')
+            part.write_bytes(content)
+            part.replace(target)
+    except UnreadableImageError as error:
+        return str(error)
+    return ''
 
 
 def resized(path: str, short_side: int, quality: int) -> bytes:
@@ -89,9 +77,9 @@ def main() -> None:
         parser.error('expected --short-side above 0, --quality 1 to 95, --workers 0 (this process) or more')
     from torch.utils.data import DataLoader
 
-    paths = images_of(args.source, args.target)
-    copies = ResizedCopies(args.source, args.target, paths, args.short_side, args.quality)
-    loader = DataLoader(copies, batch_size=None, num_workers=args.workers, worker_init_fn=ignore_interrupts)
+    paths, options = images_of(args.source, args.target), dict(batch_size=None, worker_init_fn=ignore_interrupts)
+    # its workers do the work, as the collation of each image by itself
+    loader = DataLoader(paths, num_workers=args.workers, collate_fn=partial(copy, args=args), **options)
     broken = [reason for reason in with_bar(loader, len(paths)) if reason]
     print(f'{args.target}: {len(paths) - len(broken):,} images')
     if broken:

@@ -16,11 +16,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from beit_mm import __main__ as verbs
 from beit_mm import terminal
@@ -28,14 +27,9 @@ from beit_mm import terminal
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Lengths(NamedTuple):
-    """Of the trainings: minutes, since a demo has to end in time on any machine. Steps would repeat the figures."""
-
-    pretraining: float
-    finetuning: float  # from random weights it takes as long as both together
-    segmentor: int  # steps, which is how long `train` is told
-
-
+# Of the trainings: minutes, since a demo has to end in time on any machine, of the segmentor steps. A fine-tuning from
+# random weights takes as long as pretraining and fine-tuning together.
+Lengths = namedtuple('Lengths', 'pretraining finetuning segmentor')
 SHORT, FULL = Lengths(1.75, 0.6, 200), Lengths(7, 0.7, 200)
 DRAWN = Path('data/demo')
 PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images

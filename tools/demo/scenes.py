@@ -12,15 +12,9 @@ UNLABELLED = 0  # outlines, where a pixel is part object, part background
 
 
 def paint_scene(kind: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A scene around one main object, with up to three smaller ones of any kind.
+    """A scene around one main object, with up to three smaller ones of any kind; `size`: its short side in pixels.
 
-    Args:
-        kind: Index into OBJECTS of the main object.
-        size: Short side in pixels.
-        rng: Decides everything else.
-
-    Returns:
-        Image, uint8 (H, W, 3), RGB; labels, uint8 (H, W): 0 unlabelled, 1.. OBJECTS, then STUFF.
+    Image, uint8 (H, W, 3), RGB; labels, uint8 (H, W): 0 unlabelled, from 1 on OBJECTS, then STUFF.
     """
     long = round(size * rng.uniform(1, 1.5))
     height, width = (size, long) if rng.random() < 0.75 else (long, size)

@@ -61,14 +61,9 @@ def main() -> None:
 
 
 def pca_colours(maps: Sequence[np.ndarray]) -> list[Tensor]:
-    """The first three principal components of patches as red, green and blue, jointly for all images.
+    """The first three principal components of patches (h, w, C) of images as red, green and blue (3, h, w) in [0, 1].
 
-    Args:
-        maps: float (h, w, C) of each image.
-
-    Returns:
-        float (3, h, w) in [0, 1] of each image, the outermost hundredths cut off. The sign of a component is that which
-        makes its larger values the rarer ones.
+    Jointly for all, the outermost hundredths cut off. A component's sign makes its larger values the rarer ones.
     """
     import torch
 
