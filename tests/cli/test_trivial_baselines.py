@@ -6,13 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, refused, run_tool
+from helpers import refused, run_tool
 from labelled import CLASSES, make_images
 from PIL import Image
 
 from beit_mm.features.evaluation import RIDGE_PENALTIES, ridge
-
-BASELINES = 'analysis/trivial_baselines.py'
 
 
 def test_a_list_holds_what_the_rule_says(tmp_path):
@@ -51,21 +49,17 @@ def test_ridge_is_least_squares_with_the_penalty_of_leave_one_out():
 def test_positions_and_colours(tmp_path):
     """Left half class 1, right half class 2, where a red disc is class 3; a row without a label."""
     pytest.importorskip('mmseg')
-    for split, number in (('training', 6), ('validation', 3)):
-        for kind in ('images', 'annotations'):
-            (tmp_path / kind / split).mkdir(parents=True)
-        for index in range(number):
-            labels = np.repeat([[1] * 40 + [2] * 40], 60, axis=0).astype(np.uint8)
-            rows, columns = np.indices(labels.shape)
-            top, left = np.random.default_rng([number, index]).integers(15, 45, 2)
-            labels[(rows - top) ** 2 + (columns - left) ** 2 < 100] = 3
-            labels[0] = 0
-            pixels = np.array([[0, 0, 0], [90, 90, 90], [90, 90, 90], [250, 0, 0]], dtype=np.uint8)[labels]
-            Image.fromarray(pixels).save(tmp_path / 'images' / split / f'{index}.png')
-            Image.fromarray(labels).save(tmp_path / 'annotations' / split / f'{index}.png')
+    (rows, columns), colours = np.indices((60, 80)), np.array([[0] * 3, [90] * 3, [90] * 3, [250, 0, 0]], np.uint8)
+    for name in [f'training/{index}.png' for index in range(6)] + [f'validation/{index}.png' for index in range(3)]:
+        top, left = np.random.default_rng([*name.encode()]).integers(15, 45, 2)
+        labels = np.where((rows - top) ** 2 + (columns - left) ** 2 < 100, 3, 1 + columns // 40).astype(np.uint8)
+        labels[0] = 0
+        for kind, pixels in dict(images=colours[labels], annotations=labels).items():
+            (tmp_path / kind / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / kind / name)
     (tmp_path / 'classes.txt').write_text('left\nright\nball\n')
-    config = ROOT / 'configs/demo/camvid_setr_pup.py'
-    run_tool(BASELINES, config, '--out', tmp_path / 'out.json', '--cfg-options', f'data_root={tmp_path}')
+    words = '--out', tmp_path / 'out.json', '--cfg-options', f'data_root={tmp_path}'
+    run_tool('analysis/trivial_baselines.py', 'demo/camvid_setr_pup', *words)
     figures = json.loads((tmp_path / 'out.json').read_text())
     # right is half of what is labelled, and nothing else is predicted
     assert figures['most_frequent'] == pytest.approx(100 / 3 / 2, abs=1)
