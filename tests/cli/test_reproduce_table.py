@@ -74,3 +74,12 @@ def test_every_training_of_the_demo_scale_is_made_once_and_builds(plan, table):
     assert len(folders) == len(set(folders)) > 0
     for words in commands:
         model_on_meta(with_options(words[2].removeprefix('configs/'), words[words.index('--cfg-options') + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ('words', 'said'), [('--rows 2 99', 'no 99 in ablation; choose from 1, 2, 3'), ('--steps -5', "'-5'; expected a")]
+)
+def test_what_is_not_there_is_said(words, said, capsys):
+    with pytest.raises(SystemExit):
+        run_tool('reproduce_table.py', 'ablation', '--scale', 'demo', *words.split())
+    assert said in capsys.readouterr().err
