@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,9 +93,11 @@ def check_rates(name: str, expected: np.ndarray, scale: float = 1) -> None:
 def check_header(name: str, row) -> None:
     """Devices, batch and updates are those that the config says and that its images make."""
     cfg, header = load_config(name), header_of(name).replace(',', '')
-    batch = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images'
-    gpus, size, every, images = (int(number or 1) for number in re.search(batch, header).groups())
+    batch = r'Batch: +(\d+) GPUs x (\d+)(?: an update every (\d) batches)? = (\d+) images lr (\S+)'
+    *numbers, rate = re.search(batch, header).groups()
+    gpus, size, every, images = (int(number or 1) for number in numbers)
     assert gpus * size * every == images == row.batch and gpus in (8, 16, 32)
+    assert float(rate) == cfg.optim_wrapper.optimizer.lr
     assert (size, every) == (cfg.train_dataloader.batch_size, cfg.optim_wrapper.get('accumulative_counts', 1))
     updates, warmup = re.search(r'Steps: .*?(\d+) updates.* (\d+) of them warm-up', header).groups()
     folder = cfg.train_dataloader.dataset.data_root.split('/')[1]
@@ -268,6 +271,8 @@ def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     load, box, jitter, mask, pack = beit['train_dataloader']['dataset']['pipeline']
     decay = dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True)
     check_rates(DINO, cosine(3e-3, 2e-6, 20, 800))
+    check_header(DINO, SimpleNamespace(batch=1024, ep=400, warm=10))
+    check_header(BOTH, SimpleNamespace(batch=2048, ep=300, warm=10))
     alone = {
         'model': dict(head=None, target_generator=None),
         'optim_wrapper.optimizer': adamw(7.5e-4 * 1024 / 256, 0.04),
