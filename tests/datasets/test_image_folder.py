@@ -161,7 +161,6 @@ LIST = dict(ann_file='list.txt')
         ('ImageFolder', dict(classes=['pink']), '', "no folder '.*/pink'"),
         ('ImageFolder', dict(classes='gone.txt'), '', "no file 'gone.txt'"),
         ('ImageFolder', dict(classes=['red', 'red']), '', "holds 'red' twice"),
-        ('UnlabeledImages', dict(ann_file='gone.txt'), '', 'gone.txt'),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
         ('UnlabeledImages', dict(on_error='ignore'), '', "on_error is 'ignore'"),
     ],
