@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from beit_mm.pictures import draw_runs, read_scalars
 
 
@@ -19,28 +17,22 @@ def trained(step: int, loss: float, **more: float) -> dict:
     return dict(loss=loss, time=0.5, images_per_second=float(step), iter=step, step=step, **more)
 
 
-@pytest.fixture
-def runs(tmp_path) -> list[Path]:
-    """A run that was killed at step 30, in the middle of a line, and went on from 20; and another one."""
+def test_each_run_has_a_curve_in_each_panel_and_of_a_step_the_later_start_counts(tmp_path):
+    """Of a run that was killed at step 30, in the middle of a line, and went on from 20; and of another one."""
     first, second = tmp_path / 'first', tmp_path / 'second'
     validated = [dict(mim_loss=loss, other=1.0, step=step) for step, loss in ((20, 4.0), (40, 3.0), (60, 3.5))]
-    before = [trained(10, 9.0), trained(20, 8.0), validated[0], trained(30, 7.0)]
-    write_start(first, '20260101_000000', before)
+    write_start(first, '20260101_000000', [trained(10, 9.0), trained(20, 8.0), validated[0], trained(30, 7.0)])
     with (first / '20260101_000000/vis_data/scalars.json').open('a') as file:
         file.write('{"loss": 6.')
-    after = [trained(30, 7.5), trained(40, 6.0), *validated[1:], trained(60, 5.0)]
-    write_start(first, '20260102_000000', after)
+    write_start(first, '20260102_000000', [trained(30, 7.5), trained(40, 6.0), *validated[1:], trained(60, 5.0)])
     write_start(second, '20260101_000000', [trained(10, 9.5), dict(mim_loss=8.0, step=10)])
-    return [first, second]
-
-
-def test_each_run_has_a_curve_in_each_panel_and_of_a_step_the_later_start_counts(runs, tmp_path):
-    figure = draw_runs({folder.name: read_scalars(folder) for folder in runs}, ['loss', 'mim_loss', 'other'])
+    runs = {folder.name: read_scalars(folder) for folder in (first, second)}
+    figure = draw_runs(runs, ['loss', 'mim_loss', 'other'])
     curves = [[(line.get_label(), line.get_xydata().tolist()) for line in axes.lines] for axes in figure.axes]
-    first = ('first', [[10, 9], [20, 8], [30, 7.5], [40, 6], [60, 5]])
-    assert curves[0] == [first, ('second', [[10, 9.5]])]
-    validated = [[20, 4], [40, 3], [60, 3.5]]
-    assert curves[1] == [('first, validation', validated), ('second, validation', [[10, 8]])]
+    losses = [[10, 9], [20, 8], [30, 7.5], [40, 6], [60, 5]]
+    assert curves[0] == [('first', losses), ('second', [[10, 9.5]])]
+    held_out = [[20, 4], [40, 3], [60, 3.5]]
+    assert curves[1] == [('first, validation', held_out), ('second, validation', [[10, 8]])]
     assert len(curves) == 3 and [name for name, _ in curves[2]] == ['first, validation']
     # validations of a run that counts epochs stand at their steps
     rows = [trained(50, 9.0, epoch=1), trained(100, 8.0, epoch=1), dict(top1=10.0, step=1)]
