@@ -92,26 +92,17 @@ def test_loss_and_gradients_are_mmsegs(name):
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-3)
 
 
-def test_sync_bn_is_batch_norm_on_a_cpu(monkeypatch):
+def test_sync_bn_trains_on_a_cpu_where_torchs_refuses_and_is_torchs_where_there_is_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
-    ours, peer = SyncBN(5, eps=1e-3), nn.BatchNorm2d(5, eps=1e-3)
-    assert type(ours) is type(peer) and str(ours) == str(peer)
+    x, ours, peer = torch.randn(4, 5, 6, 7), SyncBN(5, eps=1e-3), nn.BatchNorm2d(5, eps=1e-3)
     nn.SyncBatchNorm(5).load_state_dict(ours.state_dict())
-
-
-def test_sync_bn_trains_on_a_cpu_where_torchs_refuses(tmp_path, monkeypatch):
-    monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cpu')
-    x = torch.randn(4, 5, 6, 7)
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/group', rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match='only work with GPU modules'):
             DistributedDataParallel(nn.SyncBatchNorm(5))
-        assert torch.equal(DistributedDataParallel(SyncBN(5))(x), nn.BatchNorm2d(5)(x))
+        assert torch.equal(DistributedDataParallel(ours)(x), peer(x))
     finally:
         dist.destroy_process_group()
-
-
-def test_sync_bn_is_torchs_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr('beit_mm.segmentation.heads.get_device', lambda: 'cuda')
     norm = SyncBN(5, eps=1e-3)
     assert isinstance(norm, nn.SyncBatchNorm) and (norm.num_features, norm.eps) == (5, 1e-3)
