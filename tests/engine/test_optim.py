@@ -17,20 +17,16 @@ from beit_mm.registry import MODELS
 
 def classifier(**backbone) -> nn.Module:
     """A classifier without numbers, so that large ones take no memory."""
+    backbone = dict(type='beit_mm.BEiTBackbone', out_type='avg_featmap') | backbone
+    head = dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=768)
+    init_default_scope('mmpretrain')  # whatever ran before in this process
     with torch.device('meta'):
-        init_default_scope('mmpretrain')  # whatever ran before in this process
-        return MODELS.build(
-            dict(
-                type='mmpretrain.ImageClassifier',
-                backbone=dict(dict(type='beit_mm.BEiTBackbone', out_type='avg_featmap'), **backbone),
-                head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=768),
-            )
-        )
+        return MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head))
 
 
 def wrap(model: nn.Module, rate: float | None, **optimizer):
     paramwise = None if rate is None else dict(layer_decay_rate=rate)
-    optimizer = dict(dict(type='AdamW', lr=4e-3, weight_decay=0.05), **optimizer)
+    optimizer = dict(type='AdamW', lr=4e-3, weight_decay=0.05) | optimizer
     return BEiTOptimWrapperConstructor(dict(optimizer=optimizer), paramwise)(model)
 
 
@@ -78,7 +74,7 @@ def test_wrong_rates_are_refused():
     with pytest.raises(ValueError, match='takes layer_decay_rate only'):
         BEiTOptimWrapperConstructor(dict(optimizer={}), dict(layer_decay_rate=0.5, custom_keys={}))
     with pytest.raises(ValueError, match='set optim_wrapper.optimizer.lr'):
-        BEiTOptimWrapperConstructor(dict(optimizer=dict(type='AdamW')), dict(layer_decay_rate=0.5))(model)
+        wrap(model, 0.5, lr=None)
     with pytest.raises(ValueError, match='needs one BEiTBackbone.*Linear has 0'):
         wrap(nn.Linear(2, 2), 0.5)
 
@@ -100,17 +96,16 @@ def test_deep_frozen_and_fused():
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == set(rates)
 
 
-def make_wrapper(dtype: str, **kwargs) -> tuple[nn.Linear, AutocastOptimWrapper]:
+def make_wrapper(dtype: str) -> tuple[nn.Linear, AutocastOptimWrapper]:
     model = nn.Linear(4, 4)
-    return model, AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), 1.0), **kwargs)
+    return model, AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD(model.parameters(), 1.0))
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
-def test_forward_runs_in_the_type_that_the_device_has(dtype):
-    model, wrapper = make_wrapper(dtype)
-    expected = getattr(torch, usable_dtype(dtype, wrapper.device_type))
-    with wrapper.optim_context(model):
-        assert model(torch.randn(2, 4)).dtype == expected
+def test_forward_runs_in_the_type_that_the_device_has():
+    for dtype in ('bfloat16', 'float16', 'float32'):
+        model, wrapper = make_wrapper(dtype)
+        with wrapper.optim_context(model):
+            assert model(torch.randn(2, 4)).dtype == getattr(torch, usable_dtype(dtype, wrapper.device_type))
 
 
 def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
@@ -124,8 +119,7 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
 
 
 def test_state_survives_a_change_of_precision():
-    _, half = make_wrapper('float16')
-    _, full = make_wrapper('float32')
+    (_, half), (_, full) = map(make_wrapper, ('float16', 'float32'))
     state = half.state_dict()
     full.load_state_dict(state)
     half.load_state_dict(full.state_dict())
