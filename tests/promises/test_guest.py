@@ -19,23 +19,25 @@ from mmengine.runner import CheckpointLoader, checkpoint
 for library in (mmpretrain, mmseg):
     library.utils.register_all_modules(init_default_scope=False)
 SOURCES = 'torchvision modelzoo open-mmlab openmmlab mmcls pavi s3 petrel cluster:s3'.split()
+MODULES = (torch, torch.serialization, torch._weights_only_unpickler, torch.hub, torch.nn.Module, mmengine.fileio,
+           mmengine.fileio.io, checkpoint, HistoryBuffer)
+PACKAGES = mmengine.registry, mmpretrain.registry, mmseg.registry
 
 
 def state():
     """What plugins can change."""
-    registries = {f'{package.__name__}.{name}': dict(registry.module_dict)
-                  for package in (mmengine.registry, mmpretrain.registry, mmseg.registry)
-                  for name, registry in vars(package).items() if isinstance(registry, Registry)}
-    functions = {f'{module.__name__}.{name}': value for module in (
-        torch, torch.serialization, torch._weights_only_unpickler, torch.hub, torch.nn.Module, mmengine.fileio,
-        mmengine.fileio.io, checkpoint, HistoryBuffer)
-        for name, value in vars(module).items() if callable(value) and not name.startswith('__')}
-    loaders = {source: CheckpointLoader._get_checkpoint_loader(f'{source}://x') for source in SOURCES}
-    return dict(registries=registries, functions=functions, schemes=dict(CheckpointLoader._schemes), loaders=loaders,
-                backends={name: backend for name, backend in registry_utils.backends.items() if name != 'beit_mm'},
-                prefixes=dict(registry_utils.prefix_to_backends), safe=set(torch.serialization.get_safe_globals()),
-                statistics=dict(HistoryBuffer._statistics_methods), scope=DefaultScope.get_current_instance(),
-                default_dtype=torch.get_default_dtype(), threads=torch.get_num_threads())
+    parts = {f'{package.__name__}.{name}': registry.module_dict for package in PACKAGES
+             for name, registry in vars(package).items() if isinstance(registry, Registry)}
+    for module in MODULES:
+        functions = {name: value for name, value in vars(module).items() if callable(value)}
+        parts[str(module)] = {name: value for name, value in functions.items() if not name.startswith('__')}
+    parts['loaders'] = {source: CheckpointLoader._get_checkpoint_loader(f'{source}://x') for source in SOURCES}
+    parts['backends'] = {name: kind for name, kind in registry_utils.backends.items() if name != 'beit_mm'}
+    parts |= dict(schemes=CheckpointLoader._schemes, prefixes=registry_utils.prefix_to_backends)
+    parts['others'] = dict(safe=set(torch.serialization.get_safe_globals()), scope=DefaultScope.get_current_instance(),
+                           statistics=dict(HistoryBuffer._statistics_methods), threads=torch.get_num_threads(),
+                           dtype=torch.get_default_dtype())
+    return {f'{part}: {name}': value for part, values in parts.items() for name, value in values.items()}
 
 
 before = state()
@@ -49,14 +51,8 @@ content = dict(state_dict=dict(w=1.0), meta=dict(epoch=3, cfg='a = 1'), optimize
 torch.save(content, sys.argv[1])
 assert CheckpointLoader.load_checkpoint(sys.argv[1]) == content
 
-after, changed = state(), []
-for part in before:
-    if isinstance(before[part], dict):
-        changed += [f'{part}: {key}' for key in {**before[part], **after[part]}
-                    if before[part].get(key) != after[part].get(key)]
-    elif before[part] != after[part]:
-        changed.append(part)
-print(json.dumps(sorted(changed)))
+after = state()
+print(json.dumps(sorted(key for key in {**before, **after} if before.get(key) != after.get(key))))
 '''
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 import torch
 from helpers import make_runner
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,51 +15,32 @@ INDEXING = {'index', 'index_put', 'index_put_'}  # by a boolean tensor
 METHODS = ('tolist', 'item', 'cpu', 'numpy')  # on a CPU some of them call no operation that could be counted
 
 
-class Waits(TorchDispatchMode):
-    """Counts the operations, and calls of methods, that would wait."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts: Counter = Counter()
-        self.patch = pytest.MonkeyPatch()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        boolean_index = name in INDEXING and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if name in WAITING or boolean_index:
-            self.counts[name] += 1
-        return function(*args, **(kwargs or {}))
-
-    def __enter__(self):
-        for name in METHODS:
-            self.patch.setattr(torch.Tensor, name, self.counted(name, getattr(torch.Tensor, name)))
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.patch.undo()
-        super().__exit__(*error)
-
-    def counted(self, name, method):
-        def call(*args, **kwargs):
-            self.counts[name] += 1
-            return method(*args, **kwargs)
-
-        return call
-
-
 def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
     pretrain_config.train_cfg.update(max_epochs=4, val_interval=4)  # 12 batches
     pretrain_config.optim_wrapper.accumulative_counts = 2
     pretrain_config.default_hooks.logger.interval = 5
     pretrain_config.default_hooks.checkpoint.interval = 100
-    run_iter, steps = EpochLoop.run_iter, []
+    run_iter, waits, steps = EpochLoop.run_iter, Counter(), []
 
-    def counted(self, index, batch):  # a step with all its hooks
-        with Waits() as waits:
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            boolean_index = name in INDEXING and any(i is not None and i.dtype == torch.bool for i in args[1])
+            waits.update([name] if name in WAITING or boolean_index else ())
+            return function(*args, **(kwargs or {}))
+
+    def counted(method):
+        return lambda *args, **kwargs: waits.update([method.__name__]) or method(*args, **kwargs)
+
+    def step(self, index, batch):  # with all its hooks
+        waits.clear()
+        with Operations():
             run_iter(self, index, batch)
-        steps.append(waits.counts)
+        steps.append(waits.copy())
 
-    monkeypatch.setattr(EpochLoop, 'run_iter', counted)
+    for name in METHODS:
+        monkeypatch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
+    monkeypatch.setattr(EpochLoop, 'run_iter', step)
     make_runner(pretrain_config).train()
     due = {2, 5, 8, 11}  # the ends of the epochs, whose three steps are fewer than the logger's five
     first = {0, 1}  # where the optimizer has no state, the host decides

