@@ -62,16 +62,12 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     """A power cut leaves the old file or the new one: bytes first, then the name, then the folder's list of names."""
     path, done, fsync, replace = tmp_path / 'file', [], os.fsync, os.replace
 
-    def synced(number):
+    def synced(number: int) -> None:
         fsync(number)
         done.append((os.readlink(f'/proc/self/fd/{number}'), os.fstat(number).st_size))
 
-    def renamed(source, target):
-        replace(source, target)
-        done.append((str(source), str(target)))
-
     monkeypatch.setattr(os, 'fsync', synced)
-    monkeypatch.setattr(os, 'replace', renamed)
+    monkeypatch.setattr(os, 'replace', lambda *names: replace(*names) or done.append((*map(str, names),)))
     with atomic_file(path) as file:
         file.write(b'new')
     (partial, size), rename, (folder, _) = done

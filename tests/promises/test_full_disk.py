@@ -3,46 +3,37 @@
 import resource
 import shutil
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers import file_size_limit, make_runner
 from mmengine.config import Config
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
 from PIL import Image
+from promises.test_interruption import Act
 
 
-class BeforeStep(Hook):
-    """Does something before the third step."""
-
-    def __init__(self, act: Callable[[Runner], None]):
-        self.before_train_iter = lambda runner, **_: act(runner) if runner.iter == 2 else None
-
-
-def nothing_fits(runner: Runner) -> None:
+def nothing_fits(folder: Path) -> None:
     """From now on the kernel refuses each byte, of all files, with EFBIG."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 @pytest.mark.parametrize(
-    'act, reason',
-    [(nothing_fits, 'File too large'), (lambda runner: shutil.rmtree(runner.work_dir), 'No such file or directory')],
+    ('act', 'reason'), [(nothing_fits, 'File too large'), (shutil.rmtree, 'No such file or directory')]
 )
 def test_what_cannot_be_written_is_one_warning(act, reason, pretrain_config: Config, monkeypatch, capsys):
     monkeypatch.setattr(threading, 'excepthook', lambda _: None)  # TensorBoard's thread may end with a traceback
+    folder = Path(pretrain_config.work_dir)
     with file_size_limit(resource.RLIM_INFINITY):  # as before afterwards
         runner = make_runner(pretrain_config)
-        runner.register_hook(BeforeStep(act))
+        runner.register_hook(Act('before_train_iter', partial(act, folder), 2))
         runner.train()
     said, errors = capsys.readouterr()
     assert runner.iter == 6
     warnings = [line for line in said.splitlines() if 'logs and pictures' in line]
-    assert len(warnings) == 1 and f'{runner.work_dir}: {reason}' in warnings[0], warnings
+    assert len(warnings) == 1 and f'{folder}: {reason}' in warnings[0], warnings
     full = act is nothing_fits  # a folder that is gone is made again for a checkpoint
-    assert ('epoch_2.pth could not be written' in said) == full
-    assert Path(runner.work_dir, 'epoch_2.pth').is_file() != full
+    assert ('epoch_2.pth could not be written' in said) == full != (folder / 'epoch_2.pth').is_file()
     assert 'Traceback' not in errors and 'Logging error' not in errors, errors
 
 

@@ -166,16 +166,11 @@ def test_an_image_that_is_hardly_more_than_a_line_is_refused(tmp_path):
                 assert read(str(tmp_path / name))['img_shape'] == (height, width)
 
 
-def png_header(side: int) -> bytes:
-    """A PNG of a few bytes that promises many pixels."""
-    data = bytearray(written(lambda file, image: image.save(file, 'PNG'), Image.new('RGB', (8, 8))))
-    data[16:24] = struct.pack('>II', side, side)
-    data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
-    return bytes(data)
-
-
 def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
-    (tmp_path / 'bomb.png').write_bytes(png_header(60_000))
+    png = bytearray(written(lambda file, image: image.save(file, 'PNG'), Image.new('RGB', (8, 8))))
+    png[16:24] = struct.pack('>II', 60_000, 60_000)
+    png[29:33] = struct.pack('>I', zlib.crc32(png[12:29]))  # of the header
+    (tmp_path / 'bomb.png').write_bytes(png)
     (tmp_path / 'bomb.ppm').write_bytes(b'P6 50000 50000 255\n')
     with (tmp_path / 'sparse.jpg').open('wb') as file:  # 100 GB, none of them on the disk
         Image.new('RGB', (8, 8)).save(file, 'JPEG')
