@@ -47,9 +47,9 @@ def test_ridge_is_least_squares_with_the_penalty_of_leave_one_out():
 
 
 def test_positions_and_colours(tmp_path):
-    """Left half class 1, right half class 2, where a red disc is class 3; a row without a label."""
+    """Left half class 1, right half class 2, where a blue disc is class 3; a row without a label."""
     pytest.importorskip('mmseg')
-    (rows, columns), colours = np.indices((60, 80)), np.array([[0] * 3, [90] * 3, [90] * 3, [250, 0, 0]], np.uint8)
+    (rows, columns), colours = np.indices((60, 80)), np.array([[0] * 3, [90] * 3, [90] * 3, [90, 90, 250]], np.uint8)
     for name in [f'training/{index}.png' for index in range(6)] + [f'validation/{index}.png' for index in range(3)]:
         top, left = np.random.default_rng([*name.encode()]).integers(15, 45, 2)
         labels = np.where((rows - top) ** 2 + (columns - left) ** 2 < 100, 3, 1 + columns // 40).astype(np.uint8)

@@ -29,15 +29,15 @@ def test_colours_are_the_components_of_a_singular_value_decomposition_jointly_fo
 
 
 def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path):
-    angles, paths = [0, 10, 100, 30, 200], []
-    for number, level in enumerate((10, 60, 110, 160, 210)):
+    angles, paths = [0, 10, 100, 30, 200, 150, 310], []
+    for number, level in enumerate((10, 60, 110, 160, 210, 220, 230)):
         paths.append(str(tmp_path / f'{number}.png'))
         Image.new('RGB', (8, 8), (level, level, level)).save(paths[-1])
     features = np.stack([np.cos(np.deg2rad(angles)), np.sin(np.deg2rad(angles))], axis=1).astype(np.float32)
     bank = dict(features=features, paths=paths)
     figure = draw_neighbours(dict(features=features[:2], paths=paths[:2]), bank)
     levels = [round(255 * float(axes.images[0].get_array()[0, 0, 0])) for axes in figure.axes]
-    assert levels == [10, 60, 160, 110, 210] + [60, 10, 160, 110, 210]
+    assert levels == [10, 60, 160, 230, 110, 220] + [60, 10, 160, 230, 110, 220]
     assert figure.axes[1].get_title('left').endswith(f'{tmp_path.name[-9:]} 0.985')
     one = dict(features=features[:1], paths=paths[:1])
     assert len(draw_neighbours(one, one).axes) == 1

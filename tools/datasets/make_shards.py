@@ -22,6 +22,7 @@ from typing import BinaryIO
 from beit_mm.terminal import UserError, run, with_bar
 
 UNITS = dict(KB=10**3, MB=10**6, GB=10**9)
+SHARD = 'shard-{:06}.tar'
 CLASS = re.compile(rb'\s*(\d{1,6})\s*')
 MAX_CLASS = 32  # bytes of a .cls file
 
@@ -126,10 +127,6 @@ def key_of(name: str) -> str:
     return folder + slash + file.split('.')[0]
 
 
-def shard_name(number: int) -> str:
-    return f'shard-{number:06}.tar'
-
-
 def write_shard(file: BinaryIO, folder: Path, names: Iterator[str], size: int) -> None:
     """Writes the next images into an archive until it has `size` bytes.
 
@@ -168,7 +165,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     for path in sorted(target.glob('*.tar')):
         members = scan(path)
         expected = paths[done : done + len(members)]
-        if path.name != shard_name(len(index.sizes)) or [name for name, *_ in members] != list(expected):
+        if path.name != SHARD.format(len(index.sizes)) or [name for name, *_ in members] != list(expected):
             raise UserError(f'{path} holds other images than {folder}; expected an empty folder to write to')
         index.add(path, members)
         done += len(members)
@@ -176,7 +173,7 @@ def write_shards(folder: Path, target: Path, size: int) -> None:
     remove_leftovers(target)
     names = with_bar((paths[row] for row in range(done, len(paths))), len(paths) - done)
     while done < len(paths):
-        path = target / shard_name(len(index.sizes))
+        path = target / SHARD.format(len(index.sizes))
         with atomic_file(path) as file:
             write_shard(file, folder, names, size)
         index.add(path, members := scan(path))
