@@ -46,7 +46,7 @@ class Step:
 
     def finished(self) -> bool:
         is_json = self.result.suffix == '.json'  # it may be half a file
-        return self.result.exists() and not (is_json and not self.result.read_text().endswith('}\n'))
+        return self.result.exists() and (not is_json or self.result.read_text().endswith('}\n'))
 
 
 class Plan:

@@ -26,8 +26,8 @@ def test_the_average_of_the_weights_is_kept_and_tested(images, tmp_path, monkeyp
     run_tool('train.py', DALLE, *options)
     work = Path('work_dirs/dalle_8k_in1k')
     log = next(work.glob('*/*.log')).read_text()
-    files = [torch.load(work / f'iter_{step}.pth', weights_only=True) for step in range(1, 5)]
-    trained = [{name.removeprefix('module.'): x for name, x in file['ema_state_dict'].items()} for file in files]
+    files = [torch.load(work / f'iter_{step}.pth', weights_only=True)['ema_state_dict'] for step in range(1, 5)]
+    trained = [{name.removeprefix('module.'): x for name, x in file.items()} for file in files]
     average = trained[0]  # the average begins with the first step's weights
     for weights in trained[1:]:
         average = {name: 0.75 * average[name] + 0.25 * weights[name] for name in average if name != 'steps'}
