@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from helpers import ROOT
@@ -16,6 +17,12 @@ from mmengine.registry import DATASETS, HOOKS, MODELS
 
 import beit_mm
 from beit_mm import __main__, terminal
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Python in an environment that says nothing else of where modules are."""
+    bare = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=bare | environment, capture_output=True, text=True)
 
 
 def test_a_terminal_gets_warnings_that_a_user_can_act_on_and_a_log_file_everything(tmp_path):
@@ -57,19 +64,16 @@ for verb in {verbs}:
     sub = parser()._subparsers._group_actions[0].choices[verb]
     assert f'Example: python -m beit_mm {{verb}} ' in ' '.join(sub.format_help().split()), verb
 assert not {{'torch', 'mmengine', 'numpy'}} & {{*sys.modules}}"""
-    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
+    run('-c', code, cwd=ROOT).check_returncode()
 
 
 def test_a_users_mistake_is_told_from_a_fault():
     """Also behind the error that a library made of it, and from a worker, whose traceback is left out."""
-    with pytest.raises(KeyError) as caught:
-        try:
-            raise terminal.UserError('no such thing')
-        except ValueError as error:
-            raise KeyError('broken') from error
+    wrapped = KeyError('broken')
+    wrapped.__cause__ = terminal.UserError('no such thing')
     worker = 'Caught {0} in DataLoader worker process 0.\nOriginal Traceback:\n  File "x"\nbeit_mm.terminal.{0}: {1}'
     for mistake, said in (
-        (caught.value, 'no such thing'),
+        (wrapped, 'no such thing'),
         (OSError(worker.format('X', 'a.png is empty')), 'a.png is empty'),
         (terminal.UserError(worker.format('UserError', 'a.png is empty')), 'a.png is empty'),
         (OSError('a.png: is empty'), 'a.png: is empty'),
@@ -154,13 +158,7 @@ for method in ('spawn', 'forkserver') * (sys.version_info > (3, 11)):  # 3.10 fo
 """
 
 
-@pytest.fixture
-def bare() -> dict[str, str]:
-    """An environment that says nothing of where modules are."""
-    return {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
-
-
-def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
+def test_a_folder_of_images_is_no_place_for_modules(tmp_path):
     """Nothing that lies where the user is runs, in the command and in processes that it starts; nor in the script."""
     script = tmp_path / 'bin/beit-mm'
     script.parent.mkdir()
@@ -174,18 +172,16 @@ def test_a_folder_of_images_is_no_place_for_modules(tmp_path, bare):
         (f'{ROOT}{os.pathsep}', '-m', 'beit_mm', '--version'),  # an empty part means the current folder
         (f'{ROOT}{os.pathsep}', str(script), '--version'),
     ):
-        environment = bare | dict(PYTHONPATH=path)
-        result = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        result = run(*words, cwd=tmp_path, PYTHONPATH=path)
         assert result.returncode == 0 and not (tmp_path / 'ran').exists(), result.stderr
         assert result.stdout == f'beit_mm {beit_mm.__version__}\n'
 
 
-def test_a_checkout_that_is_not_installed_is_one(tmp_path, bare):
+def test_a_checkout_that_is_not_installed_is_one(tmp_path):
     """There the package is found nowhere else, by processes that read images neither."""
     shutil.copytree(ROOT / 'beit_mm', tmp_path / 'beit_mm', ignore=shutil.ignore_patterns('*.pyc', '[a-z]*/'))
     here = f'import beit_mm; assert beit_mm.__file__.startswith({str(tmp_path)!r})'
-    code = f'HERE = {here!r}' + COMMAND
-    result = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=bare, capture_output=True, text=True)
+    result = run('-c', f'HERE = {here!r}' + COMMAND, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 
@@ -193,5 +189,5 @@ def test_a_checkout_that_is_not_installed_is_one(tmp_path, bare):
 def test_importing_a_verb_says_nothing():
     code = 'import warnings; filters = list(warnings.filters); import beit_mm; beit_mm.classify; beit_mm.pretrain'
     code += '; assert set(filters) <= set(warnings.filters), warnings.filters; warnings.warn("mine")'
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    result = run('-c', code, cwd=ROOT)
     assert result.returncode == 0 and not result.stdout and result.stderr == '<string>:1: UserWarning: mine\n'
