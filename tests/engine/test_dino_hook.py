@@ -73,6 +73,7 @@ def test_schedules_are_dinos(config):
     notes, runner = train(config)
     warmup = np.linspace(0.04, 0.07, 2)
     assert notes.temperature == pytest.approx(np.repeat([*warmup, 0.07], EPOCH))
+    assert all(map(torch.is_tensor, notes.temperature))  # numbers would be compiled in
     decayed, others = np.array(notes.decay).T
     assert decayed == pytest.approx(cosine(0.04, 0.4, STEPS)) and not others.any()
     check_teacher(notes.weights, cosine(0.9, 1, STEPS))
