@@ -156,15 +156,12 @@ def test_a_repository_of_the_hub_is_a_checkpoint(theirs):
     assert checkpoint.preprocessing['size'] and backbone_of(checkpoint)[0]['arch']['num_heads'] == HEADS
 
 
-def test_older_weights_of_the_hub_and_what_it_does_not_have(theirs):
+def test_older_weights_of_the_hub_what_it_does_not_have_and_a_folder_of_ours_before_it(theirs, tmp_path, monkeypatch):
     (theirs / 'model.safetensors').rename(theirs / 'pytorch_model.bin')
     assert locate_weights('hf://mine/beit@main', 'advice').name == 'pytorch_model.bin'
     for source in ('hf://mine/other', 'hf://', 'hf://mine/beit@gone'):
         with pytest.raises(FileNotFoundError, match=f'^{source} cannot be fetched: .*\nadvice$'):
             locate_weights(source, 'advice')
-
-
-def test_a_folder_of_ours_comes_before_the_hub(theirs, tmp_path, monkeypatch):
     shutil.copytree(theirs, folder := tmp_path / 'weights/mine/beit')
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
-    assert locate_weights('hf://mine/beit', 'advice') == folder / 'model.safetensors'
+    assert locate_weights('hf://mine/beit', 'advice') == folder / 'pytorch_model.bin'

@@ -91,10 +91,7 @@ def test_a_signal_in_validation_acts_after_it(pretrain_config, tmp_path):
     assert validated and torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 3
 
 
-LOOPS = [
-    dict(type='beit_mm.EpochLoop', max_epochs=2, val_interval=1),
-    dict(type='beit_mm.IterLoop', max_iters=6, val_interval=6),
-]
+LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=6)]
 
 
 @pytest.mark.parametrize('loop', LOOPS)
@@ -102,8 +99,9 @@ def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, 
     def kill() -> None:
         raise MemoryError('killed')
 
-    pretrain_config.train_cfg, by_epoch, done = loop, 'max_epochs' in loop, []
-    pretrain_config.default_hooks.checkpoint.update(by_epoch=by_epoch, interval=1 if by_epoch else 6)
+    done = []
+    pretrain_config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
+    pretrain_config.default_hooks.checkpoint.update(by_epoch='max_epochs' in loop, interval=loop['val_interval'])
     with pytest.raises(MemoryError, match='killed'):
         train(pretrain_config, tmp_path, Act('after_val_iter', kill, iteration=6))
     trained = Act('after_train_iter', lambda: done.append('trained'), iteration=5)
@@ -121,18 +119,17 @@ def test_a_run_under_nohup_outlives_its_terminal(config, tmp_path):
 
 
 def test_a_second_sigint_stops_at_once(config, tmp_path, monkeypatch):
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], strftime=time.strftime)
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0, strftime=time.strftime)
     monkeypatch.setattr('beit_mm.engine.interruption.time', clock)
 
     def twice() -> None:
         send(signal.SIGINT, signal.SIGINT)()  # in one moment: a terminal's and a launcher's are one
-        now[0] = 1.1
+        clock.now = 1.1
         send(signal.SIGINT)()
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path, Act('before_train_iter', twice))
-    assert now[0] and not (tmp_path / 'interrupted.pth').exists()
+    assert clock.now and not (tmp_path / 'interrupted.pth').exists()
 
 
 def test_workers_take_no_part(pretrain_config, tmp_path):
