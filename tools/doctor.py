@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What is wrong with this Python environment, and the commands that mend it.
 
-`python tools/doctor.py` prints versions and devices, then each problem with its command, and exits
-with 1 when there is a problem. The standard library is all it needs.
+It prints versions and devices, then each problem with its command, and exits with 1 when there is a problem. It needs
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ NEEDED = ('torch', 'torchvision', 'numpy', 'pillow', 'scipy', 'safetensors', 'ma
 OTHERS = ('onedl-mim', 'openmim', 'setuptools', 'beit_mm')
 IMPORTS = ('torch', 'torchvision', 'cv2', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg')
 PIP = f'{shlex.quote(sys.executable)} -m pip'
-BUILD_MMCV = (
-    f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install --no-build-isolation --no-deps '
-    '--no-cache-dir --force-reinstall mmcv==2.1.0'
-)
+BUILD = '--no-build-isolation --no-deps --no-cache-dir --force-reinstall'
+BUILD_MMCV = f'CUDA_VISIBLE_DEVICES= MMCV_WITH_OPS=1 {PIP} install {BUILD} mmcv==2.1.0'
 
 
 def installed() -> dict[str, str]:
@@ -42,12 +40,10 @@ def numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def family(found: dict[str, str]) -> str | None:
-    """'onedl', 'openmmlab', 'mixed', or None without any of their packages."""
+def family(found: dict[str, str]) -> str:
+    """'onedl', 'openmmlab', 'mixed', or 'none' without any of their packages."""
     onedl, openmmlab = any(n in found for n in ONEDL), any(n in found for n in OPENMMLAB)
-    if onedl and openmmlab:
-        return 'mixed'
-    return 'onedl' if onedl else 'openmmlab' if openmmlab else None
+    return {(1, 1): 'mixed', (1, 0): 'onedl', (0, 1): 'openmmlab'}.get((onedl, openmmlab), 'none')
 
 
 def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_ops: bool) -> Iterator[tuple[str, str]]:
@@ -82,7 +78,7 @@ def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_op
         yield needed, f'{PIP} install "setuptools>=64,<82"'
 
 
-def import_problems(stack: str | None) -> Iterator[tuple[str, str]]:
+def import_problems(stack: str) -> Iterator[tuple[str, str]]:
     """Modules that are installed and cannot be imported, with the reason."""
     for name in IMPORTS:
         try:
@@ -114,7 +110,7 @@ def main() -> None:
     files = metadata.files('mmcv') or () if 'mmcv' in found else ()
     has_ops = any(file.name.startswith('_ext') for file in files)
     print(f'python {sys.version.split()[0]} ({sys.executable})')
-    print(f'family {family(found) or "none"}')
+    print(f'family {family(found)}')
     print('\n'.join(f'  {name} {version}' for name, version in sorted(found.items())))
     print(f'devices {devices()}')
     problems = list(version_problems(found, sys.version_info[:2], has_ops)) or list(import_problems(family(found)))

@@ -44,8 +44,8 @@ def main() -> None:
         if cfg.default_scope != 'mmseg' or not cfg.get('train_dataloader') or not cfg.get('val_dataloader'):
             raise UserError(f'{args.config} is no training of a segmentor; expected images with label maps')
         steps = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
-        loaders = (cfg.train_dataloader, cfg.val_dataloader)
-        train, val = (DATASETS.build(dict(loader.dataset, pipeline=steps)) for loader in loaders)
+        datasets = cfg.train_dataloader.dataset, cfg.val_dataloader.dataset
+        train, val = (DATASETS.build(dict(dataset, pipeline=steps)) for dataset in datasets)
         figures = segment(train, val)
     print(f'{len(train):,} training images, {len(val):,} held out, {len(train.metainfo["classes"])} classes; mIoU, %')
     for name, figure in figures.items():

@@ -133,9 +133,7 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
         ]
     parts += [
         [('pretraining, on held-out images', 'value +- one standard error'), *rows_of(pretrained)],
-        Picture(
-            'before_and_after.png', 'Predicted of the masked patches; last the right tokens decoded, the best possible'
-        ),
+        Picture('before_and_after.png', 'Predicted of the masked patches; last, the best possible: the right tokens'),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
         Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
     ]
