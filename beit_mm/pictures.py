@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import Runner
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -31,7 +30,7 @@ from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, log
 
 SIDE = 160  # pixels of a tile's longer side
 MARGIN = 4  # pixels between tiles
@@ -160,7 +159,7 @@ class ReconstructionHook(Hook):
             runner.visualizer.add_image(f'{mode}_reconstruction', pixels_of(figure), step=runner.iter)
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path)
-            print_log(f'Pictures: {path}', logger='current')
+            log(f'Pictures: {path}')
 
 
 class ImageAttention(NamedTuple):

@@ -1,6 +1,5 @@
 """What is in an opened file, and its weights made to fit a backbone, with a report of what became of each."""
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from mmengine.logging import print_log
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
@@ -37,6 +35,7 @@ from beit_mm.checkpoint.names import (
 )
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
+from beit_mm.terminal import warn
 
 ORIGIN = 'beit_mm'  # key of state_dict._metadata under which the file's description travels
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
@@ -125,8 +124,7 @@ class Checkpoint:
             try:
                 given, dropped, _ = self.converted
                 if dropped:
-                    message = f'{self.path} ({format}) holds tensors that no model of ours has: {dropped}'
-                    print_log(message, logger='current', level=logging.WARNING)
+                    warn(f'{self.path} ({format}) holds tensors that no model of ours has: {dropped}')
             except CheckpointError:  # not a BEiT: pass its own names on, the model that asked knows them
                 format = None
         if format is None:

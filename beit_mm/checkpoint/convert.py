@@ -24,7 +24,7 @@ from beit_mm.checkpoint.names import (
 )
 from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
 from beit_mm.files import file_sha256
-from beit_mm.terminal import UserError
+from beit_mm.terminal import check_choice
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')
@@ -88,8 +88,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         CheckpointError: not a checkpoint of BEiT or DALL-E, or one that the target format cannot express.
         FileNotFoundError: there is no source.
     """
-    if to not in FORMATS:
-        raise UserError(f'unknown format {to!r}; choose one of {", ".join(FORMATS)}')
+    check_choice('to', to, FORMATS)
     checkpoint, target = Checkpoint.open(source), Path(target)
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)

@@ -5,7 +5,6 @@ images are read in any order. `tools/datasets/make_shards.py` writes shards and 
 """
 
 import json
-import logging
 import math
 import os
 import re
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from mmengine.dataset import BaseDataset
-from mmengine.logging import print_log
 from mmpretrain.datasets import ResizeEdge
 
 from beit_mm.checkpoint.names import first_names
@@ -33,7 +31,7 @@ from beit_mm.datasets.samplers import SampleKey, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice, warn
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package
@@ -86,8 +84,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
             left_out += sum(name.lower().endswith(unread) for name in names)
         paths += sorted(found, key=os.fsencode)
     if left_out:
-        message = f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif'
-        print_log(message, logger='current', level=logging.WARNING)
+        warn(f'{readable(folder)}: {left_out} HEIC images are left out; to have them read, pip install pillow-heif')
     return Paths.of(paths)
 
 
@@ -214,8 +211,7 @@ class UnlabeledImages(BaseDataset):
     def __init__(
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
     ) -> None:
-        if on_error not in ('raise', 'error', 'skip'):
-            raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
+        check_choice('on_error', on_error, ('raise', 'error', 'skip'))
         self.on_error = 'raise' if on_error == 'error' else on_error  # 'error' in configs up to 0.2.0
         data_prefix = data_prefix if isinstance(data_prefix, dict) else dict(img_path=data_prefix)
         if '://' in data_root:
@@ -399,14 +395,13 @@ class ImageFolder(UnlabeledImages):
     def _present(self, folder: str, folders: list[str], labels: dict[str, int]) -> list[str]:
         """The classes that have a folder; warns of classes without one and of folders that are left out."""
         if left_out := [name for name in folders if name not in labels]:
-            message = f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})'
-            print_log(message, logger='current', level=logging.WARNING)
+            warn(f'{folder}: {len(left_out)} folders are not in classes and left out ({first_names(left_out)})')
         present = set(folders)
         for name in (name for name in labels if name not in present):
             message = f'no folder {os.path.join(folder, name)!r} for class {name!r}'
             if not self.test_mode:
                 raise FileNotFoundError(f'{message}; expected one folder a class')
-            print_log(f'{message}; the class is not tested', logger='current', level=logging.WARNING)
+            warn(f'{message}; the class is not tested')
         names = [name for name in labels if name in present]
         if not names:
             raise FileNotFoundError(f'{folder!r} has none of the folders in classes ({first_names(self.CLASSES)})')

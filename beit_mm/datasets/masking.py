@@ -11,7 +11,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 VARIANTS = ('released', 'exact', 'paper')
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
@@ -44,8 +44,7 @@ class BlockwiseMask(BaseTransform):
         self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'
     ) -> None:
         check_grid(grid, num_masked)
-        if variant not in VARIANTS:
-            raise UserError(f'variant is {variant!r}; choose one of {VARIANTS}')
+        check_choice('variant', variant, VARIANTS)
         if variant != 'paper' and num_masked != int(num_masked):
             raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
         if min_block < 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.reading import decoding_scale
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels
@@ -213,8 +213,7 @@ class TwoViewColorJitter(BaseTransform):
         self.strengths = (brightness, contrast, saturation)
         if not all(0 <= strength <= 1 for strength in self.strengths):
             raise UserError(f'brightness, contrast, saturation are {self.strengths}; expected 0 to 1 each')
-        if device not in ('cpu', 'model'):
-            raise UserError(f"device is {device!r}; choose 'cpu' or 'model'")
+        check_choice('device', device, ('cpu', 'model'))
         self.device = device
 
     def transform(self, results: dict) -> dict:

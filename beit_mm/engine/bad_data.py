@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from mmengine.dist import all_gather_object, barrier, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,7 +20,7 @@ from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, Ski
 from beit_mm.engine.steps import fetch_logs, look_due
 from beit_mm.files import readable
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, log, warn
 
 LIST = 'unreadable_images.txt'
 
@@ -74,7 +72,7 @@ class BadStepHook(Hook):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f'rank{get_rank()}.json').write_text(json.dumps(content, indent=1))
         except OSError as error:
-            print_log(f'{folder} could not be written ({error}).', logger='current', level=logging.WARNING)
+            warn(f'{folder} could not be written ({error}).')
         hook.save(runner, f'{folder.name}/checkpoint.pth', epoch=runner.iter // len(loader), iter=runner.iter)
         barrier()  # the first rank to end would end the others while they write
         raise UserError(
@@ -129,7 +127,7 @@ class UnreadableImagesHook(Hook):
 
     def check_held_out(self, runner: Runner) -> None:
         dataset = runner.val_dataloader.dataset
-        print_log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.', logger='current')
+        log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
         broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
         if not broken:
             return
@@ -145,8 +143,7 @@ class UnreadableImagesHook(Hook):
         dataset = dataset.get_subset([index for index in range(len(dataset)) if index not in broken])
         config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
         runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
-        message = f'{count}. They are left out: every validation of this run is of the other {len(dataset)}.'
-        print_log(message, logger='current', level=logging.WARNING)
+        warn(f'{count}. They are left out: every validation of this run is of the other {len(dataset)}.')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         if isinstance(inputs := data_batch['inputs'], dict):
@@ -158,7 +155,7 @@ class UnreadableImagesHook(Hook):
             added = self.add(set().union(*all_gather_object(self.met)))
             self.met = []
             for path in added:
-                print_log(f'{path} cannot be read, another image replaces it.', 'current', logging.WARNING)
+                warn(f'{path} cannot be read, another image replaces it.')
             if added:
                 self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
 
@@ -171,7 +168,7 @@ class UnreadableImagesHook(Hook):
                 with self.path.open('a', encoding='utf-8') as file:
                     file.write(''.join(f'{path}\n' for path in added))
             except OSError as error:
-                print_log(f'{self.path} cannot be written ({error}).', logger='current', level=logging.WARNING)
+                warn(f'{self.path} cannot be written ({error}).')
         return added
 
     def check_rate(self, count: int, total: int) -> None:

@@ -3,7 +3,6 @@
 No random state is stored, since seeds follow from run, rank, step and sample: engine.steps, datasets.samplers.
 """
 
-import logging
 import math
 import os
 import re
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from mmengine.dist import all_gather_object, broadcast_object_list, get_world_size, is_main_process, master_only
 from mmengine.hooks import Hook
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import HistoryBuffer
 from mmengine.runner import BaseLoop, Runner
 from mmengine.utils import apply_to
 from torch import Tensor
@@ -32,7 +31,7 @@ from beit_mm.engine.steps import fetch_logs, unwrap
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice, log, warn
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN_FILE = 'run_id'  # in the checkpoints' folder: names the last run that wrote there
@@ -78,8 +77,7 @@ class CheckpointHook(Hook):
     ):
         if '://' in str(out_dir):
             raise UserError(f'out_dir is {out_dir!r}; expected a local folder')
-        if rule not in ('greater', 'less', None):
-            raise UserError(f"rule is {rule!r}; expected 'greater' or 'less'")
+        check_choice('rule', rule, ('greater', 'less', None))
         self.interval, self.save_last = interval, save_last
         self.unit = 'epoch' if by_epoch else 'iter'
         self.out_dir, self.max_keep_ckpts, self.rule = out_dir, max_keep_ckpts, rule
@@ -104,7 +102,7 @@ class CheckpointHook(Hook):
                 runner._resume, runner._load_from = True, path
             elif runner._load_from is None:
                 runner._resume = False
-                print_log(f'No checkpoint of this run in {folder}: it starts at its beginning.', logger='current')
+                log(f'No checkpoint of this run in {folder}: it starts at its beginning.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over id, position, seed and the files of the resumed run."""
@@ -215,10 +213,9 @@ class CheckpointHook(Hook):
             for old in replaces:
                 path.with_name(old).unlink(missing_ok=True)
         except OSError as error:
-            message = f'{path} could not be written ({error}); the training continues, older checkpoints stay.'
-            print_log(message, logger='current', level=logging.WARNING)
+            warn(f'{path} could not be written ({error}); the training continues, older checkpoints stay.')
             return None
-        print_log(f'{path} is saved.', logger='current')
+        log(f'{path} is saved.')
         return path
 
     def folder(self, runner: Runner) -> Path:
@@ -277,8 +274,8 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
             unusable.append(str(error).replace(f'{folder}/', '').rstrip('.'))
             continue
         if unusable:
-            print_log(f'Passed over: {"; ".join(unusable)}.', logger='current', level=logging.WARNING)
-        print_log(f'Resuming from {path}, the newest checkpoint.', logger='current')
+            warn(f'Passed over: {"; ".join(unusable)}.')
+        log(f'Resuming from {path}, the newest checkpoint.')
         return str(path)
     if unusable:
         raise CheckpointError(
@@ -351,8 +348,7 @@ class CheckpointMetaHook(Hook):
             before, now = meta_of(checkpoint).get('tokenizer'), tokenizer_provenance(unwrap(runner))
             # but for paths: the same file may lie elsewhere
             if before and now and any(before.get(k) != now.get(k) for k in {*before, *now} if not k.endswith('path')):
-                message = f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.'
-                print_log(message, logger='current', level=logging.WARNING)
+                warn(f'The checkpoint was trained on the visual tokens of {before}; this run has {now}.')
             if runner._resume and 'message_hub' in checkpoint:
                 checkpoint['message_hub'] = resumed_hub(checkpoint['message_hub'])
 
@@ -408,11 +404,10 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
         return
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
     counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-    message = (
+    warn(
         f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
         f'({batch["images"]} each); iterations in the config (max_iters, intervals, schedules) are those of this run.'
     )
-    print_log(message, logger='current', level=logging.WARNING)
     for state in checkpoint.get('param_schedulers') or []:
         if not state['by_epoch']:
             steps = {key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')}

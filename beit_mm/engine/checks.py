@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
@@ -29,7 +28,7 @@ from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenize
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, log, warn
 
 CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
 
@@ -63,7 +62,7 @@ class FitCheckHook(Hook):
             check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
         if (provenance := tokenizer_provenance(model)) is not None:
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
-            print_log(f'Visual tokens: {provenance}', logger='current', level=level)
+            log(f'Visual tokens: {provenance}', level)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         if not self.first_batch:
@@ -111,7 +110,7 @@ def state_effective_batch(runner: Runner) -> None:
     if not fits:
         statement += " The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
         statement += 'optim_wrapper.accumulative_counts, or scale the rate yourself (half the batch, half the rate).'
-    print_log(statement, logger='current', level=logging.INFO if fits else logging.WARNING)
+    log(statement, logging.INFO if fits else logging.WARNING)
 
 
 def check_number_of_images(loader: DataLoader) -> None:
@@ -169,8 +168,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
             'them; are these annotations of another kind?'
         )
     if ignored > pixels / 2:
-        message = f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?'
-        print_log(message, logger='current', level=logging.WARNING)
+        warn(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?')
 
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
@@ -232,11 +230,10 @@ def check_normalisation(model: nn.Module) -> None:
         before, after = report.preprocessing[name], now[name]
         rounding = 1  # of published means, in pixel values of 0-255
         if len(before) == len(after) and not np.allclose(before, after, atol=rounding):
-            message = (
+            warn(
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
                 f'normalises with {name} {after}. Set data_preprocessor.{name}, unless it is meant.'
             )
-            print_log(message, logger='current', level=logging.WARNING)
 
 
 def check_colours(model: nn.Module, dataset: Dataset) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import logging
 import os
 import signal
 import socket
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
@@ -29,7 +27,7 @@ from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS, LOOPS
-from beit_mm.terminal import UserError, typed
+from beit_mm.terminal import UserError, log, typed, warn
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_TO_CONNECT = 60.0  # for all processes together
@@ -95,8 +93,7 @@ class InterruptionHook(Hook):
                 f'{folder} has a run already: {holder}; stop that one, or choose another folder with --work-dir'
             ) from None
         except OSError as error:
-            message = f'{folder} cannot be locked ({error}): make sure that no other run writes there.'
-            print_log(message, logger='current', level=logging.WARNING)
+            warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
 
     def after_run(self, runner: Runner) -> None:
         for lock in self.locks:
@@ -157,8 +154,7 @@ class InterruptionHook(Hook):
             dist.barrier(group=self.group)  # the first process to exit has the others killed
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
         saved = 'nothing could be saved' if path is None else f'{path} is saved'
-        message = f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}'
-        print_log(message, logger='current')
+        log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
         sys.exit(self.agreed)
 
 
@@ -174,9 +170,10 @@ def connect() -> Any:
     errors = list(filter(None, all_gather_object(error)))
     if not errors:
         return dist.new_group(backend='gloo')
-    message = f'No gloo group ({errors[0]}): signals need every process to be told, each stops by itself. '
-    message += 'Set GLOO_SOCKET_IFNAME to the network interface between the nodes.'
-    print_log(message, logger='current', level=logging.WARNING)
+    warn(
+        f'No gloo group ({errors[0]}): signals need every process to be told, each stops by itself. Set '
+        'GLOO_SOCKET_IFNAME to the network interface between the nodes.'
+    )
     return None
 
 

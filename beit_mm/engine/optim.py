@@ -1,6 +1,5 @@
 """How a model learns: mixed precision on whatever device there is, weight decay, layer-wise learning rates."""
 
-import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,6 @@ from typing import NamedTuple
 import torch
 from mmengine.device import get_device
 from mmengine.dist import all_reduce
-from mmengine.logging import print_log
 from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIMIZERS
 from mmpretrain.models import BEiTViT, VisionTransformer
@@ -20,7 +18,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice, log, warn
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers
@@ -62,8 +60,7 @@ class AutocastOptimWrapper(OptimWrapper):
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
         super().__init__(**kwargs)
-        if dtype not in DTYPES:
-            raise UserError(f'dtype is {dtype!r}; choose one of {DTYPES}')
+        check_choice('dtype', dtype, DTYPES)
         self.device_type = torch.device(get_device()).type
         used = usable_dtype(dtype, self.device_type)
         self.dtype = getattr(torch, used)
@@ -76,7 +73,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.buffers: list[Tensor] = []  # of the model, that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
         instead = '' if used == dtype else f' ({dtype} is not available there)'
-        print_log(f'Training on {self.device_type} in {used}{instead}.', logger='current')
+        log(f'Training on {self.device_type} in {used}{instead}.')
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -133,13 +130,13 @@ class AutocastOptimWrapper(OptimWrapper):
             row = f'the last row began at iteration {now.first}' + (f', {now.in_a_row} so far' if now.in_a_row else '')
             message = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
             message += f', {now.not_finite} in this run; {row}.'
-            print_log(message, logger='current', level=logging.WARNING)
+            warn(message)
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', now.overflows)
             if overflows := now.overflows - before.overflows:
                 message = f'{overflows} of the last {len(norms)} steps overflowed float16 and were skipped: '
                 message += f'{now.overflows} in this run; the loss scale is {self.loss_scaler.get_scale():g}.'
-                print_log(message, logger='current')
+                log(message)
         return now
 
     def state_dict(self) -> dict:

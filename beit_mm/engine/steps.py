@@ -21,7 +21,7 @@ from mmengine.dist import get_rank, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
-from mmengine.logging import MMLogger, print_log
+from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, hush, printable, printable_record
+from beit_mm.terminal import UserError, hush, log, printable, printable_record, warn
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
@@ -68,7 +68,7 @@ class StepSeedHook(Hook):
     def before_run(self, runner: Runner) -> None:
         if runner.deterministic:  # before the first multiplication of matrices on a GPU
             os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it cuBLAS is refused
-            print_log(DETERMINISTIC, logger='current')
+            log(DETERMINISTIC)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         seed = mixed_seed(runner.seed, get_rank(), runner.iter)
@@ -142,8 +142,7 @@ def written_if_possible(runner: Runner) -> Iterator[None]:
 
 def warn_unwritten(runner: Runner, error: BaseException | None) -> None:
     reason = getattr(error, 'strerror', None) or error  # mmengine logs a warning of the same words once in a run
-    message = f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.'
-    print_log(message, logger='current', level=logging.WARNING)
+    warn(f'Some logs and pictures cannot be written to {runner.work_dir}: {reason}. The training continues.')
 
 
 @HOOKS.register_module()
@@ -206,7 +205,7 @@ class ThroughputHook(Hook):
             waited, taken = map(sum, zip(*self.waits, strict=True))
             if waited > 0.5 * taken:
                 self.warned = True
-                print_log(f'{waits_for_images(waited / taken)}.', logger='current', level=logging.WARNING)
+                warn(f'{waits_for_images(waited / taken)}.')
         for history in scalars.values():
             history.max_length = HISTORY
 
@@ -243,7 +242,7 @@ class CompileHook(Hook):
         if not callable(eager):
             raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
         setattr(model, self.method, compiled_in_training(model, eager, self.options))
-        print_log(f'{self.method} will be compiled; the first step takes minutes.', logger='current')
+        log(f'{self.method} will be compiled; the first step takes minutes.')
 
     def after_train(self, runner: Runner) -> None:
         vars(unwrap(runner)).pop(self.method, None)
@@ -263,8 +262,7 @@ def compiled_in_training(model: nn.Module, eager: Callable, options: dict) -> Ca
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             usable = False
             reason = ' '.join(str(error).split())[:300]
-            message = f'{eager.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})'
-            print_log(message, logger='current', level=logging.WARNING)
+            warn(f'{eager.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})')
         return eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
 
     return call

@@ -6,7 +6,7 @@ channels, K classes, h x w patches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.positions import Grid
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason
@@ -442,8 +442,3 @@ def check_same_classes(train: BaseDataset, val: BaseDataset) -> int:
         found = f'the training images have {len(classes)} classes, the validation images {len(others)}'
         raise UserError(f'{found}, or their names differ; expected the same')
     return len(classes)
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UserError(f'{name} is {value!r}; choose one of {choices}')

@@ -25,7 +25,7 @@ from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, with_bar
+from beit_mm.terminal import UserError, check_choice, with_bar
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None
@@ -97,8 +97,7 @@ class ImageReader:
             FileNotFoundError: no such file, or a folder without images.
             UnreadableImageError: a file that is no image; names it.
         """
-        if on_error not in ('raise', 'skip'):
-            raise UserError(f"on_error is {on_error!r}; choose 'raise' or 'skip'")
+        check_choice('on_error', on_error, ('raise', 'skip'))
         if batch_size < 1:
             raise UserError(f'batch_size is {batch_size}; expected 1 or more')
         sources = self.sources(images)
@@ -293,8 +292,8 @@ class FeatureExtractor:
             For each image dict(path=its file, None for an array or image; class_token=(C,); mean=(C,) of the patches;
             patches=(h, w, C)), float32; or dict(path, error).
         """
-        if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise UserError(f'kind is {unknown[0]!r}; choose one of {KINDS}')
+        for kind in kinds:
+            check_choice('kind', kind, KINDS)
         several = isinstance(layers, Sequence)
         blocks = [self.layer(layer) for layer in (layers if isinstance(layers, Sequence) else [layers])]
 

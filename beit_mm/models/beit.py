@@ -26,7 +26,7 @@ from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone, truncated_normal_
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 TOKENIZER_PREFIX = 'target_generator.'
 
@@ -59,8 +59,7 @@ class BEiTPretrainer(BaseModel):
         init_cfg: dict | None = None,
     ):
         super().__init__(data_preprocessor, init_cfg)
-        if recover not in ('masked', 'all'):
-            raise UserError(f"recover is {recover!r}; choose 'masked' or 'all'")
+        check_choice('recover', recover, ('masked', 'all'))
         self.recover = recover
         self.backbone = as_pretraining_backbone(MODELS.build(backbone))
         self.head = None if head is None else MODELS.build(head)

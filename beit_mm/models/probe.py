@@ -13,7 +13,7 @@ from torch import Tensor
 from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import check_choice
 
 
 @MODELS.register_module()
@@ -45,8 +45,7 @@ class LinearProbe(BaseModel):
         init_cfg: dict | None = None,
     ):
         super().__init__(data_preprocessor, init_cfg)
-        if feature not in ('mean', 'cls_mean'):
-            raise UserError(f"feature is {feature!r}; choose one of ('mean', 'cls_mean')")
+        check_choice('feature', feature, ('mean', 'cls_mean'))
         self.feature = feature
         self.num_classes = num_classes
         expect_own_backbone(backbone, 'LinearProbe')

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +21,7 @@ from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, L
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice, log
 
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
@@ -255,9 +254,9 @@ class BEiTBackbone(BaseModule):
         if pretrained is not None:
             init_cfg = dict(type='Pretrained', checkpoint=pretrained)
         super().__init__(init_cfg)
-        _check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
-        _check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
-        _check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear'))
+        check_choice('out_type', out_type, ('raw', 'cls_token', 'avg_featmap', 'featmap'))
+        check_choice('rel_pos_bias', rel_pos_bias, (None, 'shared', 'per_layer'))
+        check_choice('interpolate_mode', interpolate_mode, ('bicubic', 'bilinear'))
         sizes = sizes_of(arch)
         self.embed_dims = dims = sizes['embed_dims']
         self.num_layers = depth = sizes['num_layers']
@@ -461,13 +460,13 @@ def _fit_on_load(
     unexpected = drop_task_parts(report.unexpected_keys)
     unexpected_keys += [prefix + name for name in unexpected]
     surprising = unexpected or drop_task_parts(report.missing_keys)
-    print_log(str(report), logger='current', level=logging.WARNING if surprising else logging.INFO)
+    log(str(report), logging.WARNING if surprising else logging.INFO)
 
 
 def sizes_of(arch: str | dict) -> dict:
     """Width, depth and heads of an architecture, a name or a dict."""
     if isinstance(arch, str):
-        _check_choice('arch', arch, tuple(ARCHITECTURES))
+        check_choice('arch', arch, ARCHITECTURES)
         return ARCHITECTURES[arch]
     needed = {'embed_dims', 'num_layers', 'num_heads'}
     if missing := needed - set(arch):
@@ -475,11 +474,6 @@ def sizes_of(arch: str | dict) -> dict:
     if arch['embed_dims'] % arch['num_heads']:
         raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch
-
-
-def _check_choice(name: str, value: object, choices: tuple) -> None:
-    if value not in choices:
-        raise UserError(f'{name} is {value!r}; choose one of {choices}')
 
 
 def patch_grid(img_size: int | tuple[int, int], patch_size: int) -> Grid:

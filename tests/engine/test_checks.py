@@ -85,7 +85,7 @@ def test_a_label_without_a_class_is_named_with_its_file():
 
 def test_ignored_pixels(monkeypatch):
     said = []
-    monkeypatch.setattr('beit_mm.engine.checks.print_log', lambda message, **_: said.append(message))
+    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
     check_labels([sample([0, 1, 255, 255])], 3, 255)
     assert not said
     check_labels([sample([0, 255, 255, 255], reduced=True)], 3, 255)

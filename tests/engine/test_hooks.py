@@ -66,8 +66,8 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interv
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     said: list[str] = []
-    for module in ('steps', 'checks', 'checkpoints'):
-        monkeypatch.setattr(f'beit_mm.engine.{module}.print_log', lambda text, level=0, **_: said.append((level, text)))
+    for place in ('engine.steps', 'engine.checks', 'engine.checkpoints', 'terminal'):
+        monkeypatch.setattr(f'beit_mm.{place}.log', lambda text, level=logging.INFO: said.append((level, text)))
     return said
 
 

@@ -62,7 +62,7 @@ def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
 @pytest.mark.parametrize('number', SIGNALS)
 def test_a_signal_saves_and_the_resumed_run_ends_the_same(number, config, tmp_path, monkeypatch):
     said, whole, work = [], tmp_path / 'whole', tmp_path / 'work'
-    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    monkeypatch.setattr('beit_mm.engine.interruption.log', lambda message: said.append(message))
     config.model.backbone.drop_path_rate = 0.3
     assert train(config, work, Act('after_train_iter', send(number))) == SIGNALS[number]
     assert [path.name for path in work.glob('*.pth')] == ['interrupted.pth']  # in the middle of an epoch of 3
@@ -232,7 +232,7 @@ def test_without_gloo_in_one_process_all_continue(two, tmp_path, monkeypatch):
             return new_group(*args, **kwargs)
 
         monkeypatch.setattr('torch.distributed.new_group', refuse)
-        monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+        monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
         runner = make_runner(two)
         runner.train()
         assert runner.iter == 3

@@ -126,11 +126,6 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def check_precision(precision: str) -> None:
-    if precision not in PRECISIONS:
-        raise UserError(f"precision must be 'fp16', 'bf16' or 'fp32', got {precision!r}.")
-
-
 def dtype_on(precision: str, device: torch.device) -> torch.dtype:
     """The type that a precision means on a device: as in the released code, fp16 is float32 on a CPU."""
     on_cpu = precision == 'fp16' and device.type == 'cpu'

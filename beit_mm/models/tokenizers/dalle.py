@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beit_mm.models.tokenizers.base import (
+    PRECISIONS,
     SMOKE_SEED,
     CodebookTokenizer,
-    check_precision,
     dtype_on,
     load_exactly,
     map_pixels,
@@ -22,6 +22,7 @@ from beit_mm.models.tokenizers.base import (
     unmap_pixels,
 )
 from beit_mm.registry import MODELS
+from beit_mm.terminal import check_choice
 
 ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'
@@ -64,7 +65,7 @@ class DALLETokenizer(CodebookTokenizer):
         vocab_size: int = 8192,
     ) -> None:
         super().__init__()
-        check_precision(precision)
+        check_choice('precision', precision, PRECISIONS)
         self.vocab_size = vocab_size
         self.stride = STRIDE
         self.precision = precision

@@ -23,7 +23,7 @@ from beit_mm.models.tokenizers.base import (
 )
 from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
 
@@ -84,19 +84,17 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(data_preprocessor=data_preprocessor, init_cfg=init_cfg)
-        if loss not in ('laplace', 'mse'):
-            raise UserError(f"loss must be 'laplace' or 'mse', got {loss!r}.")
+        check_choice('arch', arch, ('dalle', 'conv'))
+        check_choice('loss', loss, ('laplace', 'mse'))
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
         if arch == 'dalle':
             if 2**num_levels != STRIDE:
                 raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
             self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
             self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
-        elif arch == 'conv':
+        else:
             self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
             self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
-        else:
-            raise UserError(f"arch must be 'dalle' or 'conv', got {arch!r}.")
         self.vocab_size = vocab_size
         self.stride = 2**num_levels
         self.loss = loss

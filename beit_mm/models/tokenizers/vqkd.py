@@ -4,19 +4,17 @@ A vision Transformer encodes the image, two linear layers bring its patches to 3
 vectors, the codebook, is the token. At the true size they have 86,666,784 parameters.
 """
 
-import logging
 from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.names import Weights
 from beit_mm.models.tokenizers.base import (
+    PRECISIONS,
     SMOKE_SEED,
     Tokenizer,
-    check_precision,
     dtype_on,
     load_exactly,
     read_weights,
@@ -24,6 +22,7 @@ from beit_mm.models.tokenizers.base import (
 )
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
+from beit_mm.terminal import check_choice, log
 
 VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
@@ -79,7 +78,7 @@ class VQKDTokenizer(Tokenizer):
         vocab_size: int = 8192,
     ) -> None:
         super().__init__()
-        check_precision(precision)
+        check_choice('precision', precision, PRECISIONS)
         self.vocab_size = vocab_size
         self.stride = patch_size
         self.precision = precision
@@ -119,8 +118,7 @@ def _own_weights(weights: Weights, source: str) -> Weights:
     """The tokenizer's weights; those of the encoder may have the released names or mmpretrain's."""
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(UNUSED)}
     prefixes = ', '.join(part.strip('.') for part in UNUSED if any(name.startswith(part) for name in weights)) or 'none'
-    message = f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})'
-    print_log(message, logger='current', level=logging.INFO)
+    log(f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})')
     for theirs, ours in RENAMED.items():
         own = {name.replace(theirs, ours): tensor for name, tensor in own.items()}
     return own
