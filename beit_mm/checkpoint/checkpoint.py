@@ -12,27 +12,8 @@ import torch
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
+from beit_mm.checkpoint import names
 from beit_mm.checkpoint.find import HUB_SCHEME, path_of_checkpoint
-from beit_mm.checkpoint.names import (
-    POSITIONS,
-    SHARED_TABLE,
-    TABLE,
-    Converted,
-    Weights,
-    backbone_arguments,
-    class_names,
-    convert_state_dict,
-    describe_source,
-    detect_format,
-    expand_shared_table,
-    first_names,
-    grid_of,
-    heads_of,
-    meta_of,
-    task_of,
-    trained_grid,
-    weights_of,
-)
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
 from beit_mm.terminal import warn
@@ -60,10 +41,10 @@ class Checkpoint:
     def __init__(self, content: dict[str, Any], path: Path) -> None:
         with blaming(path):
             self.path, self.content = path, content
-            self.weights = weights_of(content)
-            self.format = detect_format(self.weights)
-            meta_of(content).pop('config', None)
-            self.meta = describe_source(content, path)
+            self.weights = names.weights_of(content)
+            self.format = names.detect_format(self.weights)
+            names.meta_of(content).pop('config', None)
+            self.meta = names.describe_source(content, path)
         self.preprocessing: dict[str, Any] = self.meta['preprocessing']
         self.architecture: dict[str, Any] = self.meta['architecture']
 
@@ -89,28 +70,28 @@ class Checkpoint:
         return str(self.path)
 
     @cached_property
-    def converted(self) -> Converted:
+    def converted(self) -> names.Converted:
         """The weights under the names of our models. Raises CheckpointError where it is no BEiT."""
         with blaming(self.path):
-            return convert_state_dict(self.weights, self.format)
+            return names.convert_state_dict(self.weights, self.format)
 
     @property
     def task(self) -> str:
         """As `names.task_of`. Raises CheckpointError for no BEiT."""
         if any(name.startswith(('heads.', 'head.layers.')) for name in self.weights):  # linear probes, deeper heads
             return 'classification'
-        return task_of(self.converted.state_dict)
+        return names.task_of(self.converted.state_dict)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the classes; None where the file names none. Raises CheckpointError where they are no names."""
         with blaming(self.path):
-            return class_names(self.meta)
+            return names.class_names(self.meta)
 
     def backbone_arguments(self) -> dict[str, Any]:
         """Arguments of the BEiTBackbone that the weights fit; CheckpointError if neither weights nor file tell them."""
         with blaming(self.path):
-            return backbone_arguments(self.converted.state_dict, self.meta)
+            return names.backbone_arguments(self.converted.state_dict, self.meta)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +115,7 @@ class Checkpoint:
         origin = dict(
             path=str(self.path),
             format=format,
-            names=first_names(self.weights),
+            names=names.first_names(self.weights),
             preprocessing=self.preprocessing,
             architecture=self.architecture,
         )
@@ -187,16 +168,16 @@ class LoadReport:
             f'resized ({grids})': self.resized,
             'adapted': self.adapted,
             'folded': self.folded,
-            f'missing ({first_names(self.missing_keys)})': self.missing_keys,
-            f'unexpected ({first_names(self.unexpected_keys)})': self.unexpected_keys,
+            f'missing ({names.first_names(self.missing_keys)})': self.missing_keys,
+            f'unexpected ({names.first_names(self.unexpected_keys)})': self.unexpected_keys,
         }
-        counts = ', '.join(f'{len(names)} {what}' for what, names in parts.items() if names)
+        counts = ', '.join(f'{len(keys)} {what}' for what, keys in parts.items() if keys)
         return f'Backbone weights from {self.source}: {counts}.'
 
 
-def drop_task_parts(names: list[str]) -> list[str]:
+def drop_task_parts(keys: list[str]) -> list[str]:
     """The names without those of tensors that come and go with the task."""
-    return [name for name in names if not name.startswith(TASK_PARTS)]
+    return [key for key in keys if not key.startswith(TASK_PARTS)]
 
 
 def fit_weights(
@@ -206,7 +187,7 @@ def fit_weights(
     num_heads: int,
     interpolate_mode: str,
     origin: Mapping | None = None,
-) -> tuple[Weights, LoadReport]:
+) -> tuple[names.Weights, LoadReport]:
     """What a backbone can load of a state dict, under its names and in its shapes, and what became of each tensor.
 
     Args:
@@ -220,26 +201,26 @@ def fit_weights(
         CheckpointError: not a BEiT, another architecture, less than 95 % of the backbone, NaN or infinity.
     """
     origin = origin or dict(path='the state dict', format=None, preprocessing={}, architecture={})
-    converted, dropped, format = convert_state_dict(state_dict)
+    converted, dropped, format = names.convert_state_dict(state_dict)
     prefix = 'backbone.'
     weights = {name.removeprefix(prefix): tensor for name, tensor in converted.items() if name.startswith(prefix)}
     report = LoadReport(f'{origin["path"]} ({origin["format"] or format})', origin['preprocessing'])
-    _check_sizes(weights, own, heads_of(weights, origin) or num_heads, num_heads)
+    _check_sizes(weights, own, names.heads_of(weights, origin) or num_heads, num_heads)
     check_finite(weights, report.source)
-    if SHARED_TABLE in weights and f'blocks.0.attn.{TABLE}' in own:
-        expand_shared_table(weights)
-        report.expanded = [name for name in weights if name.endswith(TABLE)]
+    if names.SHARED_TABLE in weights and f'blocks.0.attn.{names.TABLE}' in own:
+        names.expand_shared_table(weights)
+        report.expanded = [name for name in weights if name.endswith(names.TABLE)]
     if 'blocks.0.gamma_1' not in own:
         report.folded = [name for name in weights if '.gamma_' in name]
         _fold_layer_scale(weights)
-    file_grid = trained_grid(origin, own[PATCHES].shape[-1])
+    file_grid = names.trained_grid(origin, own[PATCHES].shape[-1])
     fitted = {name: weights[name] for name in own if name in weights}
     for name, tensor in fitted.items():
         if name == PATCHES and tensor.shape != own[name].shape:
             fitted[name] = _adapt_channels(tensor, own[name].shape[1])
             report.adapted.append(name)
-        elif name.endswith(POSITIONS) and (before := grid_of(name, tensor, file_grid, grid)) != grid:
-            if name.endswith(TABLE):
+        elif name.endswith(names.POSITIONS) and (before := names.grid_of(name, tensor, file_grid, grid)) != grid:
+            if name.endswith(names.TABLE):
                 fitted[name] = resize_bias_table(tensor, before, grid)
             else:
                 fitted[name] = resize_position_embedding(tensor, before, grid, interpolate_mode)
@@ -253,22 +234,22 @@ def fit_weights(
     return fitted, report
 
 
-def _check_sizes(weights: Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
+def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: Any, num_heads: int) -> None:
     """Raises CheckpointError where sizes differ that cannot be adapted."""
-    blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in names) for names in (weights, own))
+    blocks, own_blocks = (sum(name.endswith('attn.qkv.weight') for name in part) for part in (weights, own))
     sizes: list[tuple[str, Any, Any]] = [('heads', file_heads, num_heads), ('blocks', blocks, own_blocks)]
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
     sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
         raise CheckpointError(
-            f'does not fit the backbone: {first_names(differences)}. Nothing was loaded; build the backbone as the '
-            'weights are, or take other weights.'
+            f'does not fit the backbone: {names.first_names(differences)}. Nothing was loaded; build the backbone as '
+            'the weights are, or take other weights.'
         )
 
 
 def _same_shape(name: str, *tensors: Tensor) -> bool:
     """Whether tensors have one shape, but for the axis that can be adapted."""
-    free_axis = 0 if name.endswith(TABLE) else 1 if name in ('pos_embed', PATCHES) else None
+    free_axis = 0 if name.endswith(names.TABLE) else 1 if name in ('pos_embed', PATCHES) else None
     return len({tuple(s for axis, s in enumerate(tensor.shape) if axis != free_axis) for tensor in tensors}) == 1
 
 
@@ -279,12 +260,12 @@ def check_finite(weights: Mapping[str, Tensor], source: str) -> None:
     suspects = [name for name, tensor in real.items() if not tensor.sum(dtype=torch.float32).isfinite()]
     if broken := [name for name in suspects if not real[name].isfinite().all()]:
         raise CheckpointError(
-            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {first_names(broken)}. Nothing '
-            'was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
+            f'{source}: {len(broken)} of {len(weights)} tensors hold NaN or infinity: {names.first_names(broken)}. '
+            'Nothing was loaded; the run that wrote them had diverged: take an earlier checkpoint of it.'
         )
 
 
-def _fold_layer_scale(weights: Weights) -> None:
+def _fold_layer_scale(weights: names.Weights) -> None:
     """Multiplies LayerScale into the layers before it, in place."""
     for name in [name for name in weights if name.endswith(('.gamma_1', '.gamma_2'))]:
         gamma = weights.pop(name)
@@ -310,11 +291,12 @@ def _check_coverage(own: Mapping[str, Tensor], report: LoadReport) -> None:
     if loaded / needed < MIN_COVERAGE:
         raise CheckpointError(
             f"has {loaded} of the backbone's {needed} tensors ({loaded / needed:.0%}, at least "
-            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({first_names(missing)}). Nothing was '
+            f'{MIN_COVERAGE:.0%} are needed): {len(missing)} missing ({names.first_names(missing)}). Nothing was '
             'loaded; build the backbone as the weights are (rel_pos_bias, layer_scale_init, abs_pos_embed).'
         )
     # No position at all may be intended; trained positions of another kind would be lost, which nobody intends.
-    untrained, lost = ([key for key in keys if key.endswith(POSITIONS)] for keys in (missing, report.unexpected_keys))
+    untrained = [key for key in missing if key.endswith(names.POSITIONS)]
+    lost = [key for key in report.unexpected_keys if key.endswith(names.POSITIONS)]
     if untrained and lost:
         raise CheckpointError(
             f'knows positions by {lost[0]}, the backbone by {untrained[0]}. Nothing was '

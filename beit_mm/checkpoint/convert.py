@@ -9,19 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from beit_mm.checkpoint import names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.names import (
-    FORMAT_VERSION,
-    FORMATS,
-    backbone_arguments,
-    check_complete,
-    class_names,
-    convert_state_dict,
-    first_names,
-    released_out_indices,
-    task_of,
-    trained_grid,
-)
 from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
 from beit_mm.files import file_sha256
 from beit_mm.terminal import check_choice
@@ -71,7 +60,7 @@ class Conversion(NamedTuple):
     def __str__(self) -> str:
         lines = [f'{self.task} weights, {self.source}: {self.tensors} tensors written']
         if self.dropped_keys:
-            lines.append(f'dropped, {len(self.dropped_keys)}: {first_names(self.dropped_keys)}')
+            lines.append(f'dropped, {len(self.dropped_keys)}: {names.first_names(self.dropped_keys)}')
         return '\n'.join([*lines, *self.notes])
 
 
@@ -88,7 +77,7 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         CheckpointError: not a checkpoint of BEiT or DALL-E, or one that the target format cannot express.
         FileNotFoundError: there is no source.
     """
-    check_choice('to', to, FORMATS)
+    check_choice('to', to, names.FORMATS)
     checkpoint, target = Checkpoint.open(source), Path(target)
     if 'blocks.input.w' in checkpoint.weights:
         write_checkpoint(target, checkpoint.weights)
@@ -102,17 +91,17 @@ def convert_checkpoint(source: CheckpointInput, target: str | Path, to: str = 'b
         if isinstance(tokenizer := meta.get('tokenizer'), dict):  # paths say nothing elsewhere
             meta['tokenizer'] = {key: value for key, value in tokenizer.items() if not key.endswith('path')}
         ours, dropped, format = checkpoint.converted
-        check_complete(ours)
-        grid = trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
-        weights, without_place, _ = convert_state_dict(ours, 'beit_mm', to, grid)
-        task, notes = task_of(ours), []
+        names.check_complete(ours)
+        grid = names.trained_grid(meta, ours['backbone.patch_embed.proj.weight'].shape[-1])
+        weights, without_place, _ = names.convert_state_dict(ours, 'beit_mm', to, grid)
+        task, notes = names.task_of(ours), []
         if to == 'hf':
             notes = _write_hub_folder(target, task, weights, _hf_config(ours, meta), meta['preprocessing'])
         elif to == 'timm' or to == 'unilm' and task != 'segmentation':
             is_torch = to == 'unilm' and target.suffix != '.safetensors'
             write_checkpoint(target, dict(model=weights) if is_torch else weights)
         else:
-            version = dict(beit_mm_format=FORMAT_VERSION) if to == 'beit_mm' else {}
+            version = dict(beit_mm_format=names.FORMAT_VERSION) if to == 'beit_mm' else {}
             write_checkpoint(target, dict(state_dict=weights, meta=meta | version))
         return Conversion(format, task, len(weights), dropped + without_place, notes)
 
@@ -143,7 +132,7 @@ def publish_checkpoint(source: CheckpointInput, target: str | Path) -> Path:
 
 def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[str, Any]:
     """Content of transformers' config.json."""
-    task, model = task_of(weights), backbone_arguments(weights, meta)
+    task, model = names.task_of(weights), names.backbone_arguments(weights, meta)
     dims, depth = model['arch']['embed_dims'], model['arch']['num_layers']
     height, width = model['img_size']
     config = dict(
@@ -171,7 +160,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
     if task in ('classification', 'segmentation'):
         number = len(weights['head.fc.bias' if task == 'classification' else 'decode_head.conv_seg.bias'])
         config['num_labels'] = number
-        if (classes := class_names(meta)) and len(classes) == number:
+        if (classes := names.class_names(meta)) and len(classes) == number:
             config['id2label'] = {str(label): name for label, name in enumerate(classes)}
             config['label2id'] = {name: label for label, name in enumerate(classes)}
     if task == 'segmentation':
@@ -181,7 +170,7 @@ def _hf_config(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> dict[s
             )
         blocks = meta['architecture'].get('out_indices') or []
         if len(blocks) != 4 or not all(0 <= block < depth for block in blocks):
-            blocks = released_out_indices(depth)
+            blocks = names.released_out_indices(depth)
         # transformers numbers the embedding 1 and the first block's output 2, and has no number for the last block's,
         # which the released UperNet uses: its own files name the blocks then, and give other logits there
         numbers = [block + 2 for block in blocks]

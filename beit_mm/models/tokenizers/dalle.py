@@ -11,16 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from beit_mm.models.tokenizers.base import (
-    PRECISIONS,
-    SMOKE_SEED,
-    CodebookTokenizer,
-    dtype_on,
-    load_exactly,
-    map_pixels,
-    read_weights,
-    unmap_pixels,
-)
+from beit_mm.models.tokenizers import base
 from beit_mm.registry import MODELS
 from beit_mm.terminal import check_choice
 
@@ -38,7 +29,7 @@ STRIDE = 8  # pixels per token: three poolings between the four groups
 
 
 @MODELS.register_module()
-class DALLETokenizer(CodebookTokenizer):
+class DALLETokenizer(base.CodebookTokenizer):
     """The encoder of DALL-E's dVAE as the source of visual tokens, and its decoder for pictures.
 
     Args:
@@ -65,14 +56,14 @@ class DALLETokenizer(CodebookTokenizer):
         vocab_size: int = 8192,
     ) -> None:
         super().__init__()
-        check_choice('precision', precision, PRECISIONS)
+        check_choice('precision', precision, base.PRECISIONS)
         self.vocab_size = vocab_size
         self.stride = STRIDE
         self.precision = precision
         self.provenance = dict(type='DALLETokenizer', precision=precision)
         if random_weights:
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(SMOKE_SEED)
+                torch.default_generator.manual_seed(base.SMOKE_SEED)
                 self.encoder = DALLEEncoder(hidden, vocab_size)
                 self.decoder = DALLEDecoder(hidden, vocab_size)
             self.provenance.update(path='random weights', sha256='')
@@ -87,25 +78,25 @@ class DALLETokenizer(CodebookTokenizer):
         self.to(memory_format=torch.channels_last)
 
     def to_input(self, images: Tensor) -> Tensor:
-        return map_pixels(images).contiguous(memory_format=torch.channels_last)
+        return base.map_pixels(images).contiguous(memory_format=torch.channels_last)
 
     def to_images(self, output: Tensor) -> Tensor:
-        return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location, without the scale
+        return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())  # the location, without the scale
 
     def prepare(self, device: torch.device) -> None:
         for network in (self.encoder, self.decoder):
             if network is not None:
-                network.cast_inner(dtype_on(self.precision, device))
+                network.cast_inner(base.dtype_on(self.precision, device))
 
 
 def _load(
     network: type[nn.Module], hidden: int, vocab_size: int, source: str, sha256: str | None, advice: str
 ) -> tuple[nn.Module, dict[str, str]]:
-    state, file = read_weights(source, sha256, advice)
+    state, file = base.read_weights(source, sha256, advice)
     with torch.device('meta'):  # its parameters are not initialised in vain
         module = network(hidden, vocab_size)
     module.to_empty(device='cpu')
-    load_exactly(module, state, source)
+    base.load_exactly(module, state, source)
     return module, file
 
 

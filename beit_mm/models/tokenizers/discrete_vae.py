@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from beit_mm.models.tokenizers.base import (
-    CodebookTokenizer,
-    load_exactly,
-    logit_laplace_nll,
-    map_pixels,
-    read_weights,
-    unmap_pixels,
-    without_autocast,
-)
+from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError, check_choice
@@ -29,7 +21,7 @@ ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint i
 
 
 @MODELS.register_module()
-class DiscreteVAE(CodebookTokenizer, BaseModel):
+class DiscreteVAE(base.CodebookTokenizer, BaseModel):
     """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer (paper section 2.1.2).
 
     The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
@@ -128,20 +120,20 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
 
     def to_input(self, images: Tensor) -> Tensor:
-        return map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
+        return base.map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
 
     def to_images(self, output: Tensor) -> Tensor:
         if self.loss == 'laplace':
-            return unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
+            return base.unmap_pixels(output.chunk(2, dim=1)[0].sigmoid())
         return (0.5 * output + 0.5).clamp(0, 1)
 
     def _load(self, checkpoint: str, decoder_checkpoint: str | None, sha256: str | None) -> None:
-        state, file = read_weights(checkpoint, sha256, ADVICE)
+        state, file = base.read_weights(checkpoint, sha256, ADVICE)
         self.provenance.update(file)
         if decoder_checkpoint is not None:
-            load_exactly(self.encoder, state, checkpoint)
-            state, file = read_weights(decoder_checkpoint, None, DECODER_ADVICE)
-            load_exactly(self.decoder, state, decoder_checkpoint)
+            base.load_exactly(self.encoder, state, checkpoint)
+            state, file = base.read_weights(decoder_checkpoint, None, DECODER_ADVICE)
+            base.load_exactly(self.decoder, state, decoder_checkpoint)
             self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
             return
         if all(name.startswith('blocks.') for name in state):
@@ -150,7 +142,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
                 'decoder_checkpoint, or take a DALLETokenizer, which needs no decoder.'
             )
         own = ('encoder.', 'decoder.', 'steps')  # a run's checkpoint may hold a preprocessor's buffers too
-        load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
+        base.load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
 
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         self.grid_size(*images.shape[-2:])
@@ -160,7 +152,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
         z = gumbel_softmax(logits, tau, self.straight_through)  # B, V, h, w
         output = self.decoder(z).float()  # B, C or 2 C, H, W
         if self.loss == 'laplace':
-            loss_recon = logit_laplace_nll(target, *output.chunk(2, dim=1)).mean()
+            loss_recon = base.logit_laplace_nll(target, *output.chunk(2, dim=1)).mean()
         else:
             loss_recon = F.mse_loss(output, target)
         log_q = logits.log_softmax(dim=1)
@@ -182,7 +174,7 @@ class DiscreteVAE(CodebookTokenizer, BaseModel):
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
-        with without_autocast(images):
+        with base.without_autocast(images):
             posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
             soft = self.to_images(self.decoder(posterior).float())  # B, C, H, W
         tokens = posterior.argmax(dim=1)  # B, h, w

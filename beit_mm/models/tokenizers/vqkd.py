@@ -11,15 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.names import Weights
-from beit_mm.models.tokenizers.base import (
-    PRECISIONS,
-    SMOKE_SEED,
-    Tokenizer,
-    dtype_on,
-    load_exactly,
-    read_weights,
-    without_autocast,
-)
+from beit_mm.models.tokenizers import base
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 from beit_mm.terminal import check_choice, log
@@ -47,7 +39,7 @@ RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder
 
 
 @MODELS.register_module()
-class VQKDTokenizer(Tokenizer):
+class VQKDTokenizer(base.Tokenizer):
     """The encoder and the codebook of BEiT v2's VQ-KD as the source of visual tokens.
 
     Tokens are 16 x 16 pixels, so the tokenizer sees the backbone's own view. There is no `decode`: VQ-KD's decoder
@@ -78,21 +70,21 @@ class VQKDTokenizer(Tokenizer):
         vocab_size: int = 8192,
     ) -> None:
         super().__init__()
-        check_choice('precision', precision, PRECISIONS)
+        check_choice('precision', precision, base.PRECISIONS)
         self.vocab_size = vocab_size
         self.stride = patch_size
         self.precision = precision
         self.provenance = dict(type='VQKDTokenizer', precision=precision, path='random weights', sha256='')
         with torch.random.fork_rng(devices=[]), nullcontext() if random_weights else torch.device('meta'):
-            torch.default_generator.manual_seed(SMOKE_SEED)
+            torch.default_generator.manual_seed(base.SMOKE_SEED)
             self.encoder = BEiTBackbone(arch, img_size, patch_size)
             dims = self.encoder.embed_dims
             self.encode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, code_dims))
             self.codebook = nn.Parameter(F.normalize(torch.randn(vocab_size, code_dims), dim=-1))
         if not random_weights:
             self.to_empty(device='cpu')  # never initialised in vain
-            state, file = read_weights(checkpoint, sha256, ADVICE)
-            load_exactly(self, _own_weights(state, checkpoint), checkpoint)
+            state, file = base.read_weights(checkpoint, sha256, ADVICE)
+            base.load_exactly(self, _own_weights(state, checkpoint), checkpoint)
             self.provenance.update(file)
         self.encoder._load_state_dict_pre_hooks.clear()  # they want weights of any file; a pretraining's has none of it
         self.requires_grad_(False)
@@ -100,10 +92,10 @@ class VQKDTokenizer(Tokenizer):
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         grid = self.grid_size(*images.shape[-2:])
-        dtype = dtype_on(self.precision, images.device)
+        dtype = base.dtype_on(self.precision, images.device)
         with torch.autocast(images.device.type, dtype, enabled=dtype is not torch.float32):
             x = self.encoder(2 * images.float() - 1)[0][:, 1:]  # B, h*w, C
-        with without_autocast(images):
+        with base.without_autocast(images):
             x = F.normalize(self.encode_task_layer(x.float()), dim=-1)  # B, h*w, D
             # The nearest vector: |x - c|^2 is 1 + |c|^2 - 2 x.c. Released ones have unit length.
             scores = x @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # B, h*w, V
