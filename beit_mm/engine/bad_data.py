@@ -17,7 +17,7 @@ from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import CheckpointHook, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, SkippedSteps
-from beit_mm.engine.steps import fetch_logs, look_due
+from beit_mm.engine.steps import fetch_logs, look_due, written_if_possible
 from beit_mm.files import readable
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, log, warn
@@ -68,11 +68,9 @@ class BadStepHook(Hook):
             losses=[str(loss) for loss in losses[first - runner.iter :]],  # JSON has no NaN
             samples=[dict(sample, iteration=i) for i in iterations for sample in samples_of(loader, i)],
         )
-        try:
+        with written_if_possible(runner):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f'rank{get_rank()}.json').write_text(json.dumps(content, indent=1))
-        except OSError as error:
-            warn(f'{folder} could not be written ({error}).')
         hook.save(runner, f'{folder.name}/checkpoint.pth', epoch=runner.iter // len(loader), iter=runner.iter)
         barrier()  # the first rank to end would end the others while they write
         raise UserError(
@@ -98,8 +96,8 @@ def samples_of(loader: DataLoader, iteration: int) -> list[dict]:
 class UnreadableImagesHook(Hook):
     """Names each image that the dataset's `on_error='skip'` replaced, and stops a run with too many of them.
 
-    Where the logger writes a line, at least every 50 steps, the new paths of all processes go into the log and, one a
-    line, into `unreadable_images.txt` in the work directory, with which a resumed run continues. In classification and
+    Every 50 steps at least the new paths of all processes go into the log and, one a line, into
+    `unreadable_images.txt` in the work directory, with which a resumed run continues. In classification and
     segmentation `unreadable` has to be among the `meta_keys` of the pipeline's last transform.
 
     Held-out images are read once before training. With `on_error='raise'` of their dataset one that cannot be read
@@ -110,8 +108,6 @@ class UnreadableImagesHook(Hook):
     """
 
     def __init__(self, max_rate: float = 0.05):
-        if not 0 <= max_rate <= 1:
-            raise UserError(f'max_rate is {max_rate}; expected 0 to 1, a share of the images')
         self.max_rate = max_rate
         self.path = Path(LIST)
         self.met: list[str] = []  # by this process since the last look
@@ -132,13 +128,11 @@ class UnreadableImagesHook(Hook):
         if not broken:
             return
         self.held_out = {readable(error.path) for error in broken.values()}
-        self.add(self.held_out)
+        self.add(runner, self.held_out)
         count = f'{len(broken)} of {len(dataset)} held-out images cannot be read, see {self.path}'
         if dataset.on_error == 'raise':
-            reason = next(iter(broken.values()))
-            raise UnreadableImageError(
-                f"{reason}; {count}. Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
-            )
+            advice = "Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
+            raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}. {advice}')
         self.check_rate(len(broken), len(dataset))
         dataset = dataset.get_subset([index for index in range(len(dataset)) if index not in broken])
         config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
@@ -152,23 +146,20 @@ class UnreadableImagesHook(Hook):
             replaced = [sample.get('unreadable', '') for sample in data_batch['data_samples']]
         self.met += [readable(path) for path in replaced if path]
         if look_due(runner, batch_idx):
-            added = self.add(set().union(*all_gather_object(self.met)))
+            added = self.add(runner, set().union(*all_gather_object(self.met)))
             self.met = []
             for path in added:
                 warn(f'{path} cannot be read, another image replaces it.')
             if added:
                 self.check_rate(len(self.listed - self.held_out), len(runner.train_dataloader.dataset))
 
-    def add(self, paths: set[str]) -> list[str]:
+    def add(self, runner: Runner, paths: set[str]) -> list[str]:
         """Lists the paths that are not listed yet, and returns them."""
         added = sorted(paths - self.listed)
         self.listed.update(added)
         if added and is_main_process():
-            try:
-                with self.path.open('a', encoding='utf-8') as file:
-                    file.write(''.join(f'{path}\n' for path in added))
-            except OSError as error:
-                warn(f'{self.path} cannot be written ({error}).')
+            with written_if_possible(runner), self.path.open('a', encoding='utf-8') as file:
+                file.write(''.join(f'{path}\n' for path in added))
         return added
 
     def check_rate(self, count: int, total: int) -> None:

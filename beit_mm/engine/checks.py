@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from beit_mm.checkpoint.checkpoint import check_finite
-from beit_mm.checkpoint.names import class_names, first_names, meta_of
+from beit_mm.checkpoint.names import class_names, meta_of
 from beit_mm.checkpoint.read import blaming
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
@@ -104,13 +104,12 @@ def state_effective_batch(runner: Runner) -> None:
             'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself'
         )
     effective = processes * batch * accumulation
-    statement = f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}'
-    statement += f'; the recipe has {expected}.'
-    fits = enabled or expected in (None, effective)
-    if not fits:
-        statement += " The learning rate belongs to the recipe's batch: change train_dataloader.batch_size or "
-        statement += 'optim_wrapper.accumulative_counts, or scale the rate yourself (half the batch, half the rate).'
-    log(statement, logging.INFO if fits else logging.WARNING)
+    log(
+        f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '
+        f'recipe has {expected}. Where they differ, change train_dataloader.batch_size or '
+        'optim_wrapper.accumulative_counts, or scale the learning rate (half the batch, half the rate).',
+        logging.INFO if enabled or expected in (None, effective) else logging.WARNING,
+    )
 
 
 def check_number_of_images(loader: DataLoader) -> None:
@@ -138,12 +137,10 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
         return
     pairs = enumerate(zip_longest(map(repr, one), map(repr, other), fillvalue='missing'))
     label, (first, second) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
-    message = f'{name} has {len(one)} classes, {other_name} has {len(other)}'
-    message += f', and class {label} is {first} in the first, {second} in the second'
-    for owner, missing in ((name, {*other} - {*one}), (other_name, {*one} - {*other})):
-        if missing:
-            message += f'; {owner} lacks {first_names(sorted(missing))}'
-    raise UserError(f'{message}; give the datasets one list: classes=...')
+    raise UserError(
+        f'{name} has {len(one)} classes, {other_name} has {len(other)}, and class {label} is {first} in the first, '
+        f'{second} in the second; give the datasets one list: classes=...'
+    )
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
@@ -154,12 +151,11 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         ignored += int((~counted).sum())
         pixels += labels.numel()
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
-            advice = 'if 0 marks unlabelled pixels, reduce_zero_label=True'
-            if reduced:
-                advice = 'reduce_zero_label=True has already made labels one lower'
+            advice = 'has already made labels one lower' if reduced else 'where 0 marks unlabelled pixels'
             raise UserError(
                 f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
-                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data ({advice})'
+                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data '
+                f'(reduce_zero_label=True {advice})'
             )
     cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
     if ignored == pixels:

@@ -39,8 +39,6 @@ class DINOHook(Hook):
         warmup_epochs: int = 0,
         freeze_last_layer: int = 1,
     ):
-        if not 0 <= momentum <= 1:
-            raise UserError(f'momentum is {momentum}; expected 0, a teacher that is the student, to 1')
         if np.shape(temperature) != (2,) or not min(temperature) > 0:
             raise UserError(f'temperature is {temperature}; expected two numbers above 0, first and last')
         self.momentum, self.temperature = momentum, temperature

@@ -25,7 +25,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.engine.checks import check_number_of_images
-from beit_mm.files import atomic_file
 from beit_mm.registry import HOOKS, LOOPS
 from beit_mm.terminal import UserError, log, typed, warn
 
@@ -66,13 +65,11 @@ class InterruptionHook(Hook):
 
     def take_locks(self, runner: Runner) -> None:
         folder, checkpoint = Path(runner.work_dir), checkpoint_hook_of(runner)
-        name = os.path.basename(runner.cfg.filename or '')
-        self.take_lock(folder, f'{name}\n{runner.cfg.pretty_text}' if name.endswith('.py') else '')
+        self.take_lock(folder)
         if checkpoint is not None and checkpoint.folder(runner).resolve() != folder.resolve():
             self.take_lock(checkpoint.folder(runner))
 
-    def take_lock(self, folder: Path, config: str = '') -> None:
-        """Locks a folder; if another process has it, restores that one's config file (`config`: name and text)."""
+    def take_lock(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A link could lead to any file. Locks of this kind are the process's own: no forked worker keeps one.
@@ -82,15 +79,11 @@ class InterruptionHook(Hook):
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
             since = time.strftime('%Y-%m-%d %X')
-            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}\n{config}')
+            lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}')
             lock.flush()
         except BlockingIOError:
-            holder, name, text = [*lock.read().split('\n', 2), '', ''][:3]
-            if name and name == config.partition('\n')[0]:  # mmengine's Runner has overwritten it before any hook
-                with contextlib.suppress(OSError), atomic_file(folder / name) as file:
-                    file.write(text.encode())
             raise UserError(
-                f'{folder} has a run already: {holder}; stop that one, or choose another folder with --work-dir'
+                f'{folder} has a run already: {lock.read()}; stop that one, or choose another folder with --work-dir'
             ) from None
         except OSError as error:
             warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')

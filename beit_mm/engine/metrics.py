@@ -233,9 +233,6 @@ class DenseKNNHook(Hook):
         max_images: int = 200,
         max_patches: int = 20_000,
     ):
-        for name, number in dict(k=k, max_images=max_images, max_patches=max_patches).items():
-            if number < 1:
-                raise UserError(f'DenseKNNHook: {name} is {number}; expected 1 or more')
         self.configs = [dict(config, max_images=max_images) for config in (train, val)]
         self.datasets: list[SegmentationFolder] = []
         self.short_side = short_side

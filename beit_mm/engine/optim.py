@@ -43,10 +43,9 @@ class SkippedSteps(NamedTuple):
 class AutocastOptimWrapper(OptimWrapper):
     """Runs the forward pass under autocast; scales the loss if the type is float16.
 
-    A step without a finite gradient is skipped, with all its accumulated batches: weights, moments and batch norm's
-    statistics stay as they were. The norm of the gradient decides, which is the same on all ranks. With a fused
-    optimizer the decision and the counters stay on the device; BadStepHook looks at them, and stops the run after 25
-    skipped steps in a row.
+    A step without a finite gradient is skipped on all ranks, with all its accumulated batches: weights, moments and
+    batch norm's statistics stay as they were. With a fused optimizer the decision and the counters stay on the device;
+    BadStepHook looks at them, and stops the run after 25 skipped steps in a row.
 
     With float16 a skipped step counts as an overflow, which halves the loss scale, if the losses of all ranks were
     finite and the scale was above 1: then the scale may have pushed the gradient out of range. Every other skipped step
@@ -127,16 +126,15 @@ class AutocastOptimWrapper(OptimWrapper):
         self.seen = now
         self.message_hub.update_scalar('train/skipped_steps', now.not_finite)
         if skipped := now.not_finite - before.not_finite:
-            row = f'the last row began at iteration {now.first}' + (f', {now.in_a_row} so far' if now.in_a_row else '')
-            message = f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped'
-            message += f', {now.not_finite} in this run; {row}.'
-            warn(message)
+            warn(
+                f'{skipped} of the last {len(norms)} steps had no finite gradient and were skipped, {now.not_finite} '
+                f'in this run; the last row of them began at iteration {now.first}.'
+            )
         if self.loss_scaler.is_enabled():
             self.message_hub.update_scalar('train/overflows', now.overflows)
             if overflows := now.overflows - before.overflows:
-                message = f'{overflows} of the last {len(norms)} steps overflowed float16 and were skipped: '
-                message += f'{now.overflows} in this run; the loss scale is {self.loss_scaler.get_scale():g}.'
-                log(message)
+                scale = self.loss_scaler.get_scale()
+                log(f'{overflows} of the last {len(norms)} steps overflowed float16; the loss scale is {scale:g}.')
         return now
 
     def state_dict(self) -> dict:
@@ -150,9 +148,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            number = len(self.seen)  # older files have a loss scale behind the counters
-            self.counters = skipped['counters'][:number].clone()
-            self.seen = SkippedSteps._make(skipped['seen'][:number])
+            self.counters, self.seen = skipped['counters'].clone(), SkippedSteps._make(skipped['seen'])
             self.norms = list(skipped['norms'])
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)

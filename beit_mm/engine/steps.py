@@ -44,10 +44,6 @@ FORMATS = dict(  # of the numbers in a line of progress, in their order
     data_time='data {:.3f} s',
     memory='{:.3g} GiB',
 )
-DETERMINISTIC = (
-    'Deterministic: on the same machine the same run gives the same bits. It costs time on a GPU; where a GPU has no '
-    'such kernel, as for segmentation losses, torch names the operation and stops.'
-)
 
 
 def unwrap(runner: Runner) -> nn.Module:
@@ -68,7 +64,6 @@ class StepSeedHook(Hook):
     def before_run(self, runner: Runner) -> None:
         if runner.deterministic:  # before the first multiplication of matrices on a GPU
             os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # without it cuBLAS is refused
-            log(DETERMINISTIC)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None) -> None:
         seed = mixed_seed(runner.seed, get_rank(), runner.iter)
@@ -221,25 +216,24 @@ def waits_for_images(share: float) -> str:
 class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
-    Validation, which has other sizes, stays eager. If compiling fails, the run falls back to eager and the log says
-    why; so it does after eight compilations, where shapes change with every batch, as with masks of variant 'paper' or
-    of mmpretrain. With several processes torch cuts the graph where gradients are exchanged. The graph draws random
-    numbers of its own: with drop path a compiled run differs from an eager one, but can be repeated and resumed.
+    That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation, which
+    has other sizes, stays eager. If compiling fails, the run falls back to eager and the log says why; so it does after
+    eight compilations, where shapes change with every batch, as with masks of variant 'paper' or of mmpretrain. With
+    several processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own:
+    with drop path a compiled run differs from an eager one, but can be repeated and resumed.
 
     Args:
-        method: of the model. Without it 'loss' of a BEiTPretrainer, else 'extract_feat', which classifiers and
-            segmentors have: their losses work on lists of samples.
         options: of torch.compile: backend, mode, options.
     """
 
-    def __init__(self, method: str | None = None, **options: Any):
-        self.method, self.options = method, options
+    def __init__(self, **options: Any):
+        self.options = options
 
     def before_train(self, runner: Runner) -> None:
         model = unwrap(runner)
-        self.method = self.method or ('loss' if isinstance(model, BEiTPretrainer) else 'extract_feat')
+        self.method = 'loss' if isinstance(model, BEiTPretrainer) else 'extract_feat'
         eager = getattr(model, self.method, None)
-        if not callable(eager):
+        if eager is None:
             raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
         setattr(model, self.method, compiled_in_training(model, eager, self.options))
         log(f'{self.method} will be compiled; the first step takes minutes.')

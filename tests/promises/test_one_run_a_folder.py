@@ -3,7 +3,6 @@
 import errno
 import multiprocessing
 import os
-import re
 from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,12 +12,10 @@ from helpers import make_runner
 
 from beit_mm.engine.interruption import InterruptionHook
 
-OURS = 'the config of the running one'
-
 
 def hold(folder: Path, pipe: Connection) -> None:
     hook = InterruptionHook()
-    pipe.send(hook.take_lock(folder, f'pretrain.py\n{OURS}'))
+    pipe.send(hook.take_lock(folder))
     pipe.recv()  # for ever
 
 
@@ -40,16 +37,12 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
     with pytest.raises(ValueError, match=f'has a run already: process {other.pid} on .+ since 20.+ --work-dir'):
         make_runner(pretrain_config).train()
     assert half_written.exists() and not list((tmp_path / 'work').glob('*.pth'))
-    # mmengine writes it before it asks anyone
-    assert (tmp_path / 'work/pretrain.py').read_text() == OURS
 
     other.kill()  # without a chance to clean up
     other.join()
     make_runner(pretrain_config).train()
     assert not half_written.exists() and (tmp_path / 'work/epoch_2.pth').exists()
-    holder, name, config = (tmp_path / 'work/run.lock').read_text().split('\n', 2)
-    assert re.match(rf'process {os.getpid()} on ', holder)
-    assert name == 'pretrain.py' and config == (tmp_path / 'work/pretrain.py').read_text() != OURS
+    assert (tmp_path / 'work/run.lock').read_text().startswith(f'process {os.getpid()} on ')
 
 
 def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, tmp_path):
