@@ -137,8 +137,6 @@ class ReconstructionHook(Hook):
     """
 
     def __init__(self, channels: Sequence[int] = (0, 1, 2)):
-        if len(channels) != 3:
-            raise UserError(f'channels is {channels}; expected three, for red, green and blue')
         self.channels = list(channels)
 
     @master_only

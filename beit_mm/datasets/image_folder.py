@@ -104,11 +104,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def stop(error: OSError) -> None:
-    # without it os.walk would ignore folders that cannot be listed
-    if isinstance(error, PermissionError):
-        name = readable(os.fsdecode(error.filename))
-        raise PermissionError(f'no permission to list the folder {name}; allow it (chmod u+rx), or move it away')
-    raise error
+    raise error  # os.walk by itself would ignore folders that cannot be listed
 
 
 @dataclass
@@ -278,7 +274,7 @@ def scale_decoding(transforms: Sequence) -> None:
 
 
 def whole_scale(results: dict, height: int, width: int, short_side: int) -> int:
-    # for LoadImage and an image whose short side is resized; divides both sides, to keep their ratio
+    # divides both sides, to keep their ratio
     return math.gcd(decoding_scale([min(height, width)], [short_side]), height, width)
 
 
@@ -339,8 +335,7 @@ class ImageFolder(UnlabeledImages):
         if isinstance(classes, str):
             classes = [unquoted(line) for line in read_lines(classes) if line]
         if classes is not None and len(set(classes)) < len(classes):
-            twice = next(name for name in classes if list(classes).count(name) > 1)
-            raise UserError(f'classes holds {twice!r} twice; expected one name a class')
+            raise UserError(f'classes holds a name twice; expected one name a class: {first_names(sorted(classes))}')
         metainfo = None if classes is None else dict(classes=tuple(classes))
         super().__init__(data_root, metainfo=metainfo, **kwargs)
 

@@ -13,7 +13,6 @@ from mmcv.transforms import BaseTransform
 from beit_mm.registry import TRANSFORMS
 from beit_mm.terminal import UserError, check_choice
 
-VARIANTS = ('released', 'exact', 'paper')
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
 LOG_ASPECT = -math.log(MIN_ASPECT)  # log aspects lie within +- LOG_ASPECT
 ATTEMPTS = 10  # tries to place one block; when all fail the mask is finished
@@ -44,11 +43,9 @@ class BlockwiseMask(BaseTransform):
         self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'
     ) -> None:
         check_grid(grid, num_masked)
-        check_choice('variant', variant, VARIANTS)
+        check_choice('variant', variant, ('released', 'exact', 'paper'))
         if variant != 'paper' and num_masked != int(num_masked):
             raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
-        if min_block < 1:
-            raise UserError(f'min_block is {min_block}; a block has at least 1 patch')
         self.grid = self.height, self.width = tuple(grid)
         self.num_masked = num_masked
         self.min_block = min_block

@@ -50,8 +50,6 @@ class MultiCrop(BaseTransform):
         for name, pair, most in pairs:
             if np.shape(pair) != (2,) or not 0 < pair[0] <= pair[1] <= most:
                 raise UserError(f'{name} is {pair}; expected two numbers, 0 < smallest <= largest <= {most}')
-        if num_local < 0:
-            raise UserError(f'num_local is {num_local}; expected 0 or more crops')
         self.scale, self.local_scale = scale, local_scale
         self.num_local, self.blur_sigma = num_local, blur_sigma
 

@@ -315,8 +315,6 @@ class LoadBands(BaseTransform):
         lengths = {len(value) for value in (bands, low, high) if isinstance(value, Sequence)}
         if len(lengths) > 1 or lengths - {*range(1, MAX_BANDS + 1)}:
             raise UserError(f'bands={bands}, low={low}, high={high}; expected as many in each, 1 to {MAX_BANDS} bands')
-        if bands is not None and not all(isinstance(band, int) and band >= 0 for band in bands):
-            raise UserError(f'bands is {bands}; expected numbers of bands, counted from 0')
         if low is not None and not np.all(np.less(low, high)):
             raise UserError(f'low is {low}, high is {high}; expected low < high, the values that become 0 and 255')
         self.bands = None if bands is None else list(bands)

@@ -15,7 +15,6 @@ import torch
 from mmengine.dataset import DefaultSampler
 
 from beit_mm.registry import DATA_SAMPLERS
-from beit_mm.terminal import UserError
 
 
 class SampleKey(NamedTuple):
@@ -98,10 +97,6 @@ class RepeatedAugmentationSampler(SeededSampler):
 
     def __init__(self, dataset: Sized, num_repeats: int = 3, seed: int | None = None) -> None:
         super().__init__(dataset, seed=seed)
-        if num_repeats < 1:
-            raise UserError(f'num_repeats is {num_repeats}; expected 1 or more')
         self.num_repeats = num_repeats
         self.num_samples = (len(dataset) // 256 * 256 or len(dataset)) // self.world_size  # 256: DeiT's
-        if not self.num_samples:
-            raise UserError(f'the dataset has {len(dataset)} images for {self.world_size} ranks; use fewer ranks')
         self.total_size = self.num_samples * self.world_size

@@ -174,8 +174,6 @@ def patch_classifier(
         of 'linear' dict(patches, penalty, held_out).
     """
     check_choice('method', method, ('knn', 'linear'))
-    if max_patches < 1:
-        raise UserError(f'max_patches is {max_patches}; expected 1 or more')
     number, processes = len(dataset.metainfo['classes']), get_world_size()
     maps = labelled_patches(extractor, dataset, layer, workers)
     num_images = -(-len(dataset) // processes)  # rounded up, of this process

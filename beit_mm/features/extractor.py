@@ -98,8 +98,6 @@ class ImageReader:
             UnreadableImageError: a file that is no image; names it.
         """
         check_choice('on_error', on_error, ('raise', 'skip'))
-        if batch_size < 1:
-            raise UserError(f'batch_size is {batch_size}; expected 1 or more')
         sources = self.sources(images)
         while batch := list(islice(sources, batch_size)):
             samples: list[dict] = []

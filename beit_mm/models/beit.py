@@ -178,19 +178,10 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
     """Raises UserError unless the head predicts the tokenizer's tokens, or pixels without one."""
     if tokenizer is None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
-            raise UserError(
-                f'{type(head).__name__} needs a target_generator; pixels take a beit_mm.PixelRegressionHead'
-            )
-    elif not isinstance(head, BEiTMIMHead):
-        raise UserError(
-            f'the head is a {type(head).__name__}; {tokenizer.vocab_size} visual tokens take a beit_mm.BEiTMIMHead '
-            f'with vocab_size={tokenizer.vocab_size}'
-        )
-    elif head.vocab_size != tokenizer.vocab_size:
-        raise UserError(
-            f'BEiTMIMHead predicts {head.vocab_size} visual tokens, the tokenizer has {tokenizer.vocab_size}; '
-            f'set head.vocab_size={tokenizer.vocab_size}'
-        )
+            raise UserError(f'the head is a {type(head).__name__}; pixels take a beit_mm.PixelRegressionHead')
+    elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
+        number = f'{tokenizer.vocab_size} visual tokens take a beit_mm.BEiTMIMHead'
+        raise UserError(f'{number} with vocab_size={tokenizer.vocab_size}; the head is {type(head).__name__}')
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:

@@ -261,8 +261,6 @@ class BEiTBackbone(BaseModule):
         self.embed_dims = dims = sizes['embed_dims']
         self.num_layers = depth = sizes['num_layers']
         self.num_heads = heads = sizes['num_heads']
-        if frozen_stages > depth:
-            raise UserError(f'frozen_stages is {frozen_stages}, the model has {depth} blocks')
         self.patch_size = patch_size
         self.grid = patch_grid(img_size, patch_size)
         self.out_type = out_type
@@ -468,9 +466,6 @@ def sizes_of(arch: str | dict) -> dict:
     if isinstance(arch, str):
         check_choice('arch', arch, ARCHITECTURES)
         return ARCHITECTURES[arch]
-    needed = {'embed_dims', 'num_layers', 'num_heads'}
-    if missing := needed - set(arch):
-        raise UserError(f'arch lacks {sorted(missing)}; a dict needs {sorted(needed)}')
     if arch['embed_dims'] % arch['num_heads']:
         raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch
