@@ -208,9 +208,7 @@ def backbone_arguments(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     hidden = len(weights['backbone.blocks.0.mlp.fc1.bias'])
     heads = heads_of(weights, meta) or dims / HEAD_DIMS
     if heads != int(heads):
-        raise CheckpointError(
-            f'does not say how many attention heads it has, and its width {dims} is no multiple of {HEAD_DIMS}'
-        )
+        raise CheckpointError(f'does not say how many attention heads it has (width {dims}, not n * {HEAD_DIMS})')
     if heads < 1 or dims % heads:
         raise CheckpointError(f'says that it has {heads} attention heads, of which its width {dims} is no multiple')
     size, grid = meta['preprocessing'].get('size'), trained_grid(meta, patch)
@@ -409,9 +407,7 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     meta, args = dict(meta_of(content)), content.get('args')
     version = meta.get('beit_mm_format', 0)
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise CheckpointError(
-            f'has format {ascii(version)[:40]}, this version of beit_mm reads up to {FORMAT_VERSION}: upgrade beit_mm.'
-        )
+        raise CheckpointError(f'has format {ascii(version)[:40]}, we read up to {FORMAT_VERSION}: upgrade beit_mm.')
     processor, config = _neighbour(path, 'preprocessor_config.json'), _neighbour(path, 'config.json')
     preprocessing, architecture = meta.get('preprocessing'), meta.get('architecture')
     if not preprocessing and isinstance(args, dict) and 'imagenet_default_mean_and_std' in args:  # of unilm's trainers

@@ -56,11 +56,7 @@ class BlockwiseMask(BaseTransform):
         draw = random.Random(0).random  # a generator of its own: building draws nothing from the samples'
         # if 100 first blocks in a row find no room, none ever does
         if variant != 'paper' and not any(self._place_block(0, int(num_masked), draw) for _ in range(100)):
-            raise UserError(
-                f'no block of {min_block} to {num_masked} patches, {MIN_ASPECT:.3g} to {1 / MIN_ASPECT:.3g} times as '
-                f'high as wide, is smaller than the {self.height}x{self.width} grid in both directions; choose another '
-                'min_block or grid'
-            )
+            raise UserError(f'no block of {min_block} to {num_masked} patches fits in {self.height}x{self.width}')
 
     def transform(self, results: dict) -> dict:
         results['mask'] = self.draw()

@@ -341,10 +341,7 @@ class PackViews(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         if 'images' not in results:
-            raise UserError(
-                'PackViews found no view of the image; expected beit_mm.TwoViewRandomResizedCrop or '
-                "beit_mm.TwoViewCenterCrop before it (mmpretrain's crops go with mmpretrain's PackInputs)"
-            )
+            raise UserError('PackViews found no view; expected TwoViewRandomResizedCrop or TwoViewCenterCrop before it')
         if 'mask' in results:
             results['mask'] = results['mask'].astype(bool)  # mmpretrain's are of integers
             if (num_slots := results.get('num_slots')) is not None:

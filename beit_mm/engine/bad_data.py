@@ -165,10 +165,7 @@ class UnreadableImagesHook(Hook):
     def check_rate(self, count: int, total: int) -> None:
         limit = min(max(self.max_rate * total, 10), total - 1)  # a few are tolerated, however small the dataset
         if count > limit:
-            raise UserError(
-                f'{count} of {total} images cannot be read, at most {limit:.0f} are tolerated; see '
-                f'{self.path}, or raise max_rate of UnreadableImagesHook'
-            )
+            raise UserError(f'{count} of {total} images cannot be read, at most {limit:.0f} may be; see {self.path}')
 
 
 class _Reading(Dataset):

@@ -278,15 +278,10 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
         log(f'Resuming from {path}, the newest checkpoint.')
         return str(path)
     if unusable:
-        raise CheckpointError(
-            f"None of this run's checkpoints in {folder} can be resumed: {'; '.join(unusable)}. Move them away "
-            'to start anew'
-        )
+        raise CheckpointError(f"None of this run's checkpoints in {folder} can be resumed: {'; '.join(unusable)}")
     if earlier and not restarted:
-        raise CheckpointError(
-            f'{folder} has checkpoints of an earlier run only, such as {max(earlier)[1].name}; resume from one of them '
-            'with --resume FILE, or start without --resume'
-        )
+        name = max(earlier)[1].name
+        raise CheckpointError(f'{folder} has checkpoints of an earlier run only; start anew, or --resume {name}')
     return None
 
 
@@ -396,10 +391,7 @@ def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
     meta, before = checkpoint['meta'], checkpoint['meta']['batch']
     old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
     if old != new:
-        raise UserError(
-            f'the checkpoint was trained with {old} images a step, this run has {new}: set train_dataloader.batch_size '
-            'or optim_wrapper.accumulative_counts to have as many, or start a new run from its weights with load_from'
-        )
+        raise UserError(f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size')
     if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
         return
     epoch, seen = divmod(meta['iter'], before['per_epoch'])
@@ -424,7 +416,4 @@ def check_position(meta: dict, path: str) -> None:
         batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
         position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
     if not all(type(number) is int and number >= 0 for number in position.values()):
-        raise CheckpointError(
-            f'{path} has no position to resume from (its meta has {position}); to start a new run from '
-            'its weights, name it as load_from'
-        )
+        raise CheckpointError(f'{path} has no position to resume from ({position}); load_from takes its weights')

@@ -99,10 +99,7 @@ def state_effective_batch(runner: Runner) -> None:
     auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
-        raise UserError(
-            f'auto_scale_lr counts processes x images and leaves out the {accumulation} batches that are '
-            'accumulated; set auto_scale_lr.enable=False and scale optim_wrapper.optimizer.lr yourself'
-        )
+        raise UserError(f'auto_scale_lr leaves out that {accumulation} batches are accumulated; scale lr yourself')
     effective = processes * batch * accumulation
     log(
         f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '
@@ -113,11 +110,9 @@ def state_effective_batch(runner: Runner) -> None:
 
 
 def check_number_of_images(loader: DataLoader) -> None:
+    images, batch = loader.dataset, loader.batch_size
     if not len(loader):
-        raise UserError(
-            f'{path_of(loader.dataset)} has {len(loader.dataset)} images, less than one batch of {loader.batch_size} '
-            f'for each of {get_world_size()} processes; set a smaller train_dataloader.batch_size'
-        )
+        raise UserError(f'{path_of(images)} has {len(images)} images, less than one batch of {batch} for each process')
 
 
 def path_of(dataset: Dataset) -> str:
@@ -153,16 +148,12 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
         if len(wrong := torch.unique(labels[counted & ((labels < 0) | (labels >= num_classes))])):
             advice = 'has already made labels one lower' if reduced else 'where 0 marks unlabelled pixels'
             raise UserError(
-                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the model has num_classes='
-                f'{num_classes} (0 to {num_classes - 1}); set num_classes of every head to that of the data '
-                f'(reduce_zero_label=True {advice})'
+                f'{sample.get("seg_map_path", "an annotation")} gives label {wrong[0]}, the heads have num_classes='
+                f'{num_classes}; set that of the data (reduce_zero_label=True {advice})'
             )
     cause = f'label {ignore_index}' + (', and label 0 with reduce_zero_label=True' if reduced else '')
     if ignored == pixels:
-        raise UserError(
-            f'every pixel of the first batch is ignored ({cause}), {samples[-1].get("seg_map_path")} among '
-            'them; are these annotations of another kind?'
-        )
+        raise UserError(f'every pixel of the first batch is ignored ({cause}); are these annotations of another kind?')
     if ignored > pixels / 2:
         warn(f'{ignored / pixels:.0%} of the pixels of the first batch are ignored ({cause}). Is it meant?')
 
@@ -239,10 +230,7 @@ def check_colours(model: nn.Module, dataset: Dataset) -> None:
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
     swaps = any(getattr(preprocessor, name, False) for name in names)
     if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
-        raise UserError(
-            'beit_mm.LoadImage gives RGB, and the data preprocessor would swap red and blue; set '
-            'data_preprocessor.to_rgb=False (in mmseg bgr_to_rgb=False)'
-        )
+        raise UserError('LoadImage gives RGB, the preprocessor would swap red and blue; set to_rgb or bgr_to_rgb=False')
 
 
 def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
@@ -258,26 +246,19 @@ def check_views(model: BEiTPretrainer, transforms: Sequence) -> None:
             if views.second_size is None:
                 seen = preprocessor.tokenizer_size(*seen)
             elif preprocessor.tokenizer_scale is not None:
-                raise UserError(
-                    f"the pipeline makes the tokenizer's view (second_size={views.second_size}) and the data "
-                    f'preprocessor too (tokenizer_scale={preprocessor.tokenizer_scale}); set one of them to None'
-                )
+                raise UserError("second_size and tokenizer_scale both make the tokenizer's view; set one to None")
         try:
             tokens: object = tokenizer.grid_size(*seen)
         except ValueError as error:  # no whole number of tokens
             tokens = error
         if tokens != grid:
             raise UserError(
-                f'a view of {seen[0]} x {seen[1]} pixels for the tokenizer does not give one visual '
-                f'token for each of the {grid[0]} x {grid[1]} patches of the backbone ({tokens}); set second_size to '
-                f'{grid[0] * tokenizer.stride} x {grid[1] * tokenizer.stride}'
+                f'a view of {seen} pixels does not give one visual token for each of the {grid} patches ({tokens}); '
+                f'set second_size to {(grid[0] * tokenizer.stride, grid[1] * tokenizer.stride)}'
             )
     for transform in transforms:
         if isinstance(transform, (BlockwiseMask, RandomMask)) and transform.grid != grid:
-            raise UserError(
-                f'the mask has {transform.grid[0]} x {transform.grid[1]} cells, the backbone {grid[0]} x '
-                f"{grid[1]} patches; set the mask transform's grid to {grid}"
-            )
+            raise UserError(f'the mask has {transform.grid} cells, the backbone {grid} patches; set its grid to {grid}')
 
 
 def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:

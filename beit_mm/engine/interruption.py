@@ -82,9 +82,7 @@ class InterruptionHook(Hook):
             lock.write(f'process {os.getpid()} on {socket.gethostname()} since {since}')
             lock.flush()
         except BlockingIOError:
-            raise UserError(
-                f'{folder} has a run already: {lock.read()}; stop that one, or choose another folder with --work-dir'
-            ) from None
+            raise UserError(f'{folder} has a run already: {lock.read()}; choose another --work-dir') from None
         except OSError as error:
             warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
 

@@ -106,10 +106,7 @@ class AutocastOptimWrapper(OptimWrapper):
         self.counters = torch.stack([(in_a_row + 1) * bad, not_finite + (bad & ~overflow), overflows + overflow, first])
         # in a run without BadStepHook
         if len(self.norms) >= 2 * STEPS_BETWEEN_LOOKS and self.look().in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise UserError(
-                f'the gradient was not finite in {self.seen.in_a_row} steps in a row; resume from the last checkpoint '
-                'with a smaller learning rate, or with optim_wrapper.dtype=float32'
-            )
+            raise UserError(f'the gradient was not finite in {self.seen.in_a_row} steps in a row; lower optimizer.lr')
 
     @property
     def taken(self) -> Tensor:
@@ -195,10 +192,7 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                     continue
                 expected = torch.Size() if name == 'step' else parameter.shape
                 if value.shape != expected:
-                    raise CheckpointError(
-                        f"the checkpoint's optimizer has {name!r} of shape {tuple(value.shape)} for a parameter, "
-                        f'expected {tuple(expected)}; it is of another model'
-                    )
+                    raise CheckpointError(f'optimizer of another model: {name} is {[*value.shape]}, not {[*expected]}')
                 state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()
     check_finite(tensors, "The checkpoint's optimizer")
 
@@ -250,11 +244,7 @@ def parameter_groups(model: nn.Module, rate: float = 1.0, lr: float | None = Non
     if rate != 1 and lr is None:
         raise UserError('layer_decay_rate needs the learning rate of the last layer; set optim_wrapper.optimizer.lr')
     if rate != 1 and len(backbones) != 1:
-        name, number = type(model).__name__, len(backbones)
-        raise UserError(
-            f'layer_decay_rate needs one BEiTBackbone, whose layers it counts; {name} has {number} '
-            "(mmpretrain's BEiTViT and VisionTransformer count as such)"
-        )
+        raise UserError(f'layer_decay_rate needs one BEiTBackbone, BEiTViT or VisionTransformer, not {len(backbones)}')
     no_decay = {f'{prefix}{name}' for prefix, _ in backbones for name in ('cls_token', 'pos_embed')}
     groups: dict = {}
     for name, parameter in model.named_parameters():

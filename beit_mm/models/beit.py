@@ -75,10 +75,7 @@ class BEiTPretrainer(BaseModel):
     def forward(self, inputs: dict, data_samples: None = None, mode: str = 'tensor') -> object:
         """mmengine's entry, for what TwoViewDataPreprocessor returns; mode 'tensor' gives (B, 1+h*w, C)."""
         if not isinstance(inputs, dict):
-            raise UserError(
-                f'the inputs are a {type(inputs).__name__}; BEiTPretrainer needs a beit_mm.TwoViewDataPreprocessor and '
-                'a pipeline with beit_mm.TwoViewRandomResizedCrop that ends with beit_mm.PackViews'
-            )
+            raise UserError(f'the inputs are a {type(inputs).__name__}; expected PackViews and TwoViewDataPreprocessor')
         if mode == 'loss':
             return self.loss(inputs)
         if mode == 'predict':
@@ -106,10 +103,7 @@ class BEiTPretrainer(BaseModel):
             pixels = patchify(inputs['images'], self.head.patch_size)  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
-            raise UserError(
-                'the images have no second view for the tokenizer; set second_size in the pipeline, or '
-                'data_preprocessor.tokenizer_scale'
-            )
+            raise UserError('the images have no second view for the tokenizer; set second_size or tokenizer_scale')
         if positions is None:
             return self.target_generator.encode(inputs['tokenizer_images']).flatten(1)
         return self.target_generator.encode_at(inputs['tokenizer_images'], positions)
@@ -180,8 +174,8 @@ def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
             raise UserError(f'the head is a {type(head).__name__}; pixels take a beit_mm.PixelRegressionHead')
     elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
-        number = f'{tokenizer.vocab_size} visual tokens take a beit_mm.BEiTMIMHead'
-        raise UserError(f'{number} with vocab_size={tokenizer.vocab_size}; the head is {type(head).__name__}')
+        number = tokenizer.vocab_size
+        raise UserError(f'the head is a {type(head).__name__}; {number} visual tokens take a BEiTMIMHead of as many')
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:

@@ -42,10 +42,7 @@ class BEiTV2Pretrainer(BEiTPretrainer):
         self.early_layers = early_layers
         blocks = self.backbone.blocks
         if not 0 < early_layers <= len(blocks) - aggregation_layers < len(blocks):
-            raise UserError(
-                f'the backbone has {len(blocks)} blocks, early_layers is {early_layers} and aggregation_layers '
-                f'{aggregation_layers}; both are at least 1, and their sum is at most the number of blocks'
-            )
+            raise UserError(f'{early_layers} early, {aggregation_layers} more layers do not fit {len(blocks)} blocks')
         # Each has the size and the stochastic depth of the backbone's block at its place, but weights of its own.
         self.patch_aggregation = copy.deepcopy(blocks[early_layers : early_layers + aggregation_layers])
         for depth, block in enumerate(self.patch_aggregation, start=early_layers + 1):

@@ -73,10 +73,7 @@ class DINOPretrainer(BEiTPretrainer):
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
         if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:
-            raise UserError(
-                f'dino_head takes class tokens of width {width}, the backbone gives {self.backbone.embed_dims}; '
-                f'set dino_head.embed_dims={self.backbone.embed_dims}'
-            )
+            raise UserError(f'dino_head.embed_dims is {width}, that of the backbone {self.backbone.embed_dims}')
         teacher = dict(backbone, drop_path_rate=0.0, masked_input=False, init_cfg=None)
         self.teacher = nn.ModuleDict(dict(backbone=MODELS.build(teacher), dino_head=MODELS.build(dino_head)))
         self.teacher.requires_grad_(False)

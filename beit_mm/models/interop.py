@@ -61,10 +61,7 @@ def as_tokenizer(module: nn.Module) -> Tokenizer:
     if isinstance(module, (DALLEEncoder, VQKD)):
         return MMPretrainTokenizer(module)
     if not isinstance(module, Tokenizer):
-        raise UserError(
-            f'target_generator is a {type(module).__name__}; expected a Tokenizer of beit_mm (DALLETokenizer, '
-            "DiscreteVAE, or a subclass of beit_mm.models.tokenizers.Tokenizer), or mmpretrain's DALL-E or VQKD"
-        )
+        raise UserError(f'target_generator is a {type(module).__name__}; expected a Tokenizer, DALL-E or VQKD')
     return module
 
 
@@ -94,10 +91,7 @@ def as_pretraining_backbone(module: nn.Module) -> nn.Module:
     if isinstance(module, BEiTPretrainViT):
         (module.patch_size, _) = module.patch_embed.projection.stride
     elif not isinstance(module, BEiTBackbone):
-        raise UserError(
-            f'the backbone is a {type(module).__name__}, which takes no mask tokens; expected a BEiTBackbone of '
-            "beit_mm, or mmpretrain's BEiTPretrainViT"
-        )
+        raise UserError(f'the backbone is a {type(module).__name__}; expected a BEiTBackbone or BEiTPretrainViT')
     return module
 
 

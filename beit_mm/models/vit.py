@@ -386,10 +386,7 @@ class BEiTBackbone(BaseModule):
         if mask is not None and self.mask_token is None:
             raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
         if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise UserError(
-                "positions need out_type='raw' and the last block as the only output, got "
-                f'out_type={self.out_type!r}, out_indices={self.out_indices}'
-            )
+            raise UserError("positions need out_type='raw' and the last block as the only output")
 
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True

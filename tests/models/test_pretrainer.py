@@ -156,7 +156,7 @@ BACKBONE = dict(type='beit_mm.BEiTBackbone', arch='tiny', img_size=32)
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        (dict(target_generator=TOKENS_64), 'BEiTMIMHead predicts 32 visual tokens, the tokenizer has 64'),
+        (dict(target_generator=TOKENS_64), 'the head is a BEiTMIMHead; 64 visual tokens take'),
         (dict(recover='some'), "recover is 'some'"),
         (dict(head=PIXELS), 'the head is a PixelRegressionHead'),
         (dict(target_generator=BACKBONE), 'expected a Tokenizer'),
@@ -171,12 +171,12 @@ def test_views_that_do_not_fit_are_refused():
     model = MODELS.build(narrow_model())
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(make_inputs(), mask=None, positions=None), mode='loss')
-    with pytest.raises(ValueError, match='set second_size in the pipeline'):
+    with pytest.raises(ValueError, match='set second_size or tokenizer_scale'):
         model(dict(make_inputs(), tokenizer_images=None), mode='loss')
     for wrong in ((2, 8), (3, 3)):
-        with pytest.raises(ValueError, match=r"set the mask transform's grid to \(4, 4\)"):
+        with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
             check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])
     for size in (16, 36):
-        with pytest.raises(ValueError, match='set second_size to 32 x 32'):
+        with pytest.raises(ValueError, match=r'set second_size to \(32, 32\)'):
             check_views(model, [TwoViewCenterCrop(32, size)])
     check_views(model, [TwoViewCenterCrop(32, 32), RandomMask((4, 4), 2)])

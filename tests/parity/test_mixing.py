@@ -194,8 +194,11 @@ def test_our_backbone_in_mmpretrains_simmim():
 
 THEIR_VIT = dict(backbone=dict(type='BEiTViT', **SIZES))
 REFUSED = [
-    (narrow_model(**THEIR_VIT), "the backbone is a BEiTViT, .*or mmpretrain's BEiTPretrainViT"),
-    (narrow_model(target_generator=dict(type='HOGGenerator')), "is a HOGGenerator; .* or mmpretrain's DALL-E or VQKD"),
+    (narrow_model(**THEIR_VIT), 'the backbone is a BEiTViT; expected a BEiTBackbone or BEiTPretrainViT'),
+    (
+        narrow_model(target_generator=dict(type='HOGGenerator')),
+        'is a HOGGenerator; expected a Tokenizer, DALL-E or VQKD',
+    ),
     (narrow_model(**V2) | dict(backbone=THEIRS['backbone']), 'BEiTV2Pretrainer takes a beit_mm.BEiTBackbone'),
     (narrow_dino_model(**THEIR_VIT), 'DINOPretrainer takes a beit_mm.BEiTBackbone'),
     (dict(type='beit_mm.LinearProbe', num_classes=2, **THEIR_VIT), 'LinearProbe takes a beit_mm.BEiTBackbone'),
@@ -212,10 +215,10 @@ def test_parts_that_do_not_fit_ours_are_one_sentence(model, message):
 
 def test_data_of_another_kind_is_one_sentence(images, batch):
     for model in PRETRAINERS:
-        with pytest.raises(ValueError, match='the inputs are a list; .* ends with beit_mm.PackViews'):
+        with pytest.raises(ValueError, match='the inputs are a list; expected PackViews'):
             MODELS.build(copy.deepcopy(model))(batch['inputs'], mode='loss')
     pipeline = Compose([dict(type='LoadImageFromFile'), TWO_VIEWS, OUR_MASK, dict(type='beit_mm.PackViews')])
-    with pytest.raises(ValueError, match='expected beit_mm.TwoViewRandomResizedCrop'):
+    with pytest.raises(ValueError, match='expected TwoViewRandomResizedCrop'):
         pipeline(dict(img_path=str(images / '00.jpg')))
 
 

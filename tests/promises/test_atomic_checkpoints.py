@@ -181,7 +181,7 @@ def test_no_run_resumes_from_one_before_the_last(config, folder, place, left, mo
         patch.setattr(hook, 'every_n_train_iters', lambda self, runner, *_: runner.iter == 1)
         train(config)
     if left is None:
-        with pytest.raises(CheckpointError, match='checkpoints of an earlier run only, such as iter_9.pth; .*FILE'):
+        with pytest.raises(CheckpointError, match='checkpoints of an earlier run only; .*--resume iter_9.pth'):
             chosen(config, resume=True)
     else:
         assert chosen(config, resume=True) == str(folder / left)

@@ -59,10 +59,7 @@ class Tokenizer(nn.Module, ABC):
     def grid_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of tokens of an image in pixels."""
         if height % self.stride or width % self.stride:
-            raise UserError(
-                f'{type(self).__name__} takes images of a multiple of {self.stride} pixels a side, '
-                f'got {height} x {width}.'
-            )
+            raise UserError(f'{type(self).__name__} takes sides of n * {self.stride} pixels, got {height} x {width}')
         return height // self.stride, width // self.stride
 
 
@@ -105,10 +102,7 @@ class CodebookTokenizer(Tokenizer):
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         if self.decoder is None:
-            raise UserError(
-                f'this {type(self).__name__} has no decoder, so its tokens cannot be decoded; '
-                'give it decoder_checkpoint.'
-            )
+            return super().decode(tokens)  # says so
         self.prepare(tokens.device)
         with without_autocast(tokens):
             output = self.decoder(tokens) if tokens.is_floating_point() else self.decoder.from_tokens(tokens)

@@ -137,10 +137,7 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
             self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
             return
         if all(name.startswith('blocks.') for name in state):
-            raise UserError(
-                f"{checkpoint} holds one of DALL-E's two networks; name encoder.pkl in checkpoint and decoder.pkl in "
-                'decoder_checkpoint, or take a DALLETokenizer, which needs no decoder.'
-            )
+            raise UserError(f"{checkpoint} holds one of DALL-E's two networks; name the other in decoder_checkpoint")
         own = ('encoder.', 'decoder.', 'steps')  # a run's checkpoint may hold a preprocessor's buffers too
         base.load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
 
