@@ -252,11 +252,7 @@ def largest_mass_mask(attention: Tensor, mass: float = MASS) -> Tensor:
 
 
 def draw_attention(
-    image: Tensor,
-    patches: Sequence[tuple[int, int]],
-    maps: Tensor,
-    mass: float | None = MASS,
-    control: Tensor | None = None,
+    image: Tensor, patches: Sequence[tuple[int, int]], maps: Tensor, control: Tensor | None = None
 ) -> Figure:
     """A sheet; for each point the image with its patch marked, the mean over the heads, and each head.
 
@@ -266,7 +262,6 @@ def draw_attention(
         image: float (3, H, W) in [0, 1].
         patches: (row, column) of the patches that attend.
         maps: (P, heads, h, w), of `attention_of_patches`.
-        mass: share of the attention that the contour encloses; None for no contour, as for scores.
         control: the maps of random weights, whose mean over the heads stands beside.
     """
     means = {'mean of heads': maps} if control is None else {'mean of heads': maps, 'random weights': control}
@@ -286,13 +281,10 @@ def draw_attention(
             axes = next(panels)
             extent = axes.images[0].get_extent()
             axes.imshow(values.numpy(), cmap='hot', alpha=0.65, interpolation='nearest', extent=extent)
-            if mass is not None:
-                chosen = largest_mass_mask(values, mass).float()[None, None]
-                inside = np.pad(F.interpolate(chosen, image.shape[1:], mode='nearest-exact')[0, 0].numpy(), 1)
-                axes.autoscale(False)
-                axes.contour(
-                    inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1
-                )
+            chosen = largest_mass_mask(values).float()[None, None]
+            inside = np.pad(F.interpolate(chosen, image.shape[1:], mode='nearest-exact')[0, 0].numpy(), 1)
+            axes.autoscale(False)
+            axes.contour(inside, [0.5], extent=(-1, image.shape[2], -1, image.shape[1]), colors='cyan', linewidths=1)
     return figure
 
 

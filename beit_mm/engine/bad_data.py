@@ -30,7 +30,7 @@ class BadStepHook(Hook):
     """Stops a run after 25 skipped steps in a row, and leaves what is needed to find out why.
 
     It looks at the counters of AutocastOptimWrapper where the logger writes a line, at least every 50 steps, and at the
-    end. In `bad_step_ITER/` in the checkpoints' folder are then, ITER being the iteration of the first of these steps:
+    end. In `bad_step_ITER/` in the work directory are then, ITER being the iteration of the first of these steps:
 
     - `checkpoint.pth`: the run as it is now, to resume from. Its weights are those before that step.
     - `rank{rank}.json`: the samples of that step on this rank, and the losses from it on.
@@ -54,8 +54,7 @@ class BadStepHook(Hook):
         if self.skipped.in_a_row < MAX_SKIPPED_IN_A_ROW:
             return
         first, loader = self.skipped.first, runner.train_dataloader
-        hook = checkpoint_hook_of(runner) or CheckpointHook()
-        folder = hook.folder(runner) / f'bad_step_{first}'
+        folder = Path(runner.work_dir, f'bad_step_{first}')
         fetch_logs(runner)
         losses = runner.message_hub.get_scalar('train/loss').data[0]
         iterations = range(first, first + runner.optim_wrapper.accumulative_counts)
@@ -71,7 +70,9 @@ class BadStepHook(Hook):
         with written_if_possible(runner):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f'rank{get_rank()}.json').write_text(json.dumps(content, indent=1))
-        hook.save(runner, f'{folder.name}/checkpoint.pth', epoch=runner.iter // len(loader), iter=runner.iter)
+        (checkpoint_hook_of(runner) or CheckpointHook()).save(
+            runner, f'{folder.name}/checkpoint.pth', epoch=runner.iter // len(loader), iter=runner.iter
+        )
         barrier()  # the first rank to end would end the others while they write
         raise UserError(
             f'the gradient was not finite in {self.skipped.in_a_row} steps in a row. {folder} has the run, and the '

@@ -34,7 +34,7 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, check_choice, log, warn
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN_FILE = 'run_id'  # in the checkpoints' folder: names the last run that wrote there
+RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
@@ -55,7 +55,6 @@ class CheckpointHook(Hook):
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
         by_epoch: whether the interval counts epochs.
-        out_dir: local folder, in which each run has a folder named as its work directory; default: the work directory.
         max_keep_ckpts: how many of the numbered checkpoints to keep; -1 keeps all.
         save_last: whether the end of the training is saved too.
         save_best: metrics for each of which the best checkpoint is kept; 'auto' is the first one of a validation. An
@@ -69,18 +68,15 @@ class CheckpointHook(Hook):
         self,
         interval: int = -1,
         by_epoch: bool = True,
-        out_dir: str | Path | None = None,
         max_keep_ckpts: int = -1,
         save_last: bool = True,
         save_best: str | Sequence[str] | None = None,
         rule: str | None = None,
     ):
-        if '://' in str(out_dir):
-            raise UserError(f'out_dir is {out_dir!r}; expected a local folder')
         check_choice('rule', rule, ('greater', 'less', None))
         self.interval, self.save_last = interval, save_last
         self.unit = 'epoch' if by_epoch else 'iter'
-        self.out_dir, self.max_keep_ckpts, self.rule = out_dir, max_keep_ckpts, rule
+        self.max_keep_ckpts, self.rule = max_keep_ckpts, rule
         self.save_best = [save_best] if isinstance(save_best, str) else list(save_best or ())
         self.run_id = ''  # id that the run's checkpoints share
         self.due_number: int | None = None  # number of the checkpoint to be saved
@@ -91,7 +87,7 @@ class CheckpointHook(Hook):
         """Chooses the checkpoint to resume from."""
         if not isinstance(runner._train_loop, BaseLoop):  # the run only tests or validates
             return
-        folder = self.folder(runner)
+        folder = Path(runner.work_dir)
         if is_main_process():
             remove_leftovers(folder)
         # torchrun counts restarts on each node: one that lost no process says 0
@@ -118,7 +114,7 @@ class CheckpointHook(Hook):
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
-        if Path(runner._load_from).resolve().parent != self.folder(runner).resolve():
+        if Path(runner._load_from).resolve().parent != Path(runner.work_dir).resolve():
             return
         with blaming(runner._load_from):  # which files in this folder belong to the run
             info = checkpoint['message_hub']['runtime_info']
@@ -131,9 +127,9 @@ class CheckpointHook(Hook):
     def before_train(self, runner: Runner) -> None:
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
-            runner.message_hub.update_info(key, str(self.folder(runner) / name))
+            runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
         if is_main_process():
-            with suppress(OSError), atomic_file(self.folder(runner) / RUN_FILE) as file:
+            with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
                 file.write(self.run_id.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -190,7 +186,7 @@ class CheckpointHook(Hook):
             return False
         self.best[f'best_ckpt{suffix}'] = name
         runner.message_hub.update_info(f'best_score{suffix}', metrics[metric])
-        runner.message_hub.update_info(f'best_ckpt{suffix}', str(self.folder(runner) / name))
+        runner.message_hub.update_info(f'best_ckpt{suffix}', str(Path(runner.work_dir, name)))
         return True
 
     @master_only
@@ -199,7 +195,7 @@ class CheckpointHook(Hook):
 
         `meta`: added to the file's meta; `epoch` and `iter` default to the present ones.
         """
-        path = self.folder(runner) / name
+        path = Path(runner.work_dir, name)
         content = run_state(runner, resumable, dict(meta, run=self.run_id))
         try:
             with atomic_file(path) as file:
@@ -207,7 +203,7 @@ class CheckpointHook(Hook):
                 file.flush()
                 if not zipfile.is_zipfile(file.name):
                     raise OSError('the file cannot be read back')
-            if resumable and path.parent == self.folder(runner):  # resuming in bad_step_ITER/ would fail again
+            if resumable and path.parent == Path(runner.work_dir):  # resuming in bad_step_ITER/ would fail again
                 with atomic_file(Path(runner.work_dir, 'last_checkpoint')) as file:
                     file.write(os.fsencode(path))
             for old in replaces:
@@ -217,10 +213,6 @@ class CheckpointHook(Hook):
             return None
         log(f'{path} is saved.')
         return path
-
-    def folder(self, runner: Runner) -> Path:
-        work_dir = Path(runner.work_dir)
-        return work_dir if self.out_dir in (None, runner.work_dir) else Path(self.out_dir, work_dir.name)
 
 
 def checkpoint_hook_of(runner: Runner) -> CheckpointHook | None:

@@ -44,8 +44,7 @@ class InterruptionHook(Hook):
     itself exits with 1. In the last steps a signal has no effect: the training ends with its last checkpoint and code
     0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
-    The main process locks `run.lock` in the work directory, and in the checkpoints' folder if that is another; the
-    kernel releases the lock however the process ends.
+    The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
 
     priority = 'HIGHEST'  # locks the folder before CheckpointHook cleans it, stops before a step has changed anything
@@ -61,13 +60,7 @@ class InterruptionHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         if isinstance(runner._train_loop, BaseLoop):  # it is built where the run trains
-            in_main_process(lambda: self.take_locks(runner))
-
-    def take_locks(self, runner: Runner) -> None:
-        folder, checkpoint = Path(runner.work_dir), checkpoint_hook_of(runner)
-        self.take_lock(folder)
-        if checkpoint is not None and checkpoint.folder(runner).resolve() != folder.resolve():
-            self.take_lock(checkpoint.folder(runner))
+            in_main_process(lambda: self.take_lock(Path(runner.work_dir)))
 
     def take_lock(self, folder: Path) -> None:
         try:

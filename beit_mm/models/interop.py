@@ -1,7 +1,6 @@
 """Components of mmpretrain in our algorithms, ours in theirs, and what a checkpoint records of any such model."""
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from mmpretrain.models.selfsup.beit import VQKD, BEiTPretrainViT
@@ -45,13 +44,11 @@ class MMPretrainTokenizer(Tokenizer):
 
 
 def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
-    """Path and SHA-256 of the file of an `init_cfg`; no hash for mmengine's other schemes, such as s3."""
+    """Path and SHA-256 of the file of an `init_cfg`."""
     configs = [init_cfg] if isinstance(init_cfg, dict) else init_cfg or []
     source = next((config['checkpoint'] for config in configs if 'checkpoint' in config), None)
     if source is None:
         return dict(path='random weights', sha256='')
-    if urlsplit(source).scheme not in ('', 'http', 'https', 'hf'):
-        return dict(path=source, sha256='')
     path = path_of_checkpoint(source)
     return dict(path=str(path), sha256=file_sha256(path))
 

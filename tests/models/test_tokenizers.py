@@ -165,7 +165,7 @@ def test_half_precision_is_that_of_the_original():
     assert bf16.encoder.blocks.output.conv.w.dtype == bf16.encoder(images).dtype == torch.float32
     assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
     assert bf16.decoder.blocks.output.conv.w.dtype == torch.bfloat16 != bf16.decoder.blocks.input.w.dtype
-    with pytest.raises(ValueError, match="got 'int8'"):
+    with pytest.raises(ValueError, match="precision is 'int8'"):
         DALLETokenizer(random_weights=True, precision='int8')
 
 

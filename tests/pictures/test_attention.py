@@ -91,7 +91,6 @@ def test_a_sheet_shows_points_heads_and_contours():
         assert_allclose(colours.get_array(), expected)
     ends = np.concatenate([path.vertices for path in figure.axes[1].collections[0].get_paths()])
     assert_allclose([ends.min(axis=0), ends.max(axis=0)], [[34.5, 17], [52, 34.5]], atol=1)
-    assert not any(axes.collections for axes in draw_attention(image, [(0, 1)], maps[:1] - 0.5, mass=None).axes)
 
 
 def test_a_checkpoint_alone_is_enough(tmp_path):

@@ -45,13 +45,6 @@ def test_a_second_run_is_refused_and_touches_nothing(other, pretrain_config, tmp
     assert (tmp_path / 'work/run.lock').read_text().startswith(f'process {os.getpid()} on ')
 
 
-def test_two_runs_do_not_share_a_folder_of_checkpoints(other, pretrain_config, tmp_path):
-    pretrain_config.work_dir = str(tmp_path / 'second/work')
-    pretrain_config.default_hooks.checkpoint.out_dir = str(tmp_path)  # where mmengine appends the work directory's name
-    with pytest.raises(ValueError, match=f'{tmp_path}/work has a run already: process {other.pid} on '):
-        make_runner(pretrain_config).train()
-
-
 def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkeypatch):
     """Without a lock, and without a look at its checkpoints."""
     locks, half_written = [], tmp_path / 'work/epoch_1.pth.0123abcd.part'
