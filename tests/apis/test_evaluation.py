@@ -55,7 +55,6 @@ def test_ious_of_classes_are_mmsegs():
         ('knn {x}/none {x}/train', "no folder '.*none/'"),
         ('linear {x}/train {m}/images', 'training images have 3 classes, .* or their names differ'),
         ('dense-knn {x}', "classes is 'classes.txt'; no such file"),
-        ('dense-knn {m} --max-patches 0', 'max_patches is 0'),
         ('dense-knn {m} --keep-zero-label', 'holds label 3'),
     ],
 )

@@ -161,7 +161,6 @@ def test_a_mistake_is_one_line(checkpoint, images):
     for options, message in (
         (dict(kind='median'), "kind is 'median'; choose one of"),
         (dict(layer=2), 'block 2 does not exist in a model of 2 blocks'),
-        (dict(batch_size=0), 'batch_size is 0'),
         (dict(size=7), 'size is 7 pixels; a patch of .* has 8'),
         (dict(mean=[1, 2]), 'takes images of 3 channels; mean has 2'),
         (dict(out='features.csv'), 'features are written to files ending in .npz'),

@@ -202,7 +202,7 @@ def test_wrong_combinations_are_refused():
     wide = dict(narrow_dino_model()['dino_head'], embed_dims=40)
     for changes, message in (
         (dict(head=None), 'needs a head'),
-        (dict(dino_head=wide), 'width 40, the backbone gives 32; set dino_head.embed_dims=32'),
+        (dict(dino_head=wide), 'dino_head.embed_dims is 40, that of the backbone 32'),
     ):
         with pytest.raises(ValueError, match=message):
             MODELS.build(narrow_dino_model(**changes))

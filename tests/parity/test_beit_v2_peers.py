@@ -146,13 +146,13 @@ def test_additional_blocks_begin_as_in_the_released_code():
 
 def test_wrong_numbers_of_layers_and_views_are_refused():
     for early, layers in ((3, 2), (0, 2), (2, 0), (5, 1)):
-        with pytest.raises(ValueError, match=f'4 blocks, early_layers is {early} and aggregation_layers {layers}'):
+        with pytest.raises(ValueError, match=f'{early} early, {layers} more layers do not fit 4 blocks'):
             MODELS.build(narrow_v2(early_layers=early, aggregation_layers=layers))
     model = MODELS.build(narrow_v2())  # one view serves both networks
     check_views(model, [TwoViewCenterCrop(64, None), RandomMask((4, 4), 2)])
-    with pytest.raises(ValueError, match='set one of them to None'):
+    with pytest.raises(ValueError, match='set one to None'):
         check_views(model, [TwoViewCenterCrop(64, 64)])
-    with pytest.raises(ValueError, match=r'a view of 72 x 72 pixels for the tokenizer .* set second_size to 80 x 80'):
+    with pytest.raises(ValueError, match=r'a view of \(72, 72\) pixels .* set second_size to \(80, 80\)'):
         check_views(model, [TwoViewCenterCrop(72, None)])
 
 
