@@ -25,24 +25,20 @@ READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
     """Parser of the arguments that OpenMMLab's train.py and test.py have in common."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=inspect.cleandoc(description), formatter_class=formatter)
+    parser = Parser(description=inspect.cleandoc(description), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
-    default = 'work_dirs/<name of the config>'
-    parser.add_argument('--work-dir', help=f'folder for logs, checkpoints and pictures (default: {default})')
+    parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
     parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
-    example = 'train_dataloader.batch_size=64 train_dataloader.dataset.data_root=images'
     parser.add_argument(
         '--cfg-options',
         nargs='+',
         default=[],
         action='extend',
         metavar='KEY=VALUE',
-        help=f'override entries of the config, for example {example}',
+        help='override entries of the config, for example train_dataloader.batch_size=64 data_root=images',
     )
-    launchers = ['none', 'pytorch', 'slurm', 'mpi']
     started = 'how the processes are started (dist_train.sh passes pytorch)'
-    parser.add_argument('--launcher', choices=launchers, default='none', help=started)
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
     parser.add_argument('--local_rank', '--local-rank', type=int, help=argparse.SUPPRESS)
     return parser

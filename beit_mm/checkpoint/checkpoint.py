@@ -225,8 +225,7 @@ def fit_weights(
             else:
                 fitted[name] = resize_position_embedding(tensor, before, grid, interpolate_mode)
             report.resized[name] = f'{before[0]} x {before[1]} -> {grid[0]} x {grid[1]}'
-    changed = {*report.resized, *report.expanded, *report.adapted}
-    report.matched = [name for name in fitted if name not in changed]
+    report.matched = [name for name in fitted if name not in {*report.resized, *report.expanded, *report.adapted}]
     report.missing_keys = [name for name in own if name not in fitted]
     report.unexpected_keys = [name.removeprefix(prefix) for name in dropped if name.startswith(prefix)]
     report.unexpected_keys += [name for name in weights if name not in own]

@@ -47,8 +47,7 @@ def locate_weights(source: str, advice: str) -> Path:
         advice: second line of the error: where to get the file and which config key names it.
     """
     if not source.startswith(('http://', 'https://')):
-        is_repository = source.startswith(HUB_SCHEME)
-        path = fetch_hub_folder(source, advice) if is_repository else Path(source).expanduser()
+        path = fetch_hub_folder(source, advice) if source.startswith(HUB_SCHEME) else Path(source).expanduser()
         for file in [path / name for name in (*HUB_FILES, *RUN_FILES)] if path.is_dir() else [path]:
             if file.is_file():
                 return file

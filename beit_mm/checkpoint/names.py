@@ -165,8 +165,7 @@ def convert_state_dict(
     converted, without_place = _rename(ours, table)
     if target in ('unilm', 'mmpretrain', 'mmseg'):
         for name in [name for name in converted if name.endswith(TABLE)]:
-            table_grid = grid_of(name, converted[name], grid)
-            converted[name.replace(TABLE, INDEX)] = relative_position_index(table_grid)
+            converted[name.replace(TABLE, INDEX)] = relative_position_index(grid_of(name, converted[name], grid))
     return Converted(converted, dropped + without_place, source)
 
 

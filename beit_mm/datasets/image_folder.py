@@ -18,15 +18,9 @@ from mmengine.dataset import BaseDataset
 from mmpretrain.datasets import ResizeEdge
 
 from beit_mm.checkpoint.names import first_names
+from beit_mm.datasets import reading
 from beit_mm.datasets.multi_crop import MultiCrop
-from beit_mm.datasets.reading import (
-    HeifImageFile,
-    LoadBands,
-    LoadImage,
-    MemberPath,
-    UnreadableImageError,
-    decoding_scale,
-)
+from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, UnreadableImageError, decoding_scale
 from beit_mm.datasets.samplers import SampleKey, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.files import readable
@@ -35,7 +29,7 @@ from beit_mm.terminal import UserError, check_choice, warn
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package
-if HeifImageFile is not None:
+if reading.HeifImageFile is not None:
     EXTENSIONS += HEIF_EXTENSIONS
 BAND_EXTENSIONS = ('.tif', '.tiff', '.npy')  # for LoadBands
 INDEX = 'shards.npz'
@@ -72,7 +66,7 @@ def list_images(folder: str, extensions: Sequence[str] = EXTENSIONS, subfolders:
     of several paths to it the one without links is taken, or else one with a link. Only these subfolders are searched,
     one after the other.
     """
-    unread = HEIF_EXTENSIONS if HeifImageFile is None and '.jpg' in extensions else ()
+    unread = HEIF_EXTENSIONS if reading.HeifImageFile is None and '.jpg' in extensions else ()
     paths: list[str] = []
     left_out = 0
     for subfolder in subfolders:

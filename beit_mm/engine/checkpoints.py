@@ -1,7 +1,4 @@
-"""A run's checkpoints: each is complete on the disk. The numbered ones resume a run to the last bit.
-
-No random state is stored, since seeds follow from run, rank, step and sample: engine.steps, datasets.samplers.
-"""
+"""A run's checkpoints: each is complete on the disk. The numbered ones resume a run to the last bit."""
 
 import math
 import os

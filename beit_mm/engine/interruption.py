@@ -37,12 +37,10 @@ class InterruptionHook(Hook):
     """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
 
     SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal, unless `nohup` ignores it) let the run finish its step, with
-    all batches that it accumulates, or its validation and one more step. Then the run writes `interrupted.pth` and ends
-    all processes with one exit code: 130 after SIGINT, else 75 (EX_TEMPFAIL: requeue me). A second SIGINT stops at
-    once. `--resume` takes the file as any other; the next numbered checkpoint replaces it. Several processes exchange
-    what they were told before each step, and know the outcome before the next one. torchrun grants 30 seconds, and
-    itself exits with 1. In the last steps a signal has no effect: the training ends with its last checkpoint and code
-    0. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
+    all batches that it accumulates, or its validation and one more step. Then it writes `interrupted.pth`, which the
+    next numbered checkpoint replaces, and ends all processes with one exit code: 130 after SIGINT, else 75
+    (EX_TEMPFAIL: requeue me). A second SIGINT stops at once. In the last steps a signal has no effect. Needs our
+    CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
@@ -147,8 +145,7 @@ def connect() -> Any:
     error = None
     try:
         # First one that gives up soon: a rank without a way to the others would leave them waiting.
-        trial = dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT))
-        dist.barrier(group=trial)
+        dist.barrier(group=dist.new_group(backend='gloo', timeout=timedelta(seconds=SECONDS_TO_CONNECT)))
     except RuntimeError as caught:
         error = f'rank {get_rank()}: {str(caught).splitlines()[0]}'
     errors = list(filter(None, all_gather_object(error)))

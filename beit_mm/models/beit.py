@@ -5,8 +5,7 @@ An image has two views. The first is split into patches, and about 40 % of them 
 the second view into one visual token for every patch (models/tokenizers). A linear head predicts the tokens of the
 masked patches from their hidden states; the loss is the cross entropy.
 
-BEiTPretrainer is the algorithm, BEiTMIMHead (the paper) and PixelRegressionHead (its ablation) give the loss,
-TwoViewDataPreprocessor brings a batch to the device. Shapes: B images, K patches to predict, C channels.
+Shapes: B images, K patches to predict, C channels.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """BEiT v2: a second loss reaches the image only through the class token, which must therefore summarise it.
 
-BEiTV2Pretrainer adds patch aggregation to BEiTPretrainer; its tokenizer is VQKDTokenizer, which sees the backbone's own
-view (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w tokens with the class token first, K patches to predict, C
-channels.
+Its tokenizer is VQKDTokenizer, which sees the backbone's own view (`tokenizer_scale=1`). Shapes: B images, N = 1 + h*w
+tokens with the class token first, K patches to predict, C channels.
 """
 
 import copy

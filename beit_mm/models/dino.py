@@ -1,6 +1,5 @@
 """DINO, and BEiT + DINO: a student that learns from the mean of its own past (paper, appendix on multi-task training).
 
-DINOPretrainer is the algorithm, DINOHead the projection, MultiCropDataPreprocessor brings the crops to the device.
 Shapes: B images, V crops of each that the student sees, L of them local, P prototypes, C channels.
 """
 

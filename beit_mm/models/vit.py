@@ -288,8 +288,13 @@ class BEiTBackbone(BaseModule):
             self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
 
         self._init_transformer()
-        for parameter in self._frozen_parameters():
-            parameter.requires_grad_(False)
+        if frozen_stages >= 0:
+            frozen = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
+            if frozen_stages and self.rel_pos_bias is not None:  # with it alone trained, torch 2.11 fails on GPUs
+                frozen += self.rel_pos_bias.parameters()
+            for parameter in [*frozen, *self.blocks[:frozen_stages].parameters()]:
+                if parameter is not None:
+                    parameter.requires_grad_(False)
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
     def _init_transformer(self) -> None:
@@ -310,14 +315,6 @@ class BEiTBackbone(BaseModule):
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
 
-    def _frozen_parameters(self) -> list[nn.Parameter]:
-        if self.frozen_stages < 0:
-            return []
-        parts = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
-        if self.frozen_stages and self.rel_pos_bias is not None:  # with a bias alone trained, torch 2.11 fails on GPUs
-            parts += self.rel_pos_bias.parameters()
-        return [p for p in [*parts, *self.blocks[: self.frozen_stages].parameters()] if p is not None]
-
     def forward(
         self, images: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, ...]:
@@ -329,7 +326,10 @@ class BEiTBackbone(BaseModule):
             positions: int64 (B, K) patches, -1 = padding. The last block then computes these only and gives (B, K, C),
                 the class token's at padding. Needs out_type 'raw' and the last block as the only output.
         """
-        self._check_call(mask, positions)
+        if mask is not None and self.mask_token is None:
+            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
+        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
+            raise UserError("positions need out_type='raw' and the last block as the only output")
         x, grid, shared_bias = self.embed(images, mask)  # B, N, C
         outputs: dict[int, Tensor] = {}
         done = 0  # blocks that have run
@@ -381,12 +381,6 @@ class BEiTBackbone(BaseModule):
             x = x[:, 1:].mean(dim=1)
             return self.fc_norm(x) if last else x
         return x[:, 1:].transpose(1, 2).unflatten(2, grid)  # B, C, h, w
-
-    def _check_call(self, mask: Tensor | None, positions: Tensor | None) -> None:
-        if mask is not None and self.mask_token is None:
-            raise UserError('a mask was given to a BEiTBackbone without a mask token; build it with masked_input=True')
-        if positions is not None and (self.out_type != 'raw' or self.out_indices != [self.num_layers - 1]):
-            raise UserError("positions need out_type='raw' and the last block as the only output")
 
     def attention_maps(
         self, images: Tensor, layer: int = -1, queries: Tensor | None = None, softmax: bool = True

@@ -122,8 +122,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager:
 
 def dtype_on(precision: str, device: torch.device) -> torch.dtype:
     """The type that a precision means on a device: as in the released code, fp16 is float32 on a CPU."""
-    on_cpu = precision == 'fp16' and device.type == 'cpu'
-    return torch.float32 if on_cpu else PRECISIONS[precision]
+    return PRECISIONS['fp32' if precision == 'fp16' and device.type == 'cpu' else precision]
 
 
 def map_pixels(images: Tensor) -> Tensor:

@@ -24,16 +24,9 @@ ADVICE = (
     'for a smoke run set model.target_generator.random_weights=True.'
 )
 # In the released files, and of no use for encoding: what decodes the teacher's features, and statistics of training.
-UNUSED = (
-    'decoder.',
-    'decode_task_layer.',
-    'teacher_model.',
-    'scaling_layer.',
-    'loss',
-    'quantize.cluster_size',
-    'quantize.embedding.cluster_size',
-    'quantize.embedding.embed_avg',
-    'quantize.embedding.initted',
+UNUSED = tuple(
+    'decoder. decode_task_layer. teacher_model. scaling_layer. loss quantize.cluster_size '
+    'quantize.embedding.cluster_size quantize.embedding.embed_avg quantize.embedding.initted'.split()
 )
 RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder.norm.'}
 
