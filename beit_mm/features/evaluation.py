@@ -89,7 +89,7 @@ def image_loader(extractor: FeatureExtractor, folder: str | Path, batch_size: in
 
 
 def image_features(
-    extractor: FeatureExtractor, loader: DataLoader, layer: int | None = None, kind: str = 'mean'
+    extractor: FeatureExtractor, loader: DataLoader, layer: int | None, kind: str
 ) -> tuple[Tensor, Tensor]:
     """Features float32 (N, C) and classes int64 (N,) of labelled images, in the dataset's order, of all processes."""
     pooled, rows = [], []
@@ -152,10 +152,7 @@ def patch_classifier(
     max_patches: int = 50_000,
     seed: int = 0,
 ) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
-    """What classifies patches of an image by labelled patches of other images.
-
-    Such a patch has as its answer the shares of the classes among its pixels; patches of which less than half has a
-    class are left out.
+    """What classifies patches of an image by labelled patches of other images, see `sample_patches`.
 
     Args:
         extractor: FeatureExtractor with `whole=True`.
@@ -163,11 +160,9 @@ def patch_classifier(
         method: 'knn', the mean of the answers of the `k` nearest patches by cosine; or 'linear', multinomial logistic
             regression whose penalty is chosen by the mIoU of patches of a tenth of the images. Both see features that
             are standardised by those of the labelled patches.
-        layer: block; see FeatureExtractor.
-        workers: processes that read images.
+        layer, workers: as of `evaluate_images`.
         k: neighbours.
-        max_patches: labelled patches, drawn at random, equally many of each image. They are all in memory.
-        seed: of the drawing.
+        max_patches: labelled patches that are drawn, with this seed, and held in memory.
 
     Returns:
         A function: features of patches (h, w, C) -> scores of the classes (h, w, K); and dict(patches=in the bank, k),
@@ -190,8 +185,7 @@ def patch_classifier(
         classify, found = choose_penalty(bank, targets, number, images, by_class=True, seed=seed)
 
     def scores_of(patches: Tensor) -> Tensor:
-        scores = classify(standardise(patches.flatten(0, 1)))  # h*w, K
-        return scores.view(*patches.shape[:2], number)
+        return classify(standardise(patches.flatten(0, 1))).view(*patches.shape[:2], number)
 
     return scores_of, dict(patches=len(bank), **found)
 

@@ -335,7 +335,7 @@ def embed(
     Args:
         checkpoint, device, options: of FeatureExtractor.
         images, layer, batch_size, on_error: of its call.
-        out: .npz file to write too, which `load_features` reads.
+        out: .npz file to write too, see `save_features`.
         kind: 'mean' of the patches, 'class_token', or 'patches'.
         progress: show a bar, where the standard error output is a terminal.
 
@@ -367,7 +367,7 @@ def embed(
 
 
 def save_features(found: dict[str, Any], out: str | Path) -> None:
-    """Writes what `embed` returns, without `skipped`, to an .npz file.
+    """Writes what `embed` returns, without `skipped`, to an .npz file, as arrays that np.load reads.
 
     Of patches `features` has those of all images one after another (sum of h * w, C), and `grids` their (h, w).
     """
@@ -378,15 +378,3 @@ def save_features(found: dict[str, Any], out: str | Path) -> None:
         features = np.concatenate([maps.reshape(-1, maps.shape[2]) for maps in features])
     with atomic_file(out) as file:
         np.savez(file, features=features, paths=np.array(found['paths'], dtype=np.str_), **arrays)
-
-
-def load_features(path: str | Path) -> dict[str, Any]:
-    """What `save_features` has written: features, paths, checkpoint, kind and layer. Nothing in it is executed."""
-    with np.load(path) as content:
-        found = {name: content[name].item() for name in ('checkpoint', 'kind', 'layer')}
-        features = content['features']
-        if 'grids' in content:
-            grids = content['grids']
-            ends = np.cumsum(grids.prod(axis=1))[:-1]
-            features = [maps.reshape(*grid, -1) for maps, grid in zip(np.split(features, ends), grids, strict=True)]
-        return dict(features=features, paths=content['paths'].tolist(), **found)
