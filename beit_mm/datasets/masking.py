@@ -47,9 +47,7 @@ class BlockwiseMask(BaseTransform):
         if variant != 'paper' and num_masked != int(num_masked):
             raise UserError(f"num_masked is {num_masked}; only variant='paper' takes a fraction")
         self.grid = self.height, self.width = tuple(grid)
-        self.num_masked = num_masked
-        self.min_block = min_block
-        self.variant = variant
+        self.num_masked, self.min_block, self.variant = num_masked, min_block, variant
         row = [(1 << w) - 1 for w in range(self.width + 1)]
         # blocks[h][w]: the block of h x w patches in the upper left corner
         self.blocks = [[sum(bits << i * self.width for i in range(h)) for bits in row] for h in range(self.height + 1)]

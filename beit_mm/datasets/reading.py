@@ -93,8 +93,7 @@ class LoadImage(BaseTransform):
     """
 
     def __init__(self, max_pixels: int = MAX_PIXELS, scaled: bool = True, cache_bytes: int = 0) -> None:
-        self.max_pixels = max_pixels
-        self.scaled = scaled
+        self.max_pixels, self.scaled = max_pixels, scaled
         self.free_bytes = self.cache_bytes = cache_bytes
         self.cache: dict[tuple[str, int], np.ndarray] = {}  # by path and scale
         self.sizes: dict[str, tuple[int, int]] = {}  # height and width of large JPEGs: their scale is chosen anew

@@ -143,8 +143,7 @@ class ResizeToPatches(BaseTransform):
     """
 
     def __init__(self, short_side: int, patch_size: int) -> None:
-        self.short_side = short_side
-        self.patch_size = patch_size
+        self.short_side, self.patch_size = short_side, patch_size
 
     def transform(self, results: dict) -> dict:
         sides = results['img'].shape[:2]

@@ -215,8 +215,7 @@ def check_normalisation(model: nn.Module) -> None:
     report, now = backbone.load_report, preprocessing_of_model(model)
     for name in {'mean', 'std'} & report.preprocessing.keys() & now.keys():
         before, after = report.preprocessing[name], now[name]
-        rounding = 1  # of published means, in pixel values of 0-255
-        if len(before) == len(after) and not np.allclose(before, after, atol=rounding):
+        if len(before) == len(after) and not np.allclose(before, after, atol=1):  # published ones are rounded
             warn(
                 f'The weights from {report.source} were trained on images with {name} {before}; this config '
                 f'normalises with {name} {after}. Set data_preprocessor.{name}, unless it is meant.'
@@ -228,8 +227,7 @@ def check_colours(model: nn.Module, dataset: Dataset) -> None:
     transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
     preprocessor = getattr(model, 'data_preprocessor', None)
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
-    swaps = any(getattr(preprocessor, name, False) for name in names)
-    if swaps and any(isinstance(transform, LoadImage) for transform in transforms):
+    if any(getattr(preprocessor, name, False) for name in names) and any(isinstance(t, LoadImage) for t in transforms):
         raise UserError('LoadImage gives RGB, the preprocessor would swap red and blue; set to_rgb or bgr_to_rgb=False')
 
 
@@ -275,8 +273,8 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
     trained = [scale for scale in map(scales, backbone.blocks) if scale]
     if len(trained) > 1 and trained[0] == trained[-1] and scales(backbone.patch_embed) - trained[0]:
         raise UserError(
-            'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another: the '
-            f'layer decay of its constructor does not know our names; {CONSTRUCTOR}dict(layer_decay_rate=...)'
+            'the optimizer gives all blocks of the BEiTBackbone one learning rate and its patch embedding another; '
+            f'{CONSTRUCTOR}dict(layer_decay_rate=...)'
         )
     for name, norm in backbone.named_modules():
         if not isinstance(norm, nn.LayerNorm) or not {id(norm.weight), id(norm.bias)} <= group_of.keys():
@@ -284,7 +282,6 @@ def check_groups(backbone: BEiTBackbone, groups: Sequence[dict]) -> None:
         of_weight, of_bias = (group_of[id(p)].get('weight_decay', 0) for p in (norm.weight, norm.bias))
         if of_weight and not of_bias:
             raise UserError(
-                f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone and not to its bias: '
-                "the paramwise_cfg has other names for norms; add 'norm': dict(decay_mult=0.0) to its custom_keys, or "
-                f'{CONSTRUCTOR}dict(layer_decay_rate=...)'
+                f'weight decay {of_weight:g} applies to the weight of {name} of the BEiTBackbone, not to its bias; add '
+                f"'norm': dict(decay_mult=0.0) to custom_keys, or {CONSTRUCTOR}dict(layer_decay_rate=...)"
             )

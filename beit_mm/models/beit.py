@@ -257,8 +257,7 @@ class PixelRegressionHead(BaseModule):
 
     def __init__(self, embed_dims: int, patch_size: int = 16, in_channels: int = 3, init_cfg: dict | None = None):
         super().__init__(init_cfg)
-        self.patch_size = patch_size
-        self.in_channels = in_channels
+        self.patch_size, self.in_channels = patch_size, in_channels
         self.pixel_head = nn.Linear(embed_dims, in_channels * patch_size**2)
         truncated_normal_(self.pixel_head.weight)
         nn.init.zeros_(self.pixel_head.bias)

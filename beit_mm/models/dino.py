@@ -67,8 +67,7 @@ class DINOPretrainer(BEiTPretrainer):
         expect_own_backbone(backbone, 'DINOPretrainer')
         backbone = dict(backbone, masked_input=head is not None)
         super().__init__(backbone, head, target_generator, data_preprocessor, init_cfg=init_cfg)
-        self.dino_weight = dino_weight
-        self.dino_on_masked = dino_on_masked
+        self.dino_weight, self.dino_on_masked = dino_weight, dino_on_masked
         self.teacher_temperature: float | Tensor | None = None
         self.dino_head = MODELS.build(dino_head)
         if (width := self.dino_head.mlp[0].in_features) != self.backbone.embed_dims:

@@ -46,8 +46,7 @@ class LinearProbe(BaseModel):
     ):
         super().__init__(data_preprocessor, init_cfg)
         check_choice('feature', feature, ('mean', 'cls_mean'))
-        self.feature = feature
-        self.num_classes = num_classes
+        self.feature, self.num_classes = feature, num_classes
         expect_own_backbone(backbone, 'LinearProbe')
         if layers is None:
             layers = range(sizes_of(backbone.get('arch', 'base'))['num_layers'])

@@ -265,9 +265,7 @@ class BEiTBackbone(BaseModule):
         self.grid = patch_grid(img_size, patch_size)
         self.out_type = out_type
         self.out_indices = block_indices(out_indices, depth)
-        self.frozen_stages = frozen_stages
-        self.with_cp = with_cp
-        self.interpolate_mode = interpolate_mode
+        self.frozen_stages, self.with_cp, self.interpolate_mode = frozen_stages, with_cp, interpolate_mode
         self.load_report: LoadReport | None = None
 
         self.patch_embed = PatchEmbed(patch_size, in_channels, dims)

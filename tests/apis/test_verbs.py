@@ -11,6 +11,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from labelled import CLASSES, make_images

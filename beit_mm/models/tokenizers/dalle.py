@@ -57,9 +57,7 @@ class DALLETokenizer(base.CodebookTokenizer):
     ) -> None:
         super().__init__()
         check_choice('precision', precision, base.PRECISIONS)
-        self.vocab_size = vocab_size
-        self.stride = STRIDE
-        self.precision = precision
+        self.vocab_size, self.stride, self.precision = vocab_size, STRIDE, precision
         self.provenance = dict(type='DALLETokenizer', precision=precision)
         if random_weights:
             with torch.random.fork_rng(devices=[]):

@@ -87,14 +87,10 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
         else:
             self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
             self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
-        self.vocab_size = vocab_size
-        self.stride = 2**num_levels
-        self.loss = loss
-        self.straight_through = straight_through
-        self.temperature = temperature
-        self.temperature_steps = temperature_steps
-        self.kl_weight = kl_weight
-        self.kl_steps = kl_steps
+        self.vocab_size, self.stride = vocab_size, 2**num_levels
+        self.loss, self.straight_through = loss, straight_through
+        self.temperature, self.temperature_steps = temperature, temperature_steps
+        self.kl_weight, self.kl_steps = kl_weight, kl_steps
         self.register_buffer('steps', torch.zeros((), dtype=torch.int64))
         self.provenance = dict(type='DiscreteVAE', arch=arch, precision='fp32', path='random weights', sha256='')
         if checkpoint is not None:

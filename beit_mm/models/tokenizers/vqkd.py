@@ -64,9 +64,7 @@ class VQKDTokenizer(base.Tokenizer):
     ) -> None:
         super().__init__()
         check_choice('precision', precision, base.PRECISIONS)
-        self.vocab_size = vocab_size
-        self.stride = patch_size
-        self.precision = precision
+        self.vocab_size, self.stride, self.precision = vocab_size, patch_size, precision
         self.provenance = dict(type='VQKDTokenizer', precision=precision, path='random weights', sha256='')
         with torch.random.fork_rng(devices=[]), nullcontext() if random_weights else torch.device('meta'):
             torch.default_generator.manual_seed(base.SMOKE_SEED)
