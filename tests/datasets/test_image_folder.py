@@ -160,7 +160,7 @@ LIST = dict(ann_file='list.txt')
         ('ImageFolder', dict(data_prefix='red'), '', "no class folders in '.*red"),
         ('ImageFolder', dict(classes=['pink']), '', "no folder '.*/pink'"),
         ('ImageFolder', dict(classes='gone.txt'), '', "no file 'gone.txt'"),
-        ('ImageFolder', dict(classes=['red', 'red']), '', "holds 'red' twice"),
+        ('ImageFolder', dict(classes=['red', 'red']), '', 'holds a name twice'),
         ('UnlabeledImages', dict(data_prefix='empty'), '', 'no images in .*/empty/?.* .jpg .jpeg .* .png .*.tiff'),
         ('UnlabeledImages', dict(on_error='ignore'), '', "on_error is 'ignore'"),
     ],

@@ -77,8 +77,8 @@ def sample(labels: list[int], reduced: bool = False) -> SegDataSample:
 def test_a_label_without_a_class_is_named_with_its_file():
     check_labels([sample([0, 1, 2, 255]), sample([2, 2, 2, 2])], 3, 255)
     check_labels([sample([0, 1, 254])], 3, 254)
-    said = r'^data/x.png gives label 3, the model has num_classes=3 \(0 to 2\); set num_classes .*\('
-    for reduced, advice in ((False, 'if 0 marks unlabelled'), (True, 'reduce_zero_label=True has already made')):
+    said = r'^data/x.png gives label 3, the heads have num_classes=3; set .*=True '
+    for reduced, advice in ((False, 'where 0 marks unlabelled'), (True, 'has already made')):
         with pytest.raises(ValueError, match=said + advice):
             check_labels([sample([0, 1]), sample([0, 3, 5, 255], reduced)], 3, 255)
 

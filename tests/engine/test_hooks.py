@@ -87,7 +87,7 @@ def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain
     for loop, schedule in ((dict(type='EpochLoop', max_epochs=2), [warmup]), (dict(type='IterLoop', max_iters=2), [])):
         pretrain_config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
         pretrain_config.param_scheduler = schedule
-        with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each of 1 processes'):
+        with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each process'):
             make_runner(pretrain_config).train()
 
 
