@@ -145,7 +145,9 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         if skipped := state_dict.pop('skipped_steps', None):
-            self.counters, self.seen = skipped['counters'].clone(), SkippedSteps._make(skipped['seen'])
+            number = len(self.seen)  # older files have a loss scale behind the counters
+            self.counters = skipped['counters'][:number].clone()
+            self.seen = SkippedSteps._make(skipped['seen'][:number])
             self.norms = list(skipped['norms'])
         check_state(state_dict, self.optimizer)
         super().load_state_dict(state_dict)
