@@ -59,7 +59,7 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
 def test_where_a_folder_cannot_be_locked_a_run_is_warned(tmp_path, monkeypatch):
     """By a link, which is not followed, or by the file system."""
     said = []
-    monkeypatch.setattr('beit_mm.engine.interruption.print_log', lambda message, **_: said.append(message))
+    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
     (tmp_path / 'mine').write_text('of worth')
     (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
     InterruptionHook().take_lock(tmp_path)
