@@ -178,4 +178,4 @@ def test_the_tool_draws_components_and_neighbours(checkpoint, images, tmp_path):
     words = 'visualization/features.py', checkpoint, images / '00.jpg', images / '01.jpg', '--device', 'cpu', '--among'
     run_tool(*words, images, '--out', tmp_path / 'out')
     assert Image.open(tmp_path / 'out/pca.png').size == (4 + 2 * 164, 4 + 2 * (120 + 16 + 4))
-    assert Image.open(tmp_path / 'out/neighbours.png').size == (4 + 6 * 164, 4 + 2 * (120 + 16 + 4))
+    assert Image.open(tmp_path / 'out/neighbours.png').size == (4 + 6 * 164, 4 + 2 * (160 + 16 + 4))  # their middle
