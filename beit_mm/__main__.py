@@ -57,8 +57,12 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--tokenizer', choices=('demo', 'new'), help=what)
     length.add_argument('--steps', type=int, help='instead of minutes; the tokenizer gets at most as many')
 
-    verb = add('finetune', 'train a classifier', 'images/ --init run --out run_ft --minutes 5')
-    length = add_training(verb, 'folder with one folder a class, or with such folders train and val')
+    verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
+    length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
+    of_maps = verb.add_mutually_exclusive_group()
+    for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
+        option, said = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
+        of_maps.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=said)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -75,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     zero = 'with --labelled: 0 is a class (default: unlabelled)'
     verb.add_argument('--keep-zero-label', dest='reduce_zero_label', action='store_false', help=zero)
+    verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')

@@ -126,6 +126,7 @@ def segment(
     labelled: str | Path | None = None,
     short_side: int | None = None,
     reduce_zero_label: bool = True,
+    multi_scale: bool = False,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
@@ -138,6 +139,7 @@ def segment(
             images/training, where there is one, only that is used.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
         reduce_zero_label: in `labelled` 0 marks unlabelled pixels; otherwise it is the first class.
+        multi_scale: of a segmentor: at all scales with flip.
 
     Returns:
         For each image dict(path, labels=file, overlay=file), without overlay where it is of other than RGB images, or
@@ -147,15 +149,17 @@ def segment(
         part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
         checkpoint = Checkpoint.open(checkpoint, part)
         if labelled is not None:
+            if multi_scale:
+                raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
             results, meta = segment_by_neighbours(checkpoint, images, labelled, short_side, reduce_zero_label)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or not reduce_zero_label:
             raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
-            advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or train a segmentor on it'
-            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}: docs/finetuning.md')
-        segmentor = SegmentationInferencer(checkpoint)
+            advice = 'give --labelled FOLDER with images/, annotations/ and classes.txt, or fine-tune it on them first'
+            raise UserError(f'{checkpoint} is {model}, no segmentor; {advice}')
+        segmentor = SegmentationInferencer(checkpoint, multi_scale=multi_scale)
         sources = list(segmentor.reader.sources(images))
         results = with_bar(segmentor(sources, on_error='skip', return_images=True), len(sources))
         return write_maps(results, segmentor.classes, segmentor.palette, folder)

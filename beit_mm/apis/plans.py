@@ -16,11 +16,12 @@ import torch
 from mmengine.config import Config
 
 from beit_mm.apis.configs import own_config
-from beit_mm.apis.split import Images, dataset_of
+from beit_mm.apis.label_maps import LabelMaps
+from beit_mm.apis.split import Images
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
-from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.checkpoint.names import IMAGENET, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
@@ -34,6 +35,7 @@ BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FINETUNING = 'demo/finetune_folder.py'
+NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_setr_pup.py', 'beit/upernet_512_ade20k_160k.py'
 NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
@@ -115,12 +117,18 @@ def plan_training(
             backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
             why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
     sizes = sizes_of(backbone['arch'])
+    segments = isinstance(images, LabelMaps)
     if verb == 'finetune':
         base = FINETUNING
+    if segments:
+        base = NARROW_SEGMENTOR if sizes['embed_dims'] <= NARROW else WIDE_SEGMENTOR
+        backbone['img_size'] = own_config(base).model.test_cfg.crop_size
     height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
         most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
+        if segments and most > (of_recipe := own_config(base).auto_scale_lr.base_batch_size):
+            most, limit = of_recipe, f'as of {base}'
         batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
@@ -133,6 +141,8 @@ def plan_training(
         f'model      {shape} in patches of {backbone["patch_size"]}: {why}',
         f'batch      {batch} images, read by {workers} process{"" if workers == 1 else "es"}: {limit}, {cores} cores',
     ]
+    if isinstance(images, LabelMaps):
+        reasons[1:1] = [f'labels     {note}' for note in images.notes]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
     known, why, keeps_head = None, 'one is trained first', False
@@ -289,7 +299,7 @@ def loaders(
     """Settings of the data loaders, for images of lists; `pipelines` of training and of validation."""
     loading = dict(batch_size=plan.batch, num_workers=plan.workers, persistent_workers=plan.workers > 0)
     train, val = (
-        dict(loading, dataset=dict(dataset_of(images, lists, name), pipeline=pipeline, on_error='skip', **data))
+        dict(loading, dataset=dict(images.dataset(lists, name), pipeline=pipeline, on_error='skip', **data))
         for name, pipeline in zip(('train', validated), pipelines, strict=True)
     )
     return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
@@ -366,5 +376,44 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     )
 
 
+def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
+    assert isinstance(images, LabelMaps)
+    options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
+    options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
+    options['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
+    indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
+    options.update(out_type='featmap', out_indices=indices, drop_path_rate=0.1)
+    recipe, channels, num_classes = base.optim_wrapper, plan.width, len(images.classes)
+    model: dict[str, Any] = dict(
+        backbone=dict(options, _delete_=True, type=BACKBONE),
+        data_preprocessor=dict(plan.preprocessing, size=plan.size),
+        test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
+    )
+    if plan.base == NARROW_SEGMENTOR:
+        head = dict(in_channels=channels, num_classes=num_classes)
+        model['auxiliary_head'] = [dict(of_block, **head) for of_block in base.model.auxiliary_head]
+        model['decode_head'] = dict(head, num_convs=round(math.log2(plan.backbone['patch_size'])))
+    else:
+        model['neck'] = dict(embed_dim=channels)
+        model['decode_head'] = dict(in_channels=[channels] * 4, num_classes=num_classes)
+        model['auxiliary_head'] = dict(in_channels=channels, num_classes=num_classes)
+    settings = loaders(images, lists, plan, [base.train_pipeline, base.test_pipeline])
+    settings['val_dataloader'].update(batch_size=1)  # images differ in size
+    return dict(
+        model=model,
+        **settings,
+        optim_wrapper=dict(
+            optimizer=dict(lr=scaled(recipe.optimizer.lr, plan.batch / base.auto_scale_lr.base_batch_size)),
+            paramwise_cfg=dict(layer_decay_rate=recipe.paramwise_cfg.layer_decay_rate if plan.init else 1.0),
+        ),
+        **schedule(steps, steps // 10, plan.batch, eta_min=0.0),
+    )
+
+
 # by the stages of a training; each takes the config that it builds on, images, plan, folder of lists and steps
-SETTINGS = dict(tokenizer=tokenizer_settings, pretrain=pretraining_settings, finetune=finetuning_settings)
+SETTINGS = dict(
+    tokenizer=tokenizer_settings,
+    pretrain=pretraining_settings,
+    finetune=finetuning_settings,
+    segment=segmentation_settings,
+)

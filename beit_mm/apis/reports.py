@@ -33,8 +33,10 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
     'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
     'accuracy/top1': ('classified right, %', '{:.1f}'),
+    'mIoU': ('mIoU on held-out images, %', '{:.1f}'),
     'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
     'most_frequent': ('always the most frequent class, %', '{:.1f}'),
+    'position_colour': ('naive Bayes of position and colour, %', '{:.1f}'),
     'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
     'knn_accuracy_start': ('the same with the weights that the training began with, %', '{:.1f}'),
     'knn_accuracy_random': ('the same with random weights, %', '{:.1f}'),
@@ -224,8 +226,8 @@ def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     for name, (text, form) in ROWS.items():
         if name in numbers:
             number = tested.get(name)
-            error = f' +- {standard_error(numbers[name], number):.1f}' if number else ''
-            rows.append((text, form.format(numbers[name]) + error))
+            error = standard_error(numbers[name], number) if number else numbers.get(f'{name}_error')
+            rows.append((text, form.format(numbers[name]) + ('' if error is None else f' +- {error:.1f}')))
     return rows
 
 
@@ -356,13 +358,14 @@ def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:
         lines: name -> what is reached without training, nats, or where there is an accuracy %.
     """
     training, validation = read_scalars(work_dir)
-    accuracy = ['accuracy/top1'] if any('accuracy/top1' in row for row in validation.values()) else []
+    accuracy = [name for name in ('accuracy/top1', 'mIoU') if any(name in row for row in validation.values())]
     losses = {step: dict(row, loss=row['mim_loss']) if 'mim_loss' in row else row for step, row in validation.items()}
     figure = draw_runs({'training': (training, {}), 'held-out images': ({}, losses)}, ['loss', *accuracy])
     for number, (name, level) in enumerate(lines.items()):
         style = ('--', ':')[number % 2]
         figure.axes[-1].axhline(level, color='gray', linestyle=style, label=f'{name}: {level:.3g}')
-    for axes, label in zip(figure.axes, ('loss, nats', 'classified right, %'), strict=False):
+    labels = 'loss, nats', 'mIoU, %' if 'mIoU' in accuracy else 'classified right, %'
+    for axes, label in zip(figure.axes, labels, strict=False):
         axes.set_ylabel(label)
         for line in axes.lines:
             line.set_label(str(line.get_label()).removesuffix(', validation'))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.files import atomic_file, folder_of_images
@@ -15,7 +15,6 @@ from beit_mm.terminal import UserError
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
-NUM_VALIDATED = 256  # held-out images of which the loss is computed
 
 
 class ImageList(NamedTuple):
@@ -32,10 +31,17 @@ class Images:
     train: ImageList
     held_out: ImageList
     classes: list[str]
+    num_validated: ClassVar[int] = 256  # held-out images of which losses are computed
+    validation_cost: ClassVar[int] = 1  # of one, in images of a step
 
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
         return f'{text}, {len(self.classes)} classes' if self.classes else f'{text}, no class folders'
+
+    def dataset(self, lists: Path, name: str) -> dict[str, Any]:
+        """Arguments of a dataset of the images in the list `name` of `write_lists`."""
+        root = self.train.root if name == 'train' else self.held_out.root
+        return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))
 
 
 def find_images(folder: str | Path) -> Images:
@@ -93,7 +99,7 @@ def write_lists(images: Images, folder: Path) -> None:
     """Writes train.txt, held_out.txt, validated.txt (some of the latter) and, with classes, classes.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     labels = {name: f' {label}' for label, name in enumerate(images.classes)}
-    validated = dict(evenly(images.held_out.names.items(), NUM_VALIDATED))
+    validated = dict(evenly(images.held_out.names.items(), images.num_validated))
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
@@ -103,8 +109,3 @@ def write_lists(images: Images, folder: Path) -> None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     with atomic_file(path) as file:
         file.write(('\n'.join(lines) + '\n').encode())
-
-
-def dataset_of(images: Images, lists: Path, name: str) -> dict[str, Any]:
-    root = images.train.root if name == 'train' else images.held_out.root
-    return dict(data_root=str(root), data_prefix='', ann_file=str(lists / f'{name}.txt'))

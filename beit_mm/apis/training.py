@@ -19,6 +19,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
+from beit_mm.apis.label_maps import LabelMaps, find_label_maps
 from beit_mm.apis.plans import (
     MAX_TOKENIZER_STEPS,
     MIN_STEPS,
@@ -30,7 +31,8 @@ from beit_mm.apis.plans import (
     plan_training,
 )
 from beit_mm.apis.reports import ROWS, describe_finetuning, describe_pretraining, rows_of, write_report
-from beit_mm.apis.split import NUM_VALIDATED, Images, find_images, write_lists
+from beit_mm.apis.segmentation_report import describe_segmentation
+from beit_mm.apis.split import Images, find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
@@ -85,20 +87,24 @@ def finetune(
     epochs: float | None = None,
     workers: int | None = None,
     batch: int | None = None,
+    reduce_zero_label: bool | None = None,
 ) -> Path:
-    """Fine-tunes a pretrained BEiT into a classifier of a folder with one folder a class.
+    """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
 
     Args:
-        images, out, workers, batch: as of `pretrain`.
+        images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
+        out, workers, batch: as of `pretrain`.
         init: checkpoint of any BEiT, or the folder of a run; by default on a CPU 'demo'; 'none' for random weights.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
+        reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
 
     Returns:
-        The classifier, `<out>/finetuned.pth`, for `classify`.
+        The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
-        return Run('finetune', images, out, init, None, workers, batch, minutes=minutes, epochs=epochs).run()
+        lengths = dict(minutes=minutes, epochs=epochs)
+        return Run('finetune', images, out, init, None, workers, batch, reduce_zero_label, **lengths).run()
 
 
 class Run:
@@ -113,6 +119,7 @@ class Run:
         tokenizer: str | None = None,
         workers: int | None = None,
         batch: int | None = None,
+        reduce_zero_label: bool | None = None,
         **lengths: float | None,
     ) -> None:
         given = {name: number for name, number in lengths.items() if number is not None}
@@ -141,6 +148,7 @@ class Run:
             tokenizer_option=tokenizer,
             length=next((f'{number:g} {name}' for name, number in given.items()), None),
             batch=batch,
+            reduce_zero_label=reduce_zero_label,
             seconds=0.0,
             stages={},
         )
@@ -161,7 +169,7 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'reduce_zero_label')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
@@ -206,10 +214,13 @@ class Run:
         if (self.folder / REPORT).is_file() and self.weights.is_file():
             say(f'{self.folder} is finished: {self.weights}, {self.folder / REPORT}')
             return self.weights
-        images = find_images(self.record['images'])
+        images: Images | None = None
+        if self.verb == 'finetune':
+            images = find_label_maps(self.record['images'], self.record['reduce_zero_label'])
+        images = images or find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
             expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
-            raise UserError(f'{self.record["images"]} has no class folders: {expected}')
+            raise UserError(f'{self.record["images"]} has no class folders: {expected}; or images/ and annotations/')
         try:
             self.make_plan(images)
             for stage in self.record['stages']:
@@ -291,8 +302,11 @@ class Run:
         if stage == 'pretrain' and 'tokenizer' in self.record['stages']:
             plan = replace(plan, tokenizer=own_tokenizer(self.last_checkpoint('tokenizer')), keeps_head=False)
         base = TOKENIZER if stage == 'tokenizer' else plan.base
-        settings = SETTINGS[stage](own_config(base), images, plan, self.lists, steps)
-        validated = min(len(images.held_out.names), math.inf if stage == 'finetune' else NUM_VALIDATED)
+        segments = isinstance(images, LabelMaps)
+        settings = SETTINGS['segment' if segments else stage](own_config(base), images, plan, self.lists, steps)
+        validated = len(images.held_out.names)
+        if segments or stage != 'finetune':
+            validated = min(validated, images.num_validated) * images.validation_cost
         affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # a validation has no backward pass
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), **settings)
@@ -332,6 +346,8 @@ class Run:
             compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
             start = None if self.record['init'] == NONE else self.record['init']
             said, told = describe_pretraining(self.weights, images, numbers, compared, start)
+        elif isinstance(images, LabelMaps):
+            said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
         else:
             said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
         self.write_record()

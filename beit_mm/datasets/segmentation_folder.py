@@ -28,6 +28,9 @@ class SegmentationFolder(UnlabeledImages):
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
             None, the images have no annotations, as those for a test server.
+        seg_map_suffix: what stands in the name of an annotation for the ending of its image, as '_mask.png'.
+        label_values: the number of each class in the annotations, instead of its place in `classes`; pixels with other
+            numbers are ignored.
         ann_file, on_error, kwargs: as UnlabeledImages; an unreadable annotation counts as its image.
     """
 
@@ -37,6 +40,8 @@ class SegmentationFolder(UnlabeledImages):
         classes: str | Sequence[str] = (),
         reduce_zero_label: bool = False,
         data_prefix: str | dict = '',
+        seg_map_suffix: str = '.png',
+        label_values: Sequence[int] | None = None,
         **kwargs,
     ) -> None:
         names, palette = tuple(classes), None
@@ -46,6 +51,10 @@ class SegmentationFolder(UnlabeledImages):
         if not 0 < len(names) < IGNORE_INDEX:
             expected = "their names, a file with them, or a registered dataset, as classes='mmseg.ADE20KDataset'"
             raise UserError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: {expected}')
+        if label_values is not None and (len({*label_values}) != len(names) or reduce_zero_label):
+            expected = f'expected {len(names)} different ones, one for each class, and reduce_zero_label=False'
+            raise UserError(f'label_values is {label_values}; {expected}')
+        self.seg_map_suffix, self.label_values = seg_map_suffix, label_values
         if isinstance(data_prefix, dict):  # a command line removes it by seg_map_path=None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
@@ -55,6 +64,7 @@ class SegmentationFolder(UnlabeledImages):
     def load_data_list(self) -> list[dict]:
         meta = self._metainfo
         more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
+        more |= dict(label_values=self.label_values) if self.label_values else {}
         samples = [sample | more for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
@@ -63,7 +73,7 @@ class SegmentationFolder(UnlabeledImages):
             expected = f'expected a folder of annotations, one for each image in {images!r}'
             raise FileNotFoundError(f'no folder {annotations!r}; {expected}')
         for sample in samples:
-            name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + '.png'
+            name = os.path.splitext(os.path.relpath(sample['img_path'], images))[0] + self.seg_map_suffix
             sample['seg_map_path'] = os.path.join(annotations, name)
         existing = {os.path.join(annotations, name) for name in list_images(annotations)}
         if missing := [sample for sample in samples if sample['seg_map_path'] not in existing]:
@@ -116,6 +126,8 @@ class LoadAnnotation(BaseTransform):
         labels = read_labels(path)
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
+        if values := results.get('label_values'):
+            labels = places(labels, values)
         check_range(path, labels, results.get('num_classes'), reduced)
         table = np.arange(256, dtype=np.uint8)
         if reduced:
@@ -124,6 +136,13 @@ class LoadAnnotation(BaseTransform):
         results['gt_seg_map'] = table[labels]
         results['seg_fields'] = ['gt_seg_map']
         return results
+
+
+def places(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
+    """The place in `values`, uint8, of each of some numbers; IGNORE_INDEX of a number that is not in it."""
+    order = np.argsort(values)
+    nearest = np.searchsorted(np.sort(values), numbers).clip(max=len(order) - 1)
+    return np.where(np.sort(values)[nearest] == numbers, order[nearest], IGNORE_INDEX).astype(np.uint8)
 
 
 def read_labels(path: str) -> np.ndarray:

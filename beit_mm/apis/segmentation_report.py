@@ -1,0 +1,212 @@
+"""The report on a segmentor: IoU of each class, what needs no network, what is taken for what, and overlays."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from beit_mm.apis.inference import overlay
+from beit_mm.apis.inferencers import SegmentationInferencer
+from beit_mm.apis.label_maps import LabelMaps
+from beit_mm.apis.reports import Described, Paragraph, Picture, draw_curves, verdict
+from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.datasets.transforms import resize_bicubic
+from beit_mm.features.evaluation import confusion
+from beit_mm.pictures import pixels_of, sheet, with_legend
+
+GRID = (120, 160)  # pixels of the images that the baseline sees
+LEVELS = 8  # of red, green and blue each
+MIN_TESTED = 20  # images, even if time is short
+RESAMPLED = 500  # times, for standard errors
+NUM_PAIRS = 5  # of classes that are confused, in the report
+
+
+class PositionAndColour:
+    """Naive Bayes of position and colour: P(class | position) P(colour | class), without a network.
+
+    Images are brought to 120 x 160 pixels, answers to the size of the label map.
+
+    Args:
+        num_classes: labels from it on are unlabelled pixels.
+    """
+
+    def __init__(self, num_classes: int):
+        self.num_classes = num_classes
+        self.at_position = np.zeros((*GRID, num_classes))
+        self.of_colour = np.zeros((LEVELS**3, num_classes))
+
+    def learn(self, image: np.ndarray, labels: np.ndarray) -> None:
+        """Counts the pixels of an image uint8 (H, W, 3) with labels (H, W)."""
+        colours, labels = colours_of(image), nearest(labels, GRID).astype(int)
+        rows, columns = np.indices(GRID)
+        kept = labels < self.num_classes
+        np.add.at(self.at_position, (rows[kept], columns[kept], labels[kept]), 1)
+        np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
+
+    def answers(self, image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Labels (H, W) by the `most_frequent` class, the most frequent one at each `position`, and `position_colour`.
+
+        Args:
+            image: uint8 (h, w, 3).
+            size: (H, W).
+        """
+        most = self.at_position.sum(axis=(0, 1)).argmax()
+        position = np.where(self.at_position.any(axis=2), self.at_position.argmax(axis=2), most)
+        # one more of everything, so that what was never seen is unlikely rather than impossible
+        log_position = np.log((self.at_position + 1) / (self.at_position + 1).sum(axis=2, keepdims=True))
+        log_colour = np.log((self.of_colour + 1) / (self.of_colour + 1).sum(axis=0))
+        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2)
+        found = dict(most_frequent=np.full(GRID, most), position=position, position_colour=by_colour)
+        return {name: nearest(labels, size) for name, labels in found.items()}
+
+
+def colours_of(image: np.ndarray) -> np.ndarray:
+    """Bins of colour, int64 of GRID."""
+    red, green, blue = np.moveaxis(resize_bicubic(image, GRID).astype(np.int64) * LEVELS // 256, 2, 0)
+    return (red * LEVELS + green) * LEVELS + blue
+
+
+def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Labels (h, w) at another size, each the nearest pixel's."""
+    rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
+    return labels[rows[:, None], columns]
+
+
+class Tested(NamedTuple):
+    """Held-out images, with hits and unions (N, K), pixels of each class in each image, of each that answers."""
+
+    dataset: SegmentationFolder
+    indices: list[int]  # of the images in it
+    hits: dict[str, Tensor]
+    unions: dict[str, Tensor]
+    counts: Tensor  # (K, K) of the segmentor's pixels, by the right class and the predicted one
+
+    def class_ious(self, name: str) -> list[float]:
+        """IoU in % of each class, nan of one that is neither there nor predicted."""
+        return (100 * self.hits[name].sum(dim=0) / self.unions[name].sum(dim=0)).tolist()
+
+    def mean_ious(self, name: str, drawn: Tensor | None = None) -> Tensor:
+        """mIoU in % of all images (1,); of samples of them (R,), by how often each has each image (R, N)."""
+        times = torch.ones(1, len(self.indices), dtype=torch.float64) if drawn is None else drawn
+        return 100 * ((times @ self.hits[name]) / (times @ self.unions[name])).nanmean(dim=1)
+
+
+def describe_segmentation(
+    folder: Path, weights: Path, images: LabelMaps, numbers: dict[str, float], seconds: float
+) -> Described:
+    """The verdict and the rest of the report on a segmentor, and its pictures, in the folder of its run.
+
+    Args:
+        numbers: of the validation; gets those of ROWS.
+        seconds: for testing held-out images and for counting the pixels of others.
+    """
+    segmentor = SegmentationInferencer(weights)
+    tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
+    number = len(tested.indices)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(number, (RESAMPLED, number), generator=generator)  # bootstrap
+    drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
+    means = {name: tested.mean_ious(name, drawn) for name in tested.hits}
+    for name, of_samples in means.items():
+        numbers |= {name: float(tested.mean_ious(name)), f'{name}_error': float(of_samples.std())}
+    others = dict(position_colour='position and colour', most_frequent='the most frequent class')
+    gains = {
+        text: (numbers['mIoU'] - numbers[name], float((means['mIoU'] - means[name]).std()))
+        for name, text in others.items()
+    }
+    draw_curves(folder / 'finetune', folder / 'loss.png', {text: numbers[name] for name, text in others.items()})
+    draw_overlays(segmentor, tested, folder / 'overlays.png')
+    table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
+    columns = tested.class_ious('mIoU'), tested.class_ious('position_colour'), tested.counts.sum(dim=1).tolist()
+    for name, iou, other, pixels in zip(images.classes, *columns, strict=True):
+        table.append(
+            [name, *('-' if math.isnan(value) else f'{value:.1f}' for value in (iou, other)), f'{pixels:,.0f}']
+        )
+    told: list[Paragraph] = [
+        f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
+        'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows how frequent '
+        'each class is at each place of the image and with each of 512 colours; it needs no network.',
+        table,
+        confused(tested.counts, images.classes),
+        Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
+        Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
+        f'Next: beit-mm segment {weights} new_images/ --out maps (--multi-scale: at all scales with flip).',
+    ]
+    return f'Verdict: the segmentor is {verdict(gains)}.', told
+
+
+def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, lists: Path, seconds: float) -> Tested:
+    """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
+    number = len(images.classes)
+    baseline, begin = PositionAndColour(number), time.monotonic()
+    train, held_out = (label_maps(images, lists, name) for name in ('train', 'held_out'))
+    for _, sample in samples(train, begin + seconds / 4):
+        baseline.learn(sample['img'], sample['gt_seg_map'])
+    indices: list[int] = []
+    counts: dict[str, list[Tensor]] = {}
+    for index, sample in samples(held_out, begin + seconds):
+        truth = sample['gt_seg_map']  # H, W
+        (result,) = segmentor(sample['img_path'])
+        indices.append(index)
+        for name, labels in dict(mIoU=result['labels'], **baseline.answers(sample['img'], truth.shape)).items():
+            found = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
+            counts.setdefault(name, []).append(found)
+    if not indices:
+        raise UnreadableImageError('none of the held-out images and label maps can be read')
+    hits = {name: torch.stack([each.diagonal() for each in found]) for name, found in counts.items()}
+    sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
+    unions = {name: sums[name] - hits[name] for name in hits}
+    return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0))
+
+
+def label_maps(images: LabelMaps, lists: Path, name: str) -> SegmentationFolder:
+    """The images `img` and labels `gt_seg_map` of a list, as they are."""
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    return SegmentationFolder(**images.dataset(lists, name), pipeline=pipeline, test_mode=True)
+
+
+def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:
+    """Indices and samples in an order drawn at random, until a time; MIN_TESTED of them at least."""
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0)).tolist()
+    for number, index in enumerate(order):
+        if number >= MIN_TESTED and time.monotonic() > until:
+            return
+        with suppress(UnreadableImageError):
+            yield index, dataset[index]
+
+
+def confused(counts: Tensor, classes: Sequence[str]) -> str:
+    """Which classes are most often taken for others, of each the share of its pixels."""
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    shares.fill_diagonal_(0)
+    worst = shares.flatten().topk(min(NUM_PAIRS, shares.numel())).indices.tolist()
+    pairs = [divmod(index, len(classes)) for index in worst]
+    said = [f'{100 * shares[pair]:.0f} % of {classes[pair[0]]} as {classes[pair[1]]}' for pair in pairs if shares[pair]]
+    return f'Taken for others: {"; ".join(said)}.' if said else ''
+
+
+def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) -> None:
+    """Draws the images of highest, median and lowest mIoU: as they are, under their label map and the predicted one."""
+    scores = 100 * (tested.hits['mIoU'] / tested.unions['mIoU']).nanmean(dim=1)  # N
+    order = scores.argsort(descending=True).tolist()
+    rows, present = [], set()
+    for place in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):
+        sample = tested.dataset[tested.indices[place]]
+        (result,) = segmentor(sample['img_path'])
+        truth, predicted = sample['gt_seg_map'].astype(int), result['labels'].astype(int)
+        truth[truth >= segmentor.num_classes] = -1
+        present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
+        tiles = [sample['img'], *(overlay(sample['img'], labels, segmentor.palette) for labels in (truth, predicted))]
+        title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'
+        pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
+        rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
+    legend = [(segmentor.classes[label], segmentor.palette[label]) for label in sorted(present)]
+    with_legend(Image.fromarray(pixels_of(sheet(rows))), legend).save(out)

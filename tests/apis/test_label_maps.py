@@ -1,0 +1,197 @@
+"""A folder of images and label maps becomes a segmentor in one call; a line for each mistake."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from label_maps import CLASSES, make_label_maps
+from PIL import Image
+
+import beit_mm
+from beit_mm import __main__ as command
+from beit_mm.apis import label_maps, training
+from beit_mm.apis.label_maps import find_label_maps
+from beit_mm.datasets.segmentation_folder import SegmentationFolder
+from beit_mm.terminal import UserError
+
+SPLITS = ('training', 'validation')
+
+
+@pytest.fixture(scope='module')
+def example(tmp_path_factory) -> Path:
+    """12 pairs to learn from and 12 held out: three classes by colour, 0 unlabelled, classes.txt."""
+    return make_label_maps(tmp_path_factory.mktemp('example') / 'maps', 12)
+
+
+@pytest.fixture
+def folder(example, tmp_path) -> Path:
+    return Path(shutil.copytree(example, tmp_path / 'maps'))
+
+
+def change(folder: Path, new: Callable[[np.ndarray], np.ndarray], pattern: str = '*', ending: str = '.png') -> None:
+    """Writes annotations anew."""
+    for file in sorted(folder.glob(f'annotations/{pattern}/*.png')):
+        labels = new(np.asarray(Image.open(file)))
+        file.unlink()
+        Image.fromarray(labels).save(file.with_suffix(ending))
+
+
+def rename(folder: Path, new: Callable[[str], str]) -> None:
+    for file in sorted(folder.glob('annotations/*/*')):
+        file.rename(file.with_name(new(file.name)))
+
+
+def classes(folder: Path, *names: str) -> None:
+    (folder / 'classes.txt').write_text('\n'.join(names))
+
+
+def nothing(folder: Path) -> None:
+    (folder / 'classes.txt').unlink()
+
+
+def only(folder: Path, kept: int) -> None:
+    for file in folder.glob('annotations/*/*.png'):
+        if int(file.stem) >= kept:
+            file.unlink()
+
+
+def removed(folder: Path, *names: str) -> None:
+    for name in names:
+        shutil.rmtree(folder / name)
+
+
+# what somebody did, and what is said of it
+WITHOUT = 'images left out, without a map: '
+MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
+    'no maps': (lambda f: removed(f, 'annotations'), 'no label maps in .*, only images/; expected images/a.jpg and'),
+    'no maps of a part': (lambda f: removed(f, 'annotations/validation'), "no folder '.*annotations/validation'"),
+    'empty folder': (lambda f: only(f, 0), "no label map has the name of an image: 'none' in "),
+    'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
+    'few pairs': (lambda f: only(f, 9), f'9 images with label maps .*; 10 or more .*; 3 of 12 {WITHOUT}.*/10.png'),
+    'other sizes': (lambda f: change(f, lambda a: a[:20]), '0 images .*; 12 of 12 images left out, whose map has'),
+    'colours': (lambda f: change(f, lambda a: np.stack([a] * 3, 2)), 'image of mode RGB; expected one number a pixel'),
+    'transparency': (lambda f: change(f, lambda a: np.stack([a] * 4, 2)), 'of mode RGBA; expected one number a pixel'),
+    'JPEG': (lambda f: change(f, lambda a: a, ending='.jpg'), 'end in .jpg, whose compression .*; save them as PNG'),
+    'damaged': (lambda f: [file.write_bytes(b'') for file in f.glob('annotations/*/*')], '12 .* left out, unreadable'),
+    'above the classes': (lambda f: change(f, lambda a: a * 2), 'holds 6, .* names 3 classes; expected 0 to 2, or 1'),
+    '16 bits': (lambda f: change(f, lambda a: a.astype(np.uint16) * 900), 'holds 2700, classes.txt names 3 classes'),
+    'fewer names': (lambda f: classes(f, 'red', 'green'), 'holds 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
+    'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: what is 0. say --reduce-zero'),
+    'no names, and a 0': (nothing, 'hold 0 and 3 other numbers, and no classes.txt tells of 0; say --reduce'),
+    'one class': (lambda f: (nothing(f), change(f, lambda a: a * 0 + 1)), r'hold 1 classes \(.*expected 2 to 254'),
+    'all ignored': (lambda f: (nothing(f), change(f, lambda a: a * 0 + 255)), r'hold 0 classes \(.*expected 2 to 254'),
+    'all unlabelled': (lambda f: change(f, lambda a: a * 0), 'hold 0 to 0, classes.txt names 3 classes: what is 0'),
+    'empty classes.txt': (lambda f: classes(f), 'holds 3, classes.txt names 0 classes'),
+    'a file': (lambda f: (shutil.rmtree(f), f.write_text('')), 'is a file; expected a folder of images'),
+}
+
+
+@pytest.mark.parametrize('kind', MISTAKES)
+def test_each_mistake_has_an_answer_of_a_line(folder, kind, tmp_path):
+    spoil, answer = MISTAKES[kind]
+    spoil(folder)
+    with pytest.raises((UserError, OSError)) as refused:
+        beit_mm.finetune(folder, tmp_path / 'run', 'none', epochs=1)
+    message = str(refused.value)
+    assert re.search(answer, message) and '\n' not in message and len(message) < 500, message
+    assert not (tmp_path / 'run').exists()
+
+
+def pairs(found: label_maps.LabelMaps, lists: Path) -> dict[str, list]:
+    """Names of images, and their labels as they are trained on."""
+    training.write_lists(found, lists)
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    read = {}
+    for name in ('train', 'held_out'):
+        data = SegmentationFolder(**found.dataset(lists, name), pipeline=pipeline, serialize_data=False)
+        read[name] = [(Path(sample['img_path']).name, sample['gt_seg_map']) for sample in data]
+    return read
+
+
+def layouts(folder: Path, kind: str) -> None:
+    """The same pairs in another layout, in `folder`."""
+    for split in SPLITS:
+        short = dict(training='train', validation='val')[split]
+        for part in ('images', 'annotations'):
+            for file in sorted((folder / part / split).iterdir()):
+                mask = part == 'annotations'
+                stem = f'{split[0]}{file.stem}'
+                new = {
+                    'splits above': f'{short}/{"masks" if mask else "images"}/{stem}.png',
+                    'no validation': f'{"labels" if mask else "imgs"}/deep/{stem}.png',
+                    'an ending': f'{part}/{short}/{stem}{"_gtFine.png" if mask else ".png"}',
+                    'side by side': f'{split}/{stem}{"_mask" if mask else ""}.png',
+                }[kind]
+                (folder / 'new' / new).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, folder / 'new' / new)
+    shutil.copy(folder / 'classes.txt', folder / 'new')
+
+
+@pytest.mark.parametrize('kind', ['splits above', 'no validation', 'an ending', 'side by side'])
+def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
+    layouts(folder, kind)
+    truth = pairs(find_label_maps(folder), tmp_path / 'lists')
+    found = find_label_maps(folder / 'new')
+    read = pairs(found, tmp_path / 'new_lists')
+    assert [*map(len, read.values())] == ([22, 2] if kind == 'no validation' else [12, 12])
+    expected = {f't{name}': labels for name, labels in truth['train']}
+    expected |= {f'v{name}': labels for name, labels in truth['held_out']}
+    for name, labels in sum(read.values(), []):
+        assert np.array_equal(labels, expected.pop(name))
+    assert not expected and found.classes == CLASSES
+
+
+@pytest.mark.parametrize(
+    ('values', 'names', 'options', 'expected'),
+    [  # numbers 0 to 3 in the maps become `values`; what each is afterwards, and what the classes are called
+        ([0, 1, 2, 3], CLASSES, {}, ([255, 0, 1, 2], CLASSES)),
+        ([255, 0, 1, 2], CLASSES, {}, ([255, 0, 1, 2], CLASSES)),
+        ([0, 1, 2, 3], ['sky', *CLASSES], {}, ([0, 1, 2, 3], ['sky', *CLASSES])),
+        ([0, 1, 2, 3], [*CLASSES, 'more'], dict(reduce_zero_label=True), ([255, 0, 1, 2], [*CLASSES, 'more'])),
+        ([0, 7, 2000, 31], None, dict(reduce_zero_label=True), ([255, 0, 2, 1], ['7', '31', '2000'])),
+        ([0, 7, 8, 31], None, dict(reduce_zero_label=False), ([0, 1, 2, 3], ['0', '7', '8', '31'])),
+        ([0, 1, 1, 1], None, {}, ([0, 1, 1, 1], ['background', 'foreground'])),
+        ([0, 255, 255, 255], ['crack'], {}, ([0, 1, 1, 1], ['background', 'crack'])),
+        ([0, 1, 1, 255], ['crack'], {}, ([0, 1, 1, 255], ['background', 'crack'])),
+    ],
+)
+def test_numbers_mean_what_the_names_say(folder, tmp_path, values, names, options, expected):
+    before = pairs(find_label_maps(folder), tmp_path / 'before')['held_out']
+    table = np.array(values, np.uint16 if max(values) > 255 else np.uint8)
+    change(folder, lambda labels: table[labels])
+    nothing(folder) if names is None else classes(folder, *names)
+    found = find_label_maps(folder, **options)
+    numbers, called = expected
+    assert found.classes == called
+    for (_, old), (_, new) in zip(before, pairs(found, tmp_path / 'lists')['held_out'], strict=True):
+        place = np.where(old == 255, 0, old.astype(int) + 1)
+        assert np.array_equal(new, np.array(numbers)[place])
+
+
+def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, capsys):
+    """From label maps to label maps by the command line; the figures are those of the label maps that it writes."""
+    run, maps = tmp_path / 'run', tmp_path / 'maps'
+    lines = [['finetune', example, '--out', run, '--epochs', 4, '--batch', 4, '--workers', 0]]
+    lines += [['segment', run / 'finetuned.pth', example / 'images/validation', '--out', maps]]
+    for words in lines:
+        command.main([*map(str, words)])
+    said, report = capsys.readouterr().out, (run / 'report.md').read_text()
+    assert '0 is unlabelled' in said and 'Verdict: the segmentor is ' in said
+    hits, unions = np.zeros(3), np.zeros(3)
+    for file in sorted((example / 'annotations/validation').iterdir()):
+        truth, found = (np.asarray(Image.open(path)).astype(int) for path in (file, maps / 'labels' / file.name))
+        for label in range(3):
+            right, said_so = truth == label + 1, (found == label) & (truth > 0)
+            hits[label] += (right & said_so).sum()
+            unions[label] += (right | said_so).sum()
+    ious = 100 * hits / unions
+    for name, iou in zip(CLASSES, ious, strict=True):
+        assert f'| {name} | {iou:.1f} |' in report
+    assert f'| mIoU on held-out images, % | {ious.mean():.1f} +- ' in report
+    for name in ('overlays', 'loss'):
+        assert f'({name}.png)' in report and Image.open(run / f'{name}.png').width > 100
+    command.main([str(word) for word in lines[0]])
+    assert 'is finished' in capsys.readouterr().out
