@@ -38,6 +38,7 @@ _MODULES = dict(
     classify='apis.inference',
     convert_checkpoint='checkpoint.convert',
     embed='features.extractor',
+    export='apis.export',
     export_onnx='apis.export',
     find_config='apis.configs',
     get_model='apis.configs',

@@ -100,6 +100,13 @@ def parser() -> argparse.ArgumentParser:
     add_out(verb, 'FILE', 'features.npz', 'with `features` and `paths`')
     verb.set_defaults(on_error='skip')
 
+    example = 'run_ft model.onnx; python tools/onnx_predict.py model.onnx image.jpg'
+    verb = add('export', 'write one ONNX file for images of any size', example)
+    verb.add_argument('checkpoint', help=f'classifier or segmentor: {CHECKPOINT}')
+    verb.add_argument('out', help='ONNX file')
+    verb.add_argument('--config', help='path of its config (default: what the checkpoint says)')
+    verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')
+
     for name, of_config, help, example in (
         ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
         ('test', commands.test_parser(), 'test a checkpoint of a config', 'beit/pretrain_300e run/epoch_300.pth'),

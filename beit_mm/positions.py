@@ -111,15 +111,15 @@ def resize_bias_table(table: Tensor, source: Grid, target: Grid) -> Tensor:
     patch_rows, cls_rows = table[:-NUM_CLS_ROWS], table[-NUM_CLS_ROWS:]
     patch_rows = patch_rows.view(2 * source[0] - 1, 2 * source[1] - 1, heads)
     exact = torch.promote_types(table.dtype, torch.float32)
-    along_height = _offset_spline(source[0], target[0], table.device).to(exact)
-    along_width = _offset_spline(source[1], target[1], table.device).to(exact)
+    along_height = offset_spline(source[0], target[0], table.device).to(exact)
+    along_width = offset_spline(source[1], target[1], table.device).to(exact)
     with torch.autocast(table.device.type, enabled=False):  # bfloat16 would cost 2 % of the bias
         resized = torch.einsum('ys,xt,sth->yxh', along_height, along_width, patch_rows.to(exact))
     return torch.cat([resized.reshape(-1, heads).to(table.dtype), cls_rows])
 
 
 @_remember(maxsize=64)
-def _offset_spline(source: int, target: int, device: torch.device) -> Tensor:
+def offset_spline(source: int, target: int, device: torch.device) -> Tensor:
     """Matrix (2*target-1, 2*source-1) that resamples offsets along an axis of `source` patches."""
     num_source, num_target = 2 * source - 1, 2 * target - 1
     if source == target:

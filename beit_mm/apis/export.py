@@ -1,23 +1,75 @@
-"""ONNX export of a classifier or segmentor at one image size."""
+"""ONNX export of a classifier or segmentor: one graph for images of any height and width."""
 
 import copy
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from beit_mm.apis.inferencers import ClassificationInferencer, ConfigInput, SegmentationInferencer
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.models.interop import preprocessing_of_model
-from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias, patch_grid
-from beit_mm.positions import resize_bias_table, resize_position_embedding
-from beit_mm.terminal import UserError
+from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
+from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
+from beit_mm.registry import TRANSFORMS
+from beit_mm.terminal import UserError, quiet, say
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
-TOLERANCE = 1e-4  # of the largest logit, float32 on both sides
+TOLERANCES = {False: 1e-4, True: 5e-2}  # of the largest logit; with float16
+MIN_MOST = 64  # patches along a side that a graph takes at least
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB, and the graph itself needs a few MB
+
+
+def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = None, float16: bool = False) -> Path:
+    """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
+
+    Args:
+        checkpoint, config: as of ClassificationInferencer and SegmentationInferencer.
+        out: path of the file.
+        float16: weights and arithmetic in half precision.
+
+    Returns:
+        The path. The metadata say how images are prepared, as of `export_onnx`, and have JSON of `task`, `classes`,
+        `palette` and `steps`, what the test pipeline does to an image after reading it.
+    """
+    with quiet():
+        opened = Checkpoint.open(checkpoint)
+        segments = opened.task == 'segmentation'
+        inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
+        notes: dict[str, Any] = dict(task=opened.task, classes=inferencer.classes)
+        notes['steps'] = [step for step in map(describe_step, inferencer.reader.prepare.transforms) if step]
+        if isinstance(inferencer, SegmentationInferencer):
+            test_cfg = inferencer.model.test_cfg
+            notes |= {key: list(test_cfg[key]) for key in ('crop_size', 'stride')}
+            notes['palette'] = inferencer.palette
+            views = ((opened.meta.get('config_dict') or {}).get('tta_pipeline') or [{}])[-1]
+            if views.get('type') == 'beit_mm.MultiScaleViews':
+                notes['short_sides'] = [*TRANSFORMS.build(views).short_sides.elements()]
+        path = Path(out).expanduser()
+        difference = export_onnx(inferencer.model, path, float16, notes)
+        say(f'{path}: images of any height and width, logits within {difference:.1e} of the largest')
+    return path
+
+
+def describe_step(transform: Any) -> dict[str, Any] | None:
+    """What a transform of a test pipeline does to an image; None for one that packs it."""
+    name = type(transform).__name__
+    if name.startswith('Pack'):
+        return None
+    if name == 'CenterCrop':
+        return dict(type=name, crop_size=transform.crop_size)
+    usual = name == 'Resize' and transform.keep_ratio or name == 'ResizeEdge' and transform.edge == 'short'
+    if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
+        expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
+        raise UserError(f'the test pipeline has {transform}, which no ONNX file describes; expected {expected}')
+    keys = 'scale', 'interpolation', 'backend'
+    return dict(type=name, **{key: getattr(transform, key) for key in keys})
 
 
 class WholeImage(nn.Module):
@@ -32,110 +84,231 @@ class WholeImage(nn.Module):
         return F.interpolate(logits, images.shape[2:], mode='bilinear', align_corners=self.model.align_corners)
 
 
-def export_onnx(model: nn.Module, path: str | Path, size: tuple[int, int]) -> float:
-    """Writes a classifier or segmentor as an ONNX graph of float32 and checks it against the model.
+def export_onnx(
+    model: nn.Module, path: str | Path, float16: bool = False, notes: Mapping[str, Any] | None = None
+) -> float:
+    """Writes a classifier or segmentor as an ONNX graph and checks it against the model.
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
-    (N, classes, H, W), before the softmax, for any N. A segmentor sees the image as one window. The metadata hold JSON
-    lists `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them) and `size` (height,
-    width), and describe `input` and `output` in words. A graph above 2 GB has its weights in a second file, PATH.data.
+    (N, classes, H, W), before the softmax. H and W are multiples of `divisor`, at most `most`; position parameters are
+    resampled in the graph. A segmentor sees the image as one window. The metadata hold JSON: `mean` and `std` (of pixel
+    values 0 to 255, where the data preprocessor knows them), `size` (height, width) that the model was built for,
+    `divisor`, `most`, `notes`; and describe `input` and `output` in words. A graph above 2 GB has its weights in a
+    second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
         path: where the file goes; written only when the check passes.
-        size: height and width of the images in pixels.
+        float16: weights and arithmetic in half precision; images and logits stay float32.
+        notes: more for the metadata.
 
     Returns:
         The largest difference between onnxruntime's and the model's logits, as a fraction of the largest logit.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f'ONNX export needs {", ".join(missing)}: pip install {" ".join(PACKAGES)}')
+    if torch.__version__.startswith('2.6.'):
+        raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
     backbone = dict(model.named_children()).get('backbone')
     if not isinstance(backbone, BEiTBackbone):
         raise UserError(
             'ONNX export takes a classifier or segmentor whose backbone is a BEiTBackbone, not '
             f'{type(model).__name__} on {type(backbone).__name__}'
         )
-    divisor = _cells_of_segmentor(model)
-    if divisor and any(side % divisor for side in size):
-        raise UserError(f'size is {size[0]} x {size[1]}; this segmentor takes sides that are multiples of {divisor}')
-    if divisor and torch.__version__.startswith('2.6.'):
-        raise UserError(f'ONNX export of a segmentor needs torch 2.7 or newer: {torch.__version__} has no batch norm')
-    preprocessing = dict(preprocessing_of_model(model), size=list(size))
-    model = copy.deepcopy(model).cpu().float().eval()
-    _resample_positions(model.backbone, size)
-    if divisor:
-        model = WholeImage(model).eval()
-    channels = backbone.patch_embed.proj.in_channels
-    images = torch.randn(3, channels, *size, generator=torch.Generator().manual_seed(0))
+    segments, patch = hasattr(model, 'decode_head'), backbone.patch_size
+    divisor = model.divisor if segments else patch
+    most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
+    grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
+    metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
+    original = copy.deepcopy(model).cpu().float().eval()
+    original = WholeImage(original).eval() if segments else original
+    exported = copy.deepcopy(original)
+    take_any_size(exported, most // patch)
+    generator = torch.Generator().manual_seed(0)
+    batches = [  # of the size that it was built for, and of another
+        torch.randn(number, backbone.patch_embed.proj.in_channels, *sides, generator=generator)
+        for number, sides in ((2, grid), (3, (2 * divisor, 3 * divisor)))
+    ]
     with torch.no_grad():
-        logits = model(images)
-        if not isinstance(logits, Tensor) or logits.dim() != (4 if divisor else 2):
+        logits = [original(images) for images in batches]
+        if not all(isinstance(found, Tensor) and found.dim() == (4 if segments else 2) for found in logits):
             raise UserError(
                 'ONNX export takes a model that gives logits (batch, classes): it needs '
                 "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
             )
+        sides = {
+            axis: divisor * torch.export.Dim(name, max=most // divisor) for axis, name in ((2, 'rows'), (3, 'columns'))
+        }
         program = torch.onnx.export(
-            model,
-            (images,),
+            exported,
+            (batches[1],),
             dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim('batch', max=2**31 - 1)},),  # torch 2.6 needs an upper bound
+            dynamic_shapes=({0: torch.export.Dim('batch'), **sides},),
             input_names=['images'],
             output_names=['logits'],
             verbose=False,
-            optimize=True,  # the default since torch 2.7
+            optimize=True,
         )
     program.model.metadata_props.update(
-        {name: json.dumps(value) for name, value in preprocessing.items()},
-        input='images: float32 (batch, channels, height, width) of `size`, (pixel 0..255 - mean) / std, RGB',
-        output=f'logits: float32 (batch, classes{", height, width" if divisor else ""}), before the softmax',
+        {name: json.dumps(value) for name, value in metadata.items()},
+        input='images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB, any size',
+        output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), before the softmax',
     )
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    num_bytes = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    num_bytes = sum(t.numel() * t.element_size() for t in exported.state_dict().values())
     with TemporaryDirectory(dir=path.parent) as folder:
-        program.save(Path(folder, path.name), external_data=num_bytes > MAX_FILE_BYTES)
-        difference = _difference(Path(folder, path.name), images, logits)
-        for file in Path(folder).iterdir():
-            file.replace(path.parent / file.name)
+        file = Path(folder, path.name)
+        program.save(file, external_data=num_bytes > MAX_FILE_BYTES)
+        if float16:
+            import onnx
+            from onnxruntime.transformers.float16 import convert_float_to_float16
+
+            onnx.save(convert_float_to_float16(onnx.load(file), keep_io_types=True), file)
+        difference = _difference(file, batches, logits, TOLERANCES[float16])
+        for written in Path(folder).iterdir():
+            written.replace(path.parent / written.name)
     return difference
 
 
-def _cells_of_segmentor(model: nn.Module) -> int | None:
-    """What the sides of a SlidingSegmentor's windows are multiples of, in pixels; None for any other model."""
-    if find_spec('mmseg') is None:
-        return None
-    from beit_mm.segmentation.segmentor import SlidingSegmentor
-
-    return model.divisor if isinstance(model, SlidingSegmentor) else None
-
-
-def _resample_positions(backbone: BEiTBackbone, size: tuple[int, int]) -> None:
-    """Builds the position parameters anew for images of `size`, so that the graph has nothing to resample."""
-    trained, grid = backbone.grid, patch_grid(size, backbone.patch_size)
-    backbone.grid = grid
-    if backbone.pos_embed is not None:
-        resized = resize_position_embedding(backbone.pos_embed.data, trained, grid, backbone.interpolate_mode)
-        backbone.pos_embed = nn.Parameter(resized)
-    for module in backbone.modules():
-        if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
-            resized = resize_bias_table(module.relative_position_bias_table.data, trained, grid)
-            module.relative_position_bias_table, module.table_grid = nn.Parameter(resized), grid
-
-
-def _difference(path: Path, images: Tensor, logits: Tensor) -> float:
+def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], tolerance: float) -> float:
     """Largest difference of the graph's logits from the model's, as a share of the largest logit."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    # batches of one and more than one
-    parts = [torch.from_numpy(session.run(['logits'], {'images': part.numpy()})[0]) for part in images.split([1, 2])]
-    scale = logits.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    difference = ((torch.cat(parts) - logits).abs().max() / scale).item()
-    if not difference <= TOLERANCE:  # not a number is no agreement either
+    difference = 0.0
+    for images, expected in zip(batches, logits, strict=True):
+        found = torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
+        scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        difference = max(difference, ((found - expected).abs().max() / scale).nan_to_num(torch.inf).item())
+    if difference > tolerance:
         raise UserError(
             f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
-            f'more than {TOLERANCE:.0e}; nothing was written. Is a layer of it random in evaluation?'
+            f'more than {tolerance:.0e}; nothing was written. Is a layer of it random in evaluation?'
         )
     return difference
+
+
+# Any size: resampling is linear along each axis, so one matrix for each number of patches, made beforehand, is all that
+# a graph needs.
+
+
+def take_any_size(model: nn.Module, most: int) -> None:
+    """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side."""
+    for parent in [*model.modules()]:
+        for name, module in [*parent.named_children()]:
+            if isinstance(module, nn.AdaptiveAvgPool2d):  # of UperNet's pyramid
+                setattr(parent, name, AveragePool(module.output_size))
+            elif type(module).__name__ == 'Upsample' and hasattr(
+                module, 'scale_factor'
+            ):  # mmseg's makes sizes integers
+                options = dict(scale_factor=module.scale_factor, mode=module.mode, align_corners=module.align_corners)
+                setattr(parent, name, nn.Upsample(**options))
+            elif type(module).__name__ == 'EfficientUPerHead':
+                module.__class__ = type(module).__bases__[0]
+            elif isinstance(module, BEiTBackbone):
+                module.__class__ = ResamplingBackbone
+                module.prepare(most)
+
+
+class AveragePool(nn.Module):
+    """torch's AdaptiveAvgPool2d to a size x size grid as two matrix products."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (self.means(side, x) for side in x.shape[2:])
+        return rows @ x @ columns.t()
+
+    def means(self, side: int, x: Tensor) -> Tensor:
+        """Matrix (size, side): cell i is the mean of floor(i * side / size) to ceil((i + 1) * side / size)."""
+        cell, place = torch.arange(self.size)[:, None], torch.arange(side)[None]
+        inside = ((place + 1) * self.size > cell * side) & (place * self.size < (cell + 1) * side)
+        return inside.to(x.dtype) / inside.sum(dim=1, keepdim=True)
+
+
+class ResamplingBackbone(BEiTBackbone):
+    """A BEiTBackbone whose position parameters are resampled by matrices that it holds."""
+
+    def prepare(self, most: int) -> None:
+        splines = [Resampling(side, most, spline_of) for side in self.grid]
+        for module in self.modules():
+            if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
+                module.splines = nn.ModuleList(splines)
+                module.__class__ = ResamplingAttention if isinstance(module, Attention) else ResamplingBias
+        if self.pos_embed is not None:
+            self.resamplings = nn.ModuleList(Resampling(side, most, self.interpolation) for side in self.grid)
+
+    def interpolation(self, source: int, target: int) -> Tensor:
+        """Matrix (target, source) of resize_position_embedding along an axis."""
+        tokens = torch.cat([torch.zeros(1, source), torch.eye(source)])[None]  # 1, 1 + source, source
+        return resize_position_embedding(tokens, (source, 1), (target, 1), self.interpolate_mode)[0, 1:]
+
+    def embed(self, images: Tensor, mask: Tensor | None) -> tuple[Tensor, Grid, Tensor | None]:
+        x, grid = self.patch_embed(images)  # B, h*w, C
+        cls_token = self.cls_token
+        if self.pos_embed is not None:
+            table = self.pos_embed[0, 1:].unflatten(0, self.grid).permute(2, 0, 1)  # C, h', w'
+            x = x + resample(table, self.resamplings, grid).flatten(1).t()
+            cls_token = cls_token + self.pos_embed[:, :1]
+        x = torch.cat([cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return x, grid, None if self.rel_pos_bias is None else self.rel_pos_bias(grid, x.dtype)
+
+
+class ResamplingAttention(Attention):
+    def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return resampled_bias(self, grid)
+
+
+class ResamplingBias(SharedRelativePositionBias):
+    def forward(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        return resampled_bias(self, grid)
+
+
+class Resampling(nn.Module):
+    """For each number of cells up to `most` the matrix that brings an axis of `source` cells to it."""
+
+    def __init__(self, source: int, most: int, matrix_of: Any):
+        super().__init__()
+        matrices = [matrix_of(source, target).float() for target in range(1, most + 1)]
+        stacked = torch.zeros(most, *matrices[-1].shape)
+        for row, matrix in zip(stacked, matrices, strict=True):
+            row[: len(matrix)] = matrix
+        self.register_buffer('matrices', stacked)
+
+    def forward(self, target: int, length: int) -> Tensor:
+        return self.matrices[target - 1][:length]
+
+
+def spline_of(source: int, target: int) -> Tensor:
+    return offset_spline(source, target, torch.device('cpu'))
+
+
+def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: bool = False) -> Tensor:
+    """A table (C, h', w') at another patch grid (C, h, w), or of offsets between patches (C, 2h-1, 2w-1)."""
+    rows, columns = (
+        resampling(side, 2 * side - 1 if offsets else side) for resampling, side in zip(resamplings, grid, strict=True)
+    )
+    return rows @ table @ columns.t()
+
+
+def resampled_bias(module: Any, grid: Grid) -> Tensor:
+    """What bias_from_table gives, (1, heads, N, N), of a module's table."""
+    height, width = grid
+    patches, cls_rows = module.relative_position_bias_table.t().split(  # heads, rows of the table
+        [len(module.relative_position_bias_table) - NUM_CLS_ROWS, NUM_CLS_ROWS], dim=1
+    )
+    sides = [2 * side - 1 for side in module.table_grid]
+    table = resample(patches.unflatten(1, sides), module.splines, grid, offsets=True)  # heads, 2h-1, 2w-1
+    row = torch.arange(height)[:, None].expand(height, width).reshape(-1)
+    column = torch.arange(width)[None].expand(height, width).reshape(-1)
+    index = (row[:, None] - row + height - 1) * (2 * width - 1) + column[:, None] - column + width - 1  # h*w, h*w
+    heads, number = len(table), height * width
+    inner = table.flatten(1)[:, index.reshape(-1)].view(heads, number, number)
+    to_patch, to_cls, to_itself = cls_rows.unsqueeze(2).unbind(1)  # heads, 1
+    top = torch.cat([to_itself, to_patch.expand(heads, number)], dim=1)[:, None]  # heads, 1, N
+    left = to_cls[:, None].expand(heads, number, 1)
+    return torch.cat([top, torch.cat([left, inner], dim=2)], dim=1)[None]

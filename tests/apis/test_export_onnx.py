@@ -1,134 +1,234 @@
-"""ONNX graphs give the model's logits and have no positions to resample."""
+"""ONNX files give the model's logits at any size, and the program without torch its labels."""
 
 import copy
 import json
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
-from helpers import run_tool
-from mmengine.registry import init_default_scope
-from narrow_segmentors import narrow_segmentor
-from peers import assert_equal
+from helpers import ROOT
+from labelled import BACKBONE, CLASSES, TEST_PIPELINE, make_images
+from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
+from PIL import Image
 from torch import nn
 
+import beit_mm
 from beit_mm.apis import export
-from beit_mm.apis.export import export_onnx
-from beit_mm.registry import MODELS
+from beit_mm.apis.export import AveragePool, export_onnx
+from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.registry import MODELS, TRANSFORMS
 
 onnx = pytest.importorskip('onnx')
 onnxruntime = pytest.importorskip('onnxruntime')
 pytest.importorskip('onnxscript')
-pytestmark = pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning')
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning'),
+    pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 cannot export it'),
+]
 
-BUILT, SIZE = (112, 112), (120, 100)  # tables of 732 x 12 numbers, as of 224 pixels: onnxscript resamples small ones
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
-ARCH = dict(embed_dims=24, num_layers=2, num_heads=12)
-BACKBONE = dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=BUILT, patch_size=8, out_type='avg_featmap')
-BACKBONE |= dict(rel_pos_bias='per_layer', layer_scale_init=0.1)  # both kinds of positions
-CLASSIFIER = dict(
-    type='ImageClassifier',
-    data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
-    backbone=BACKBONE,
-    head=dict(type='LinearClsHead', num_classes=7, in_channels=24),
-)
+SHAPES = [(5, 7), (33, 47), (40, 170), (64, 64), (65, 64), (128, 128), (150, 90), (300, 61)]
+VIEWS = dict(type='beit_mm.MultiScaleViews', short_side=CROP, crop_size=(CROP, CROP), ratios=(0.5, 1.0, 1.3))
+COLOURS = [[40 * place, 255 - 40 * place, 0] for place in range(5)]
 
 
-def classifier(**changes: object) -> nn.Module:
-    """Whose every parameter matters."""
-    init_default_scope('mmpretrain')
-    model = MODELS.build(dict(CLASSIFIER, backbone=BACKBONE | changes))
+@pytest.fixture(scope='module', autouse=True)
+def trace_once():
+    """A model that was traced before is not traced again."""
+    trace, programs = torch.onnx.export, {}
+
+    def cached(model: nn.Module, *args: object, **kwargs: object) -> object:
+        key = str({name: tensor.sum().item() for name, tensor in model.state_dict().items()})
+        if key not in programs:
+            programs[key] = trace(model, *args, **kwargs)
+        return programs[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, 'export', cached)
+        yield
+
+
+def classifier(out_type: str = 'avg_featmap', **changes: object) -> nn.Module:
+    """Whose every parameter matters, the same at every call."""
+    torch.manual_seed(0)
+    backbone = dict(BACKBONE, out_type=out_type, rel_pos_bias='shared', layer_scale_init=0.1, **changes)
+    head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=32)
+    data = dict(type='mmpretrain.ClsDataPreprocessor', mean=MEAN, std=STD)
+    model = MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=backbone, head=head, data_preprocessor=data))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval()
 
 
-def assert_gives(path: Path, images: torch.Tensor, logits: torch.Tensor) -> None:
+def files(folder: Path) -> tuple[Path, Path]:
+    """A segmentor's checkpoint with its config, and its ONNX file."""
+    steps = [dict(type='beit_mm.LoadImage'), dict(type='Resize', scale=(2048, CROP), keep_ratio=True)]
+    dataset = dict(type='beit_mm.SegmentationFolder', pipeline=[*steps, dict(type='PackSegInputs')])
+    tta = dict(tta_model=dict(type='beit_mm.MultiScaleTTA'), tta_pipeline=[steps[0], VIEWS])
+    config = dict(model=SEGMENTOR, test_dataloader=dict(dataset=dataset), default_scope='mmseg', **tta)
+    meta = dict(config_dict=config, dataset_meta=dict(classes=[*'abcde'], palette=COLOURS))
+    model, pixels = narrow_segmentor(), torch.rand(4, 3, 6, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():  # without this one class would be everywhere
+        logits = model.decode_head(model.extract_feat(nn.functional.interpolate(pixels, (CROP, CROP), mode='bicubic')))
+        model.decode_head.conv_seg.bias -= logits.mean(dim=(0, 2, 3))
+    write_checkpoint(folder / 'model.pth', dict(state_dict=model.state_dict(), meta=meta))
+    return folder / 'model.pth', beit_mm.export(folder / 'model.pth', folder / 'model.onnx')
+
+
+@pytest.fixture(scope='module')
+def segmentor(tmp_path_factory) -> tuple[Path, Path]:
+    return files(tmp_path_factory.mktemp('onnx'))
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory) -> list[Path]:
+    """Smooth ones, one of them sideways by its EXIF tag and one with transparency."""
+    folder, rng = tmp_path_factory.mktemp('images'), np.random.default_rng(0)
+    for place, (height, width) in enumerate(SHAPES):
+        image = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height))
+        if place == 3:
+            image.putalpha(Image.linear_gradient('L').resize((width, height)))
+        exif = Image.Exif()
+        exif[0x0112] = 6 if place == 6 else 1
+        image.save(folder / f'{place}.{"jpg" if place > 3 else "png"}', exif=exif, quality=95)
+    return sorted(folder.iterdir())
+
+
+def run(path: Path, images: torch.Tensor) -> torch.Tensor:
     session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    found = torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
-    torch.testing.assert_close(found, logits, rtol=0, atol=1e-4 * logits.abs().max().item())
+    return torch.from_numpy(session.run(['logits'], {'images': images.numpy()})[0])
 
 
-def test_a_graph_gives_the_models_logits_says_what_it_takes_and_the_model_stays_as_it_is(tmp_path, monkeypatch):
-    """Of a model in training and half precision, at a size that it is not built for."""
-    given, paths = classifier().train(), [tmp_path / name / 'model.onnx' for name in ('small', 'large', 'wrong')]
-    given.backbone.half()
-    before, programs, trace = copy.deepcopy(given), [], torch.onnx.export
-    monkeypatch.setattr(torch.onnx, 'export', lambda *x, **y: programs.append(trace(*x, **y)) or programs[0])
-    assert export_onnx(given, paths[0], SIZE) < 1e-4
-    assert given.training and [type(module) for module in given.modules()] == [type(x) for x in before.modules()]
-    assert_equal(given.state_dict(), before.state_dict())
-    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: programs[0])
+def predict(*words: object) -> str:
+    """tools/onnx_predict.py in a process that has no torch and none of us."""
+    code = f"""import runpy, sys
+sys.modules.update(dict.fromkeys(('torch', 'beit_mm', 'mmcv', 'cv2')))
+sys.argv = {[str(ROOT / 'tools/onnx_predict.py'), *map(str, words)]}
+runpy.run_path(sys.argv[0], run_name='__main__')"""
+    return subprocess.run([sys.executable, '-I', '-c', code], capture_output=True, text=True, check=True).stdout
+
+
+def labels_of(folder: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.asarray(Image.open(path)) for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize('multi_scale', [False, True])
+def test_the_program_without_torch_gives_the_segmentors_labels(segmentor, images, tmp_path, multi_scale):
+    checkpoint, path = segmentor
+    beit_mm.segment(checkpoint, images, tmp_path / 'truth', multi_scale=multi_scale)
+    said = predict(path, *images, '--out', tmp_path / 'maps', *['--multi-scale'] * multi_scale)
+    truth, found = (labels_of(tmp_path / folder) for folder in ('truth/labels', 'maps'))
+    assert len(said.splitlines()) == len(SHAPES) and truth.keys() == found.keys()
+    for name, labels in truth.items():
+        assert np.array_equal(labels, found[name]), name
+    assert len({label for labels in found.values() for label in np.unique(labels)}) > 2
+    assert Image.open(tmp_path / 'maps/0.png').getpalette()[:15] == sum(COLOURS, [])
+
+
+def test_a_graph_gives_the_models_logits_at_any_size(tmp_path):
+    """SETR-PUP on a position embedding; the other tests have a bias in each block, and one for all."""
+    model = narrow_segmentor('absolute', 'beit_mm.EfficientSETRUPHead')
+    state = copy.deepcopy(model.state_dict())
+    assert export_onnx(model, tmp_path / 'model.onnx') < 1e-4
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    for batch, height, width in ((1, 16, 16), (2, 64, 32), (1, 160, 48)):
+        inputs = torch.randn(batch, 3, height, width)
+        with torch.no_grad():
+            logits = model.decode_head(model.extract_feat(inputs))
+        expected = nn.functional.interpolate(logits, (height, width), mode='bilinear')
+        found = run(tmp_path / 'model.onnx', inputs)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
+    """The shared bias; both resizings of Pillow and the crop."""
+    make_images(tmp_path / 'data')
+    config = dict(
+        model=dict(
+            type='ImageClassifier',
+            data_preprocessor=dict(type='ClsDataPreprocessor', mean=MEAN, std=STD),
+            backbone=dict(BACKBONE, out_type='avg_featmap', rel_pos_bias='shared', layer_scale_init=0.1),
+            head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+        ),
+        test_dataloader=dict(dataset=dict(type='beit_mm.ImageFolder', pipeline=TEST_PIPELINE)),
+        default_scope='mmpretrain',
+    )
+    meta = dict(config_dict=config, dataset_meta=dict(classes=CLASSES))
+    write_checkpoint(tmp_path / 'model.pth', dict(state_dict=classifier().state_dict(), meta=meta))
+    images = sorted((tmp_path / 'data/val').glob('*/*.png'))
+    truth = beit_mm.classify(tmp_path / 'model.pth', images)
+    for float16, tolerance in ((False, 0.0011), (True, 0.02)):
+        path = beit_mm.export(tmp_path / 'model.pth', tmp_path / f'{float16}.onnx', float16=float16)
+        for line, result in zip(predict(path, *images).splitlines(), truth, strict=True):
+            name, probability = line.split(': ')[1].split(', ')[0].split()
+            best, second, *_ = [score for _, score in result['scores']]
+            assert abs(float(probability) - best) < tolerance and (name == result['name'] or best - second < tolerance)
+    sizes = [(tmp_path / f'{float16}.onnx').stat().st_size for float16 in (False, True)]
+    assert sizes[1] < 0.75 * sizes[0]
+    notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
+    assert [json.loads(notes[name]) for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
+    assert 'before the softmax' in notes['output']
+
+
+def test_resizing_is_that_of_cv2_and_pooling_that_of_torch():
+    sys.path.insert(0, str(ROOT / 'tools'))
+    from onnx_predict import resize
+
+    rng = np.random.default_rng(0)
+    for case in range(60):
+        height, width, *size = rng.integers(1, 120, 4).tolist()
+        size = [height // 2 + 1, width // 2 + 1] if case < 6 else size
+        pixels = rng.integers(0, 256, (2 * size[0], 2 * size[1], 3) if case < 6 else (height, width, 3), dtype=np.uint8)
+        assert np.array_equal(resize(pixels, size), cv2.resize(pixels, size[::-1]))
+        if min(height, width) > 5:
+            x = torch.rand(2, 3, height, width)
+            expected = nn.functional.adaptive_avg_pool2d(x, case % 6 + 1)
+            torch.testing.assert_close(AveragePool(case % 6 + 1)(x), expected, rtol=0, atol=1e-5)
+
+
+def test_a_large_graph_has_its_weights_beside_it_and_one_that_differs_is_not_written(tmp_path, monkeypatch):
+    model = classifier()
+    program, kept = torch.onnx.export, []
+    monkeypatch.setattr(torch.onnx, 'export', lambda *x, **y: kept.append(program(*x, **y)) or kept[0])
     monkeypatch.setattr(export, 'MAX_FILE_BYTES', 0)
-    export_onnx(given, paths[1], SIZE)
-    model = before.float().eval()
-    for path, files in zip(paths, (['model.onnx'], ['model.onnx', 'model.onnx.data']), strict=False):
-        assert sorted(file.name for file in path.parent.iterdir()) == files
-        for batch in (1, 5):
-            images = torch.rand(batch, 3, *SIZE) * 4 - 2
-            with torch.no_grad():
-                assert_gives(path, images, model(images))
-    given.head.fc.bias.data += 0.1
-    with pytest.raises(ValueError, match='differs from the model by'):
-        export_onnx(given, paths[2], SIZE)
-    assert not list(paths[2].parent.iterdir())
-
-    onnx.checker.check_model(paths[0])
-    graph = onnx.load(paths[0])
-    assert not {node.op_type for node in graph.graph.node} & {'Einsum', 'Resize'}  # it resamples no positions
-    metadata = {entry.key: entry.value for entry in graph.metadata_props}
-    assert [json.loads(metadata[name]) for name in ('mean', 'std', 'size')] == [MEAN, STD, [*SIZE]]
-    assert 'before the softmax' in metadata['output']
-    values = graph.graph.input[0], graph.graph.output[0]
-    shapes = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values]
-    batch = shapes[0][0]
-    assert batch in ('batch', 's0') and shapes == [[batch, 3, *SIZE], [batch, 7]]  # torch 2.6 gives its own name
-
-
-def test_a_segmentors_graph_gives_its_logits_of_the_whole_image(tmp_path):
-    model = narrow_segmentor('bias', 'beit_mm.EfficientSETRUPHead', crop_size=(64, 96), stride=(64, 96))
-    if torch.__version__.startswith('2.6.'):
-        with pytest.raises(ValueError, match='needs torch 2.7 or newer'):
-            export_onnx(model, tmp_path / 'model.onnx', (64, 96))
-        return
-    assert export_onnx(model, tmp_path / 'model.onnx', (64, 96)) < 1e-4
-    images = torch.randn(2, 3, 64, 96)
+    export_onnx(model, tmp_path / 'new/model.onnx')
+    assert sorted(file.name for file in (tmp_path / 'new').iterdir()) == ['model.onnx', 'model.onnx.data']
+    inputs = torch.randn(2, 3, 24, 40)
     with torch.no_grad():
-        assert_gives(tmp_path / 'model.onnx', images, model.inference(images))
-    with pytest.raises(ValueError, match='72 x 96; this segmentor takes sides that are multiples of'):
-        export_onnx(model, tmp_path / 'other.onnx', (72, 96))
+        torch.testing.assert_close(run(tmp_path / 'new/model.onnx', inputs), model(inputs), rtol=0, atol=1e-3)
+    monkeypatch.setattr(torch.onnx, 'export', lambda *_, **__: kept[0])
+    model.head.fc.bias.data += 1
+    with pytest.raises(ValueError, match='differs from the model by'):
+        export_onnx(model, tmp_path / 'other/model.onnx')
+    assert not list((tmp_path / 'other').iterdir())
 
 
-def test_what_is_no_classifier_and_missing_packages_are_named(tmp_path, monkeypatch):
+def test_what_no_file_can_hold_and_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='whose backbone is a BEiTBackbone, not Linear on NoneType'):
-        export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx', BUILT)
+        export_onnx(nn.Linear(2, 2), tmp_path / 'model.onnx')
     with pytest.raises(ValueError, match=r"logits \(batch, classes\): .*'avg_featmap'"):
-        export_onnx(classifier(out_type='raw'), tmp_path / 'model.onnx', BUILT)
+        export_onnx(classifier('raw'), tmp_path / 'model.onnx')
+    step = TRANSFORMS.build(dict(type='mmcv.Resize', scale=(8, 8), interpolation='bicubic'))
+    with pytest.raises(ValueError, match='which no ONNX file describes; expected Resize with keep_ratio'):
+        export.describe_step(step)
     monkeypatch.setattr(export, 'find_spec', lambda name: None if name == 'onnxruntime' else object())
     with pytest.raises(ValueError, match='^ONNX export needs onnxruntime: pip install onnx onnxruntime onnxscript$'):
-        export_onnx(classifier(), tmp_path / 'model.onnx', BUILT)
+        export_onnx(classifier(), tmp_path / 'model.onnx')
 
 
-@pytest.mark.parametrize('with_config', [True, False])
-def test_the_tool_takes_a_config_or_what_the_checkpoint_says(with_config, tmp_path, monkeypatch, capsys):
-    model, called = classifier(), []
-    monkeypatch.setattr(export, 'export_onnx', lambda *args: called.append(args) or 1e-6)
-    monkeypatch.chdir(tmp_path)
-    meta = dict(architecture=dict(num_heads=12), preprocessing=dict(mean=MEAN, std=STD, size=BUILT))
-    torch.save(dict(state_dict=model.state_dict(), meta={} if with_config else meta), 'weights.pth')
-    words = ['weights.pth', 'new.onnx']
-    if with_config:
-        config = dict(CLASSIFIER)
-        preprocessor = config.pop('data_preprocessor')  # mmpretrain's configs have it beside the model
-        loader = dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')]))
-        text = f'model = {config}\ndata_preprocessor = {preprocessor}\ntest_dataloader = {loader}\n'
-        Path('config.py').write_text(text)
-        words = ['config.py', *words, '--size', *SIZE]
-    run_tool('export_onnx.py', *words)
-    ((built, path, size),) = called
-    assert path == 'new.onnx' and size == (SIZE if with_config else BUILT)
-    assert f'{size[0]} x {size[1]} pixels' in capsys.readouterr().out
-    images = torch.randn(2, 3, *BUILT)
-    with torch.no_grad():
-        torch.testing.assert_close(built(images), model(images))
-    assert export.preprocessing_of_model(built)['mean'] == MEAN
+@pytest.mark.slow
+def test_the_program_runs_in_an_environment_without_torch(segmentor, images, tmp_path):
+    venv.create(tmp_path / 'venv', with_pip=True)
+    python = tmp_path / 'venv/bin/python'
+    subprocess.run([python, '-m', 'pip', 'install', '-q', 'numpy', 'Pillow', 'onnxruntime'], check=True)
+    assert subprocess.run([python, '-c', 'import torch'], capture_output=True).returncode
+    program = [python, '-I', ROOT / 'tools/onnx_predict.py', segmentor[1], *images]
+    subprocess.run([*program, '--out', tmp_path / 'new'], check=True)
+    predict(segmentor[1], *images, '--out', tmp_path / 'old')
+    old, new = (labels_of(tmp_path / folder) for folder in ('old', 'new'))
+    assert old.keys() == new.keys() and all(np.mean(old[name] == new[name]) > 0.9999 for name in old)
