@@ -48,8 +48,7 @@ class Model:
 
     def __init__(self, path: str):
         self.session = onnxruntime.InferenceSession(path)
-        texts = self.session.get_modelmeta().custom_metadata_map
-        self.notes = {name: json.loads(text) for name, text in texts.items() if name not in ('input', 'output')}
+        self.notes = json.loads(self.session.get_modelmeta().custom_metadata_map['beit_mm'])
 
     def logits(self, image: np.ndarray) -> np.ndarray:
         """Logits (classes,), or (classes, h, w), of an image (h, w, 3), which is padded to whole cells."""

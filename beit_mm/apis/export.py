@@ -35,14 +35,14 @@ def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = N
         float16: weights and arithmetic in half precision.
 
     Returns:
-        The path. The metadata say how images are prepared, as of `export_onnx`, and have JSON of `task`, `classes`,
-        `palette` and `steps`, what the test pipeline does to an image after reading it.
+        The path. The metadata of `export_onnx` have also `classes`, `steps`, what the test pipeline does to an image
+        after reading it, and of a segmentor `palette`, `crop_size`, `stride` and `short_sides` of all scales.
     """
     with quiet():
         opened = Checkpoint.open(checkpoint)
         segments = opened.task == 'segmentation'
         inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
-        notes: dict[str, Any] = dict(task=opened.task, classes=inferencer.classes)
+        notes: dict[str, Any] = dict(classes=inferencer.classes)
         notes['steps'] = [step for step in map(describe_step, inferencer.reader.prepare.transforms) if step]
         if isinstance(inferencer, SegmentationInferencer):
             test_cfg = inferencer.model.test_cfg
@@ -91,10 +91,10 @@ def export_onnx(
 
     The graph takes `images`, float32 (N, C, H, W), normalised, and gives `logits`, float32 (N, classes), of a segmentor
     (N, classes, H, W), before the softmax. H and W are multiples of `divisor`, at most `most`; position parameters are
-    resampled in the graph. A segmentor sees the image as one window. The metadata hold JSON: `mean` and `std` (of pixel
-    values 0 to 255, where the data preprocessor knows them), `size` (height, width) that the model was built for,
-    `divisor`, `most`, `notes`; and describe `input` and `output` in words. A graph above 2 GB has its weights in a
-    second file, PATH.data.
+    resampled in the graph. A segmentor sees the image as one window. The metadata describe `input` and `output` in
+    words; `beit_mm` is JSON of `mean` and `std` (of pixel values 0 to 255, where the data preprocessor knows them),
+    `size` (height, width) that the model was built for, `divisor`, `most` and `notes`. A graph above 2 GB has its
+    weights in a second file, PATH.data.
 
     Args:
         model: such as mmpretrain's ImageClassifier, or a SlidingSegmentor, on a BEiTBackbone; left as it is.
@@ -150,7 +150,7 @@ def export_onnx(
             optimize=True,
         )
     program.model.metadata_props.update(
-        {name: json.dumps(value) for name, value in metadata.items()},
+        beit_mm=json.dumps(metadata),
         input='images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB, any size',
         output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), before the softmax',
     )

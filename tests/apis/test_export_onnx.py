@@ -171,7 +171,8 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
     sizes = [(tmp_path / f'{float16}.onnx').stat().st_size for float16 in (False, True)]
     assert sizes[1] < 0.75 * sizes[0]
     notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
-    assert [json.loads(notes[name]) for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
+    described = json.loads(notes['beit_mm'])
+    assert [described[name] for name in ('mean', 'std', 'size', 'divisor')] == [MEAN, STD, [32, 32], 8]
     assert 'before the softmax' in notes['output']
 
 

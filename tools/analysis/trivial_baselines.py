@@ -23,7 +23,6 @@ from beit_mm.apis.options import argument_parser, load_config
 from beit_mm.terminal import UserError, quiet, run, with_bar
 
 if TYPE_CHECKING:
-    import numpy as np
     from mmengine.dataset import BaseDataset
 
 GRID = (120, 160)
@@ -56,45 +55,20 @@ def main() -> None:
 
 def segment(train: BaseDataset, val: BaseDataset) -> dict[str, float]:
     """MIoU in % of each baseline."""
-    import numpy as np
     import torch
 
+    from beit_mm.apis.segmentation_report import PositionAndColour
     from beit_mm.features.evaluation import confusion, mean_iou
 
     classes = len(train.metainfo['classes'])
-    at_position, of_colour = np.zeros((*GRID, classes)), np.zeros((LEVELS**3, classes))
-    for sample in with_bar(train, len(train)):
-        colours, labels = colours_of(sample['img']), nearest(sample['gt_seg_map'], GRID).astype(int)
-        kept = labels < classes
-        np.add.at(at_position, (*kept.nonzero(), labels[kept]), 1)
-        np.add.at(of_colour, (colours[kept], labels[kept]), 1)
-    most = np.full(GRID, at_position.sum(axis=(0, 1)).argmax())
-    # one more of everything, so that what was never seen is unlikely rather than impossible
-    log_position = np.log((at_position + 1) / (at_position + 1).sum(axis=2, keepdims=True))
-    log_colour = np.log((of_colour + 1) / (of_colour + 1).sum(axis=0))
-    position = np.where(at_position.any(axis=2), at_position.argmax(axis=2), most)
-    counts = dict.fromkeys(('most_frequent', 'position', 'position_colour'), torch.zeros(classes, classes))
-    for sample in with_bar(val, len(val)):
+    baseline, counts = PositionAndColour(classes), {}
+    for sample in with_bar((train[index] for index in range(len(train))), len(train)):
+        baseline.learn(sample['img'], sample['gt_seg_map'])
+    for sample in with_bar((val[index] for index in range(len(val))), len(val)):
         truth = torch.from_numpy(sample['gt_seg_map'].copy())
-        by_colour = (log_position + log_colour[colours_of(sample['img'])]).argmax(axis=2)
-        for name, answer in zip(counts, (most, position, by_colour), strict=True):
-            counts[name] = counts[name] + confusion(torch.from_numpy(nearest(answer, truth.shape)), truth, classes)
+        for name, labels in baseline.answers(sample['img'], truth.shape).items():
+            counts[name] = counts.get(name, 0) + confusion(torch.from_numpy(labels), truth, classes)
     return {name: 100 * mean_iou(found) for name, found in counts.items()}
-
-
-def colours_of(image: np.ndarray) -> np.ndarray:
-    """Bins of colour, int64 of GRID."""
-    from beit_mm.datasets.transforms import resize_bicubic
-
-    return resize_bicubic(image, GRID).astype(int) * LEVELS // 256 @ (LEVELS**2, LEVELS, 1)
-
-
-def nearest(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Labels (h, w) at another size, each the nearest pixel's."""
-    import numpy as np
-
-    rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, labels.shape, strict=True))
-    return labels[rows[:, None], columns]
 
 
 if __name__ == '__main__':
