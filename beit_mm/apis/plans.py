@@ -391,7 +391,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
     )
     if plan.base == NARROW_SEGMENTOR:
         head = dict(in_channels=channels, num_classes=num_classes)
-        model['auxiliary_head'] = [dict(of_block, **head) for of_block in base.model.auxiliary_head]
+        model['auxiliary_head'] = None  # they take half of a step, which twice as many steps use better
         model['decode_head'] = dict(head, num_convs=round(math.log2(plan.backbone['patch_size'])))
     else:
         model['neck'] = dict(embed_dim=channels)
