@@ -11,6 +11,7 @@ Steps:   1600 epochs x 625 = 1,000,000 updates, 6,250 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 Cost:    155 GFLOP an image forward and backward; 706 GPU hours of an A100 at 40 %
 
+Tokens:  VQ-KD's, 8192, of the released vqkd_encoder_base_decoder_3x768x12_clip, which is downloaded on first use
 Differs: from the released command in bfloat16 instead of float16 (the tokenizer's encoder has float16, its search of
          the codebook float32), and in colour jitter after the crop, not before it. Both networks see the same pixels,
          as there.
