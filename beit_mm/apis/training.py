@@ -174,6 +174,8 @@ class Run:
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
+            fits &= known['reduce_zero_label'] in (None, True, False)
+            fits &= known['reduce_zero_label'] in (None, True, False)
             # stages are names of folders: only those that `make_plan` gives
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]

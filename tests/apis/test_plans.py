@@ -78,7 +78,7 @@ def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
     images = find_images(root)
     write_lists(images, tmp_path / 'lists')
     for name, listed in (('train', images.train), ('held_out', images.held_out)):
-        settings = split.dataset_of(images, tmp_path / 'lists', name)
+        settings = images.dataset(tmp_path / 'lists', name)
         labelled = ImageFolder(**settings, classes=str(tmp_path / 'lists/classes.txt'), pipeline=[])
         found = [(labelled[i]['img_path'], labelled.CLASSES[labelled[i]['gt_label']]) for i in range(len(labelled))]
         assert found == [(str(root / path), of) for path, of in listed.names.items()]

@@ -150,7 +150,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length='9 steps', batch=4)
-RECORD |= dict(workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
+RECORD |= dict(reduce_zero_label=None, workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[{'../outside': {}}, *(dict(tokenizer={}, pretrain=dict(steps=wrong)) for wrong in ('9', True, -9))],
     length=['9 steps x', 'nan minutes', '9 feet', None],
