@@ -12,9 +12,7 @@ from typing import Any
 from beit_mm.terminal import UserError
 
 # Of no use to a model that is not trained; taken out, whatever they hold
-TRAINING_KEYS = tuple(
-    'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()
-)
+TRAINING_KEYS = 'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()
 NAME = re.compile(r'[A-Za-z]\w*')  # of all text: no path and no address
 FIXED = dict(imdecode_backend='cv2')  # Pillow would hand PostScript to a program
 

@@ -372,9 +372,7 @@ def weights_of(content: Mapping[str, Any]) -> Weights:
     """The state dict in a file's content, however it and its names are wrapped."""
     for _ in WRAPPERS:  # a file may hold itself
         content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), content)
-    return {
-        unwrapped(name): value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
-    }
+    return {unwrapped(key): part for key, part in content.items() if isinstance(key, str) and isinstance(part, Tensor)}
 
 
 def meta_of(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,7 @@ class BlockwiseMask(BaseTransform):
     Source: Algorithm 1 of the paper; microsoft/unilm `beit/masking_generator.py`.
     """
 
-    def __init__(
-        self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'
-    ) -> None:
+    def __init__(self, grid: tuple[int, int], num_masked: float, min_block: int = 16, variant: str = 'released'):
         check_grid(grid, num_masked)
         check_choice('variant', variant, ('released', 'exact', 'paper'))
         if variant != 'paper' and num_masked != int(num_masked):

@@ -202,9 +202,7 @@ class TwoViewColorJitter(BaseTransform):
     Source: microsoft/unilm `beit/datasets.py` (torchvision's ColorJitter without hue).
     """
 
-    def __init__(
-        self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, device: str = 'cpu'
-    ) -> None:
+    def __init__(self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, device: str = 'cpu'):
         self.strengths = (brightness, contrast, saturation)
         check_choice('device', device, ('cpu', 'model'))
         self.device = device

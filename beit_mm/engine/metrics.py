@@ -20,6 +20,7 @@ from beit_mm.registry import HOOKS, METRICS
 from beit_mm.terminal import UserError
 
 TOP = 5  # classes of a prediction that are kept
+MAX_PATCHES = 20_000  # that may be neighbours, drawn at random, the same at each validation
 
 
 @METRICS.register_module()
@@ -221,22 +222,12 @@ class DenseKNNHook(Hook):
         short_side: of the images in pixels; None: the backbone's image size.
         k: neighbours that vote.
         max_images: of each of the two that are looked at, evenly spread.
-        max_patches: of the training images that may be neighbours, drawn at random, the same at each validation.
     """
 
-    def __init__(
-        self,
-        train: dict,
-        val: dict,
-        short_side: int | None = None,
-        k: int = 30,
-        max_images: int = 200,
-        max_patches: int = 20_000,
-    ):
+    def __init__(self, train: dict, val: dict, short_side: int | None = None, k: int = 30, max_images: int = 200):
         self.configs = [dict(config, max_images=max_images) for config in (train, val)]
         self.datasets: list[SegmentationFolder] = []
-        self.short_side = short_side
-        self.limits: dict[str, Any] = dict(k=k, max_patches=max_patches)
+        self.short_side, self.k = short_side, k
 
     def before_train(self, runner: Runner) -> None:
         self.extractor = extractor_of(self, runner, size=self.short_side, whole=True)
@@ -247,7 +238,7 @@ class DenseKNNHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict | None = None) -> None:
         if self.datasets:  # in a training
-            miou = evaluate_patches(self.extractor, *self.datasets, **self.limits)['miou']
+            miou = evaluate_patches(self.extractor, *self.datasets, k=self.k, max_patches=MAX_PATCHES)['miou']
             log(runner, metrics, 'dense_knn_miou', miou)
 
 

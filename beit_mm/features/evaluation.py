@@ -127,9 +127,7 @@ def evaluate_patches(
 
     Source: facebookresearch/capi `eval_segmentation.py`; docs/features.md lists the differences.
     """
-    datasets = [
-        data if isinstance(data, SegmentationFolder) else patch_dataset(extractor, **data) for data in (train, val)
-    ]
+    datasets = [one if isinstance(one, SegmentationFolder) else patch_dataset(extractor, **one) for one in (train, val)]
     number = check_same_classes(*datasets)
     scores_of, found = patch_classifier(extractor, datasets[0], method, layer, workers, **options)
     counts = torch.zeros(number, number, dtype=torch.float64)

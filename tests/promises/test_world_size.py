@@ -116,7 +116,7 @@ def test_another_effective_batch_is_refused(config, tmp_path):
     train(config)
     changes = {'load_from': f'{config.work_dir}/iter_4.pth', 'resume': True, 'train_dataloader.batch_size': 2}
     changes['work_dir'] = f'{tmp_path}/other'
-    with pytest.raises(ValueError, match='trained with 4 images a step, this run has 2: set train_dataloader'):
+    with pytest.raises(ValueError, match='trained with 4 images a step, this run has 2; change'):
         train(config, **changes)
 
 

@@ -226,9 +226,7 @@ class ConvEncoder(nn.Module):
         super().__init__()
         self.levels = nn.Sequential()
         for _ in range(num_levels):
-            self.levels.append(
-                nn.Sequential(nn.Conv2d(in_channels, hidden, 4, stride=2, padding=1), nn.ReLU(inplace=True))
-            )
+            self.levels.append(nn.Sequential(nn.Conv2d(in_channels, hidden, 4, 2, padding=1), nn.ReLU(inplace=True)))
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             in_channels = hidden
@@ -246,13 +244,7 @@ class ConvDecoder(nn.Module):
     """(Relaxed) one-hot tokens to pixels: the encoder mirrored behind a codebook of `width` numbers a token."""
 
     def __init__(
-        self,
-        hidden: int,
-        vocab_size: int,
-        width: int,
-        num_levels: int,
-        bottleneck_blocks: int | None,
-        out_channels: int,
+        self, hidden: int, vocab_size: int, width: int, num_levels: int, bottleneck_blocks: int | None, channels: int
     ) -> None:
         super().__init__()
         self.codebook = nn.Embedding(vocab_size, width)
@@ -262,16 +254,14 @@ class ConvDecoder(nn.Module):
             self.levels.extend(ConvResBlock(hidden) for _ in range(bottleneck_blocks))
             width = hidden
         for _ in range(num_levels):
-            self.levels.append(
-                nn.Sequential(nn.ConvTranspose2d(width, hidden, 4, stride=2, padding=1), nn.ReLU(inplace=True))
-            )
+            self.levels.append(nn.Sequential(nn.ConvTranspose2d(width, hidden, 4, 2, padding=1), nn.ReLU(inplace=True)))
             if bottleneck_blocks is None:
                 self.levels.append(ConvResBlock(hidden))
             width = hidden
-        self.output = nn.Conv2d(hidden, out_channels, 1)
+        self.output = nn.Conv2d(hidden, channels, 1)
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, V, h, w) weights of the tokens, summing to 1 over V, to (B, out_channels, H, W)."""
+        """(B, V, h, w) weights of the tokens, summing to 1 over V, to (B, channels, H, W)."""
         x = torch.einsum('bvhw,vd->bdhw', z, self.codebook.weight)
         return self.output(self.levels(x))
 
