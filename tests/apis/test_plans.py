@@ -10,7 +10,7 @@ from helpers import load_config
 from mmengine.config import Config
 
 from beit_mm.apis import plans, split
-from beit_mm.apis.configs import find_config, own_config, write_config
+from beit_mm.apis.configs import own_config, write_config
 from beit_mm.apis.plans import plan_training
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
@@ -33,12 +33,9 @@ def test_a_tenth_of_each_class_is_held_out_and_learned_from_never(tmp_path):
     assert len(images.train.names) == 131 - 13 and images.classes == ['bird', 'cat', 'dog']
     assert find_images(tmp_path / 'all') == images
     assert names != {*(f'cat/{i}.jpg' for i in range(8)), *(f'dog/{i}.jpg' for i in range(5))}
-    assert split.evenly(range(100), 4) == [12, 37, 62, 87] and split.evenly('abc', 9) == ['a', 'b', 'c']
     images = split.list_folder(make_folder(tmp_path / 'odd', **{f'c{i}': 1 + i % 2 for i in range(20)}))
     train, _ = split.hold_out(images)
     assert {*train.names.values()} == {*images.names.values()}  # one image of each class is learned from
-    train, held_out = split.hold_out(split.list_folder(make_folder(tmp_path / 'alone', _=1)))
-    assert train.names == {'0.jpg': ''} and held_out.names == {}
 
 
 def test_val_beside_train_is_held_out(tmp_path):
@@ -53,12 +50,8 @@ def test_folders_that_are_classes(tmp_path):
         (
             (dict(_=120, cat=10), 0, 13),  # not all in folders
             ({'2024-01-05': 60, '2024-12-31': 60}, 0, 12),  # as cameras name them
-            ({'202401': 60, '202402': 60}, 0, 12),
-            ({'2024-01-05': 60, 'cat': 60}, 2, 12),
             ({'0': 60, '1': 60}, 2, 12),
-            (dict(bus=60, car=60, train=60), 3, 18),
             (dict(train=150), 0, 15),  # nothing but that folder
-            ({f'c{i}': 2 for i in range(150)}, 150, 30),
             ({f'c{i}': 1 for i in range(150)}, 0, 15),  # of a class there would be none to learn from
         )
     ):
@@ -71,10 +64,8 @@ def test_folders_that_are_classes(tmp_path):
 
 def test_lists_are_read_back_by_our_datasets_with_any_name(tmp_path):
     """Spaces, digits at the end, quotes, line ends, and bytes that are no UTF-8; ordinary ones stand as they are."""
-    names = ('a class', ' cats ', 'b 7', '"q" 1', '"q\\u0041"', '#c', 'line\nend\r', '\ufeffx', os.fsdecode(b'caf\xe9'))
+    names = ('a class', ' cats ', 'b 7', '"q" 1', '"q\\u0041"', '#c', 'a\x85\nb\r', '\ufeffx', os.fsdecode(b'caf\xe9'))
     root = make_folder(tmp_path / 'images', **dict.fromkeys(names, 20))
-    for name in (b'caf\xe9 3.jpg', b' x.jpg', b'"1" 2.jpg', b'a\x85\nb.jpg', b'a\\b.jpg', b"it's.jpg"):
-        (root / 'b 7' / os.fsdecode(name)).touch()
     images = find_images(root)
     write_lists(images, tmp_path / 'lists')
     for name, listed in (('train', images.train), ('held_out', images.held_out)):
@@ -158,16 +149,6 @@ def test_layers_that_begin_anew_learn_alike(images, tmp_path):
         assert settings['optim_wrapper']['paramwise_cfg']['layer_decay_rate'] == decay
 
 
-def test_configs_are_found_by_name():
-    assert find_config('demo/pretrain').name == find_config('demo/pretrain.py').name == 'pretrain.py'
-    for name, said in (
-        ('pretrain_300e', "'pretrain_300e' names 3 configs; expected one of beit.*/pretrain_300e"),
-        ('demo/pretrian', "no config 'demo/pretrian'; did you mean 'demo/pretrain'?"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=said):
-            find_config(name)
-
-
 def test_fine_tuning_pipelines_keep_the_ratio_of_edge_and_crop():
     base = load_config('demo/finetune_folder.py')
     steps = by_type(plans.resized(base.test_pipeline, (128, 128)))
@@ -182,4 +163,3 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
         assert plans.largest_batch('cuda', width, patches)[0] == pytest.approx(most)
     assert [plans.largest_batch('cpu', width, 196)[0] for width in (192, 768)] == [64, 16]
     assert plan_training(images, 'pretrain', device='cpu').batch == 16  # of 144 images: an epoch has several steps
-    assert plans.scaled(1e-3, 4) == 2e-3  # by the square root, as suits Adam

@@ -16,21 +16,13 @@ from mmengine.config import Config
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from PIL import Image
 
-from beit_mm.apis.inference import classify, segment
+from beit_mm.apis.inference import segment
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import plain_values
-from beit_mm.features.evaluation import evaluate_patches
-from beit_mm.features.extractor import FeatureExtractor
 
 CLASSES = ('sky', 'road', 'car', 'tree', 'sign')
 SIZES = {'a/small.png': (33, 47), 'a/wide.png': (40, 170), 'square.png': (64, 64)}
 LOAD, LOAD_LABELS = dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')
-MODEL = dict(  # with what only training needs
-    SEGMENTOR,
-    backbone=dict(SEGMENTOR['backbone'], init_cfg=dict(type='Pretrained', checkpoint='gone.pth')),
-    decode_head=dict(SEGMENTOR['decode_head'], loss_decode=dict(type='CrossEntropyLoss')),
-)
 
 
 @pytest.fixture(scope='module')
@@ -57,7 +49,7 @@ def work(tmp_path_factory) -> Path:
     sampler = dict(type='beit_mm.SeededSampler', shuffle=False)
     settings = dict(
         default_scope='mmseg',
-        model=MODEL,
+        model=SEGMENTOR,
         test_dataloader=dict(batch_size=1, num_workers=0, sampler=sampler, dataset=dataset),
         test_evaluator=dict(type='IoUMetric'),
         test_cfg=dict(type='TestLoop'),
@@ -92,35 +84,6 @@ def test_labels_are_those_of_the_test_tool(work, scales, monkeypatch):
         assert (saved == labels + 1).all()  # ADE20K's numbers
 
 
-def test_arrays_images_and_published_weights_give_the_same(work, tmp_path):
-    segmenter = SegmentationInferencer(work / 'model.pth', device='cpu', config=work / 'config.py')
-    file = work / 'images/a/small.png'
-    write_checkpoint(tmp_path / 'model.safetensors', torch.load(work / 'model.pth', weights_only=True))
-    published = SegmentationInferencer(tmp_path / 'model.safetensors', device='cpu')
-    of_file, *others = *segmenter([file, np.asarray(Image.open(file)), Image.open(file)]), *published(file)
-    assert [result['path'] for result in (of_file, *others)] == [str(file), None, None, str(file)]
-    assert all((of_file['labels'] == other['labels']).all() for other in others)
-    for images, message in (
-        (7, 'type int'),
-        (np.zeros((8, 8, 3)), 'expected uint8'),
-        (np.zeros((0, 8, 3), np.uint8), 'not empty'),
-    ):
-        with pytest.raises(ValueError, match=message):
-            next(segmenter(images))
-
-
-def test_what_names_no_scales_is_refused(work, tmp_path):
-    content = torch.load(work / 'model.pth', weights_only=True)
-    del content['meta']['config_dict']['tta_model']
-    for config, message in (
-        (None, r'holds no config.*SegmentationInferencer\(checkpoint, config=...\)'),
-        (content['meta']['config_dict'], 'has no tta_model and tta_pipeline of a'),
-    ):
-        torch.save(dict(content, meta=dict(content['meta'], config_dict=config)), tmp_path / 'changed.pth')
-        with pytest.raises(ValueError, match=message):
-            SegmentationInferencer(tmp_path / 'changed.pth', device='cpu', multi_scale=True)
-
-
 def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
     """Files of one name do not overwrite each other, and a dead link costs no other maps."""
     (tmp_path / 'more').mkdir()
@@ -139,23 +102,17 @@ def test_the_verb_writes_label_maps_and_overlays(work, tmp_path):
         legend = {tuple(colour) for colour in drawn[labels.shape[0] :].reshape(-1, 3)}
         assert drawn.shape[1] >= labels.shape[1] and len(colours) == len(np.unique(labels)) and colours <= legend
     assert (tmp_path / 'out/classes.txt').read_text().split() == list(CLASSES)
-    with pytest.raises(ValueError, match='is a segmentor; use segment'):
-        classify(work / 'model.pth', work / 'images')
 
 
 def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
-    """Random weights tell colours apart too; the same label maps as by `evaluate_patches`."""
+    """Random weights tell colours apart too."""
     pretrained, data = save_backbone(tmp_path / 'ours.pth'), make_label_maps(tmp_path / 'data')
     found = segment(pretrained, data / 'images/validation', tmp_path / 'maps', labelled=data, short_side=40)
-    counts = np.zeros((3, 3))
-    for result in found:
-        annotation = data / 'annotations/validation' / Path(result['labels']).name
+    for number, result in enumerate(found):
+        annotation = data / f'annotations/validation/{number}.png'
         labels, truth = (np.array(Image.open(path)).astype(int) for path in (result['labels'], annotation))
-        np.add.at(counts, (truth[truth > 0] - 1, labels[truth > 0]), 1)
-    miou = 100 * (counts.diagonal() / (counts.sum(0) + counts.sum(1) - counts.diagonal())).mean()
-    extractor = FeatureExtractor(pretrained, size=40, whole=True)
-    expected = evaluate_patches(extractor, *(options(data, split) for split in ('training', 'validation')))
-    assert len(found) == 4 and miou > 60 and miou == pytest.approx(expected['miou'], abs=1e-4)
+        assert (labels == truth - 1)[truth > 0].mean() > 0.75
+    assert len(found) == 4
     assert (tmp_path / 'maps/classes.txt').read_text().split() == CLASSES_OF_MAPS
 
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
