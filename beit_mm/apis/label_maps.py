@@ -120,8 +120,13 @@ def find_folders(root: Path) -> list[tuple[Path, Path]]:
     else:
         splits = [split for names in (TRAINING, VALIDATION) if (split := first(root, names))]
         folders = [pair for split in splits for pair in find_folders(root / split)[:1]]
-        if not folders and any(name.endswith(BESIDE) for name in list_images(str(root))):
-            folders = [(root, root)]
+        if not folders:
+            names = list_images(str(root))
+            stems = {os.path.splitext(name)[0] for name in names}
+            beside = [
+                name for name in names for ending in BESIDE if name.endswith(ending) and name[: -len(ending)] in stems
+            ]
+            folders = [(root, root)] if len(beside) >= MIN_PAIRS else []  # fewer may be images of masks
     if missing := [str(maps) for _, maps in folders if not maps.is_dir()]:
         raise FileNotFoundError(f'no folder {missing[0]!r}; {EXPECTED}')
     return folders

@@ -127,8 +127,9 @@ def plan_training(
     limit = 'as given'
     if batch is None:
         most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
-        if segments and most > (of_recipe := own_config(base).auto_scale_lr.base_batch_size):
-            most, limit = of_recipe, f'as of {base}'
+        if segments:
+            most = min(most, own_config(base).auto_scale_lr.base_batch_size)
+            most = min(most, 2) if limit == 'a CPU' and base == WIDE_SEGMENTOR else most  # 512 x 512 pixels each
         batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
