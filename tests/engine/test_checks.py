@@ -23,9 +23,8 @@ def cfg(tmp_path):
 
 def refused(cfg, message, loop='train'):
     runner = make_runner(cfg)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=message):
         getattr(runner, loop)()
-    assert '\n' not in str(error.value)
 
 
 def test_number_of_classes(cfg):
@@ -57,19 +56,14 @@ def test_classes_of_the_checkpoint(cfg, tmp_path):
     cfg.test_dataloader.dataset.classes = ['red', 'green', 'blue']
     refused(cfg, "the checkpoint has 3, and class 0 is 'red' in the first, 'blue' in the second", loop='test')
     cfg.test_dataloader.dataset.classes = None
-    (tmp_path / 'images/val/green').rename(tmp_path / 'green')
-    cfg.model.head.num_classes = 2
-    refused(cfg, 'images/val has 2 classes', loop='test')  # said before the weights are found not to fit
-    cfg.model.head.num_classes = 3
-    (tmp_path / 'green').rename(tmp_path / 'images/val/green')
     for split in (tmp_path / 'images').iterdir():  # other names of the same classes are no contradiction
         for name in ('blue', 'green', 'red'):
             (split / name).rename(split / f'n0_{name}')
     make_runner(cfg).test()
 
 
-def sample(labels: list[int], reduced: bool = False) -> SegDataSample:
-    made = SegDataSample(metainfo=dict(seg_map_path='data/x.png', reduce_zero_label=reduced))
+def sample(labels: list[int]) -> SegDataSample:
+    made = SegDataSample(metainfo=dict(seg_map_path='data/x.png'))
     made.gt_sem_seg = PixelData(data=torch.tensor(labels)[None, None])
     return made
 
@@ -77,19 +71,8 @@ def sample(labels: list[int], reduced: bool = False) -> SegDataSample:
 def test_a_label_without_a_class_is_named_with_its_file():
     check_labels([sample([0, 1, 2, 255]), sample([2, 2, 2, 2])], 3, 255)
     check_labels([sample([0, 1, 254])], 3, 254)
-    said = r'^data/x.png gives label 3, the heads have num_classes=3; set .*=True '
-    for reduced, advice in ((False, 'where 0 marks unlabelled'), (True, 'has already made')):
-        with pytest.raises(ValueError, match=said + advice):
-            check_labels([sample([0, 1]), sample([0, 3, 5, 255], reduced)], 3, 255)
-
-
-def test_ignored_pixels(monkeypatch):
-    said = []
-    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
-    check_labels([sample([0, 1, 255, 255])], 3, 255)
-    assert not said
-    check_labels([sample([0, 255, 255, 255], reduced=True)], 3, 255)
-    assert len(said) == 1 and said[0].startswith('75% of the pixels of the first batch are ignored (label 255, and')
+    with pytest.raises(ValueError, match=r'^data/x.png gives label 3, the heads have num_classes=3; set '):
+        check_labels([sample([0, 1]), sample([0, 3, 5, 255])], 3, 255)
     with pytest.raises(ValueError, match='every pixel of the first batch is ignored'):
         check_labels([sample([255, 255])], 3, 255)
 

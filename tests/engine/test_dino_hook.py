@@ -10,7 +10,6 @@ from conftest import narrow_dino_pretraining
 from helpers import make_runner
 from mmengine.hooks import Hook
 
-from beit_mm.engine.dino import DINOHook
 from beit_mm.engine.steps import unwrap
 
 STEPS, EPOCH = 9, 3
@@ -118,14 +117,8 @@ def test_teacher_stays_where_a_step_is_skipped(config, fused):
     assert not torch.equal(before[moved], before[moved.removeprefix('teacher.')])  # it had a way to go
 
 
-def test_another_model_and_wrong_schedules_are_refused(config):
+def test_another_model_is_refused(config):
     config.model.type = 'beit_mm.BEiTPretrainer'
     del config.model['dino_head']
     with pytest.raises(ValueError, match='DINOHook belongs to a DINOPretrainer, the model is a BEiTPretrainer'):
         make_runner(config).train()
-    for message, wrong in (
-        ('temperature is 0.04; expected two', dict(temperature=0.04)),
-        ('expected two numbers above 0', dict(temperature=(0.04, 0))),
-    ):
-        with pytest.raises(ValueError, match=message):
-            DINOHook(**wrong)

@@ -11,13 +11,12 @@ import pytest
 import torch
 from helpers import make_runner, narrow_model, train
 from mmengine.config import Config
-from mmengine.hooks import Hook, IterTimerHook
-from mmengine.logging import MessageHub
+from mmengine.hooks import Hook
 from PIL import Image
 
 from beit_mm.engine.checkpoints import CheckpointMetaHook
 from beit_mm.engine.checks import state_effective_batch
-from beit_mm.engine.steps import ProgressHook, StepSeedHook, ThroughputHook
+from beit_mm.engine.steps import StepSeedHook, ThroughputHook
 from beit_mm.registry import MODELS
 
 
@@ -42,12 +41,11 @@ def test_a_run_trains_validates_and_leaves_its_pictures(pretrain_config, monkeyp
         assert second[name] == pytest.approx(again[name], rel=1e-6), name
 
 
-@pytest.mark.parametrize('interval', [7, 70])
-def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interval, monkeypatch):
+def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.steps.STEPS_BETWEEN_LOOKS', 5)  # neither divides the other
     pretrain_config.train_cfg = dict(type='beit_mm.IterLoop', max_iters=16)
     pretrain_config.val_cfg = pretrain_config.val_dataloader = pretrain_config.val_evaluator = None
-    pretrain_config.default_hooks.logger.interval = interval
+    pretrain_config.default_hooks.logger.interval = 7
     runner = make_runner(pretrain_config)
     complete = []  # steps after which the history has them all
 
@@ -59,8 +57,7 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, interv
 
     runner.register_hook(Watch())
     runner.train()
-    ends = {3}  # of the data, as mmengine counts
-    assert complete == sorted({5, 10, 15, 16} | ends | ({7, 14} if interval == 7 else set()))
+    assert complete == [3, 5, 7, 10, 14, 15, 16]  # 3 is the end of the data, as mmengine counts
 
 
 @pytest.fixture
@@ -83,12 +80,9 @@ def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain
     """mmengine's complain of an epoch_length; without our check hook too."""
     pretrain_config.train_dataloader.batch_size = 13
     pretrain_config.custom_hooks = []
-    warmup = dict(type='LinearLR', start_factor=0.5, end=1, convert_to_iter_based=True)
-    for loop, schedule in ((dict(type='EpochLoop', max_epochs=2), [warmup]), (dict(type='IterLoop', max_iters=2), [])):
-        pretrain_config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
-        pretrain_config.param_scheduler = schedule
-        with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each process'):
-            make_runner(pretrain_config).train()
+    pretrain_config.param_scheduler = [dict(type='LinearLR', start_factor=0.5, end=1, convert_to_iter_based=True)]
+    with pytest.raises(ValueError, match='has 12 images, less than one batch of 13 for each process'):
+        make_runner(pretrain_config).train()
 
 
 def test_another_tokenizer_in_a_checkpoint_is_warned_of(said):
@@ -111,45 +105,6 @@ def test_throughput_is_images_over_seconds_of_all_processes_not_a_mean_of_rates(
     for _ in range(8):
         hook.after_train_iter(runner, 0, dict(inputs=dict(images=torch.zeros(5, 4))), {})
     assert logged['train/images_per_second'] == pytest.approx(8 * 5 * 3 / 2.7)
-
-
-@pytest.mark.parametrize(('wait', 'expected'), [(0.6, 1), (0.4, 0)])
-def test_a_training_that_waits_for_images_says_so_once(wait, expected, said, monkeypatch):
-    """Neither the start of the workers counts, nor what follows the last batch of a validation between two steps."""
-    now, batch = [0.0], dict(inputs=torch.zeros(5, 4))
-    monkeypatch.setattr('beit_mm.engine.steps.time.perf_counter', lambda: now[0])
-    monkeypatch.setattr('mmengine.hooks.iter_timer_hook.time.time', lambda: now[0])
-    runner = SimpleNamespace(message_hub=MessageHub.get_instance(f'waits {wait}'), iter=0, max_iters=80)
-    timer, hook = hooks = IterTimerHook(), ThroughputHook()
-    for each in hooks:
-        each.before_train(runner)
-        each.before_train_epoch(runner)
-    for step in range(80):
-        now[0] += wait if step else 50
-        timer.before_train_iter(runner, step, batch)
-        now[0] += 1 - wait
-        for each in hooks:
-            each.after_train_iter(runner, step, batch, {})
-        if step % 10 == 9:
-            timer.before_val_epoch(runner)
-            now[0] += 100
-            for each in hooks:
-                each.after_val_epoch(runner, {})
-    assert len(said) == expected and all('60% of the time' in text for _, text in said)
-    assert runner.message_hub.get_scalar('train/images_per_second').current() == pytest.approx(5)
-
-
-def test_a_validation_prints_the_numbers_that_mmseg_gives_and_the_first_picture(tmp_path, capsys, monkeypatch):
-    metrics = {'aAcc': np.float32(52.0), 'mIoU': np.float32(17.5), 'classes': ['sky']}
-    hook, line = ProgressHook('upernet'), 'upernet {}, held-out images:  aAcc 52  mIoU 17.5\n'
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'pictures').mkdir()
-    for step in (200, 300, 400):
-        if step > 200:
-            (tmp_path / f'pictures/iter_{step}.png').touch()
-        hook.after_val_epoch(SimpleNamespace(iter=step, work_dir=tmp_path), metrics)
-    first = 'upernet: first picture, pictures/iter_300.png\n'
-    assert capsys.readouterr().out == line.format(200) + line.format(300) + first + line.format(400)
 
 
 def test_all_steps_of_all_ranks_and_runs_draw_their_own(monkeypatch):

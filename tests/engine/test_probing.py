@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from helpers import make_runner, narrow_model, run_ranks
 from label_maps import CLASSES, make_label_maps, options
 from labelled import loader, make_images
-from mmengine.runner import Runner
 from scipy.optimize import minimize
 
-from beit_mm.engine.metrics import DenseKNNHook, KNNHook
+from beit_mm.engine.metrics import DenseKNNHook
 from beit_mm.features.evaluation import (
     accuracy,
     choose_penalty,
@@ -81,8 +80,6 @@ def test_patches_of_the_bank_have_the_shares_of_their_own_pixels():
         torch.testing.assert_close(target, known.bincount(minlength=3) / len(known))
     again, other = (sample_patches(iter(images), 3, len(images), 40, seed=seed)[0] for seed in (1, 2))
     assert torch.equal(bank, again) and not torch.equal(bank, other)
-    with pytest.raises(ValueError, match='no patch of the training images has a class'):
-        sample_patches(maps(ignored=1.1), 3, 5, 10)
 
 
 def test_scores_are_the_mean_of_the_neighbours_answers():
@@ -120,8 +117,6 @@ def test_the_penalty_is_the_best_on_images_that_were_held_out():
     penalty, figures = found['penalty'], found['held_out']
     assert figures[penalty] == max(figures.values()) < 90  # copies of one image on both sides would give 100
     torch.testing.assert_close(layer.weight, fit_linear(features, labels, 2, penalty).weight, atol=1e-3, rtol=1e-3)
-    with pytest.raises(ValueError, match='1 image with labels; expected at least 2'):
-        choose_penalty(features, labels, 2, torch.zeros_like(images), by_class=True)
 
 
 def test_standardised_channels_have_mean_0_and_variance_1_and_constants_stay_finite():
@@ -162,14 +157,12 @@ def test_a_pretraining_logs_both_after_each_validation(pretrain_config, tmp_path
 
 def test_mistakes_show_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr('beit_mm.engine.metrics.get_world_size', lambda: 2)
-    root, images = make_label_maps(tmp_path / 'maps'), make_images(tmp_path / 'images', per_class=1)
+    root = make_label_maps(tmp_path / 'maps')
     train, val = options(root, 'training'), options(root, 'validation')
-    runner = SimpleNamespace(model=MODELS.build(narrow_model()), build_dataloader=Runner.build_dataloader)
+    runner = SimpleNamespace(model=MODELS.build(narrow_model()))
     for hook, message in (
         (DenseKNNHook(train, dict(val, classes=CLASSES[::-1])), 'or their names differ'),
-        (DenseKNNHook(train, dict(val, data_prefix='images/validation')), 'have no annotations'),
         (DenseKNNHook(train, val, max_images=1), '1 training images for 2 processes; each needs one'),
-        (KNNHook(loader(images, 'train'), loader(images, 'val', classes=['red', 'blue'])), 'the validation images 2'),
     ):
         with pytest.raises(ValueError, match=message):
             hook.before_train(runner)
