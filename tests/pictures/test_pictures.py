@@ -34,17 +34,6 @@ def test_tiles_stand_in_their_rows_in_their_own_shape(tmp_path):
     assert max(titles[:, :CELL].min(), titles[:, CELL:].min()) < 64
 
 
-def test_wide_images_waste_no_height_and_any_name_can_be_drawn():
-    wide = torch.zeros(3, 40, 80)
-    assert pixels_of(sheet([[('', wide)], [('', wide)]])).shape == (MARGIN + 2 * (80 + MARGIN), MARGIN + CELL, 3)
-    named = sheet([[(name, wide) for name in ('a' * 30 + '/image.jpg', 'image.jpg')]])
-    assert [axes.get_title('left') for axes in named.axes] == ['..' + 'a' * 10 + '/image.jpg', 'image.jpg']
-    names = ['$x^$', 'a\udcffb\nc', '\u4e2d.jpg', 'W' * 100]
-    picture = pixels_of(sheet([[(name, torch.zeros(3, 8, 8)) for name in names]]))
-    gap = MARGIN + SIDE  # nothing of a title reaches into the next tile
-    assert all((picture[:TITLE_HEIGHT, gap + i * CELL : gap + i * CELL + 2] == 255).all() for i in range(4))
-
-
 def test_three_of_many_channels_are_drawn_and_one_in_gray():
     bands = torch.arange(6).view(1, 6, 1, 1).expand(1, 6, 8, 8) / 5
     for drawn, channels, expected in (

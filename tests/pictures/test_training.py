@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from conftest import narrow_dino_pretraining
 from helpers import ROOT, run_tool
 from label_maps import make_label_maps
 from mmengine.registry import init_default_scope
@@ -15,7 +13,6 @@ from PIL import Image
 
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.segmentation_folder import distinct_colours
-from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.pictures import MARGIN, SIDE, TITLE_HEIGHT, pixels_of
 from beit_mm.registry import DATASETS
 
@@ -54,28 +51,6 @@ def test_samples_are_those_of_the_run_with_their_masks_gray(cfg):
     assert np.array_equal(without, picture[:, : -SIDE - MARGIN])  # the tokens' column
 
 
-def test_tokens_are_decoded_or_have_a_colour_each():
-    class Thresholds(Tokenizer):
-        vocab_size, stride, can_decode = 3, 8, False
-
-        def encode(self, images):
-            return (images.mean(dim=1)[:, ::8, ::8] * 3).long().clamp(max=2)
-
-    images, tokenizer = torch.tensor([0.1, 0.5, 0.9]).view(3, 1, 1, 1).expand(3, 3, 16, 16), Thresholds()
-    (colours,) = browse.token_column(tokenizer, images).values()
-    assert colours.shape == (3, 3, 2, 2)
-    assert len({tuple(colour) for colour in colours.permute(0, 2, 3, 1).flatten(0, 2).tolist()}) == 3
-    tokenizer.can_decode, tokenizer.decode = True, lambda tokens: tokens[:, None].float() / 2
-    assert browse.token_column(tokenizer, images)['tokens, decoded'].flatten(1)[:, 0].tolist() == [0, 0.5, 1]
-
-
-def test_dinos_crops_are_drawn_too(images, tmp_path):
-    cfg = narrow_dino_pretraining(images, tmp_path)
-    init_default_scope(cfg.default_scope)
-    figure = browse.draw_samples(cfg, 1, 0, tokens=False)
-    assert len(figure.axes) == 6  # two views, the mask, a second crop and two local ones
-
-
 def test_label_maps_are_drawn_beside_their_images(tmp_path):
     root = make_label_maps(tmp_path)
     words = '--number', 2, '--out', tmp_path / 'out.png', '--cfg-options', f'data_root={root}'
@@ -96,15 +71,3 @@ def test_every_patch_is_masked_as_often_at_random(cfg):
     assert np.abs(masks.mean(axis=0) - 6 / 16).max() < 4 * spread
     heat = browse.draw_mask_statistics(masks).axes[0].images[0].get_array()
     np.testing.assert_allclose(heat, masks.mean(axis=0))
-
-
-@pytest.mark.parametrize(
-    ('words', 'message'),
-    [
-        (['--masks', '9'], 'the training pipeline has no beit_mm.BlockwiseMask'),
-        (['--cfg-options', 'data_root=nowhere'], "no folder 'nowhere"),
-    ],
-)
-def test_mistakes_are_one_line(words, message):
-    with pytest.raises(SystemExit, match=f'^error: {message}'):
-        run_tool('visualization/browse_dataset.py', ROOT / 'configs/demo/caltech101_dino.py', *words)

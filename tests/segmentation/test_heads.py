@@ -68,8 +68,7 @@ def test_upernet_in_bfloat16_is_as_exact_as_mmsegs():
 def test_setr_pup_is_mmsegs_before_the_last_resizing(size):
     theirs, ours = pair('SETRUP')
     features = [torch.randn(2, 12, *size)]
-    expected = theirs(features)
-    found = ours(features)
+    expected, found = theirs(features), ours(features)
     assert found.shape[2:] == (8 * size[0], 8 * size[1])
     found = F.interpolate(found, expected.shape[2:], mode='bilinear')
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -10,7 +10,7 @@ from mmseg.models.segmentors import EncoderDecoder
 from narrow_segmentors import CLASSES, CROP, STRIDE, narrow_segmentor
 from PIL import Image
 
-from beit_mm.registry import MODELS, TRANSFORMS
+from beit_mm.registry import TRANSFORMS
 from beit_mm.segmentation.segmentor import RATIOS, MultiScaleTTA, MultiScaleViews
 
 
@@ -121,20 +121,3 @@ def test_two_classes_by_one_logit(tmp_path):
     model.decode_head.conv_seg.weight.data.mul_(20)  # logits outside of 0 to 1
     ((mean, label),) = predict(MultiScaleTTA(model), [save_image(tmp_path, 'image.png', 64, 64)], (1.0,))
     assert torch.equal(label, (mean > 0.5).long()) and mean.shape == (1, 64, 64) and 0 < mean.min() < mean.max() < 1
-
-
-def test_what_cannot_be_tested_at_many_scales_is_refused():
-    config = dict(type='beit_mm.MultiScaleTTA', module=dict(type='beit_mm.MultiScaleTTA', module=dict(type='Nothing')))
-    with pytest.raises(ValueError, match='leave --tta out'):  # what mmseg's test.py makes of a config that does it
-        MODELS.build(config)
-    tta = MultiScaleTTA(narrow_segmentor())
-    with pytest.raises(ValueError, match='for testing only'):
-        tta.train()
-    assert not tta.eval().module.training
-    linear = torch.nn.Linear(1, 1)
-    linear.test_step = None
-    with pytest.raises(ValueError, match='needs a beit_mm.SlidingSegmentor, got Linear'):
-        MultiScaleTTA(linear)
-    for change in (dict(ratios=()), dict(ratios=(0, 1)), dict(short_side=0)):
-        with pytest.raises(ValueError, match='must be positive'):
-            MultiScaleViews(**dict(dict(short_side=64, crop_size=(64, 64)), **change))
