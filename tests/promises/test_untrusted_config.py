@@ -1,6 +1,5 @@
 """The config inside a checkpoint is data: a closed list of types, arguments and values, checked before any is built."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -8,17 +7,11 @@ import torch
 from helpers import check_all, list_configs, load_config, put
 from labelled import CLASSES, TEST_PIPELINE, classifier_config
 from mmengine.registry import DefaultScope
-from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
-from mmpretrain.registry import TRANSFORMS as MMPRETRAIN_TRANSFORMS
-from mmseg.registry import MODELS as MMSEG_MODELS
-from mmseg.registry import TRANSFORMS as MMSEG_TRANSFORMS
 from narrow_segmentors import CROP, SEGMENTOR, narrow_segmentor
 from torch import nn
 
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.stored_config import ARGUMENTS
 from beit_mm.checkpoint.read import CheckpointError
-from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.engine.checkpoints import plain_values
 from beit_mm.registry import MODELS
 
@@ -53,15 +46,12 @@ def saved(content: dict, path: Path, place: str, value: object) -> Path:
 
 
 PIPELINE, CONFIG = 'config_dict/test_dataloader/dataset/pipeline', 'config_dict/model'
-MEMCACHED = dict(backend='memcached', server_list_cfg='', client_cfg='', sys_path='/tmp')
-STACKED = dict(type='StackedLinearClsHead', num_classes=3, in_channels=32, mid_channels=[16_384] * 8)
+MEMCACHED = dict(backend='memcached', sys_path='/tmp')
 UNLISTED = [
     # what imports or runs
     (C, f'{PIPELINE}/0', dict(type='LoadImageFromFile', backend_args=MEMCACHED), r'pipeline\[0\].backend_args='),
-    (S, f'{PIPELINE}/0', dict(type='LoadImageFromFile', file_client_args=MEMCACHED), 'file_client_args='),
     (C, f'{CONFIG}/_scope_', 'evil', "model._scope_='evil'"),
     (C, f'{CONFIG}/type', 'os.system', "asks for 'os.system'"),
-    (C, f'{CONFIG}/type', ['ImageClassifier'], r"asks for \['ImageClassifier'\]"),
     (C, f'{CONFIG}/backbone', dict(type='beit_mm.DiscreteVAE'), "asks for 'beit_mm.DiscreteVAE'"),
     (S, f'{CONFIG}/decode_head/norm_cfg', dict(type='torch.hub.load', repo_or_dir='x'), "asks for 'torch.hub.load'"),
     (S, f'{CONFIG}/decode_head/sampler', dict(type='OHEMPixelSampler'), 'decode_head.sampler='),
@@ -71,10 +61,8 @@ UNLISTED = [
     # whatever it is
     (C, f'{CONFIG}/backbone/arch/evil', 1, 'arch.evil=1'),
     (C, f'{CONFIG}/data_preprocessor/mean', [dict(type='os.system')], 'data_preprocessor.mean='),
-    (C, f'{CONFIG}/head/num_classes', b'3', 'head.num_classes='),
     (C, f'{PIPELINE}/1', 'a step', r"pipeline\[1\]='a step'"),
     # what a message quotes
-    (C, f'{CONFIG}/type', 'x' * 10**6, "asks for 'xxx"),
     (C, f'{CONFIG}/x\x1b[2J\n' + 'y' * 10**5, 1, r'model.x\\x1b'),
     (C, f'{CONFIG}/head/num_classes', '{0.__class__}%s\x1b]0;x\x07', 'num_classes='),
 ]
@@ -84,16 +72,11 @@ UNFIT = [
     (C, f'{CONFIG}/backbone/arch/embed_dims', 2**20, r'\(1, 1, 32\) in the file, \(1, 1, 1048576\) by the config'),
     (C, f'{CONFIG}/head/num_classes', 10**12, r'head.fc.weight is \(3, 32\) in the file'),
     (C, f'{CONFIG}/backbone/arch', 'unknown', 'does not fit its config'),
-    (C, f'{CONFIG}/head', STACKED, 'is'),
     # what else the meta says
     (C, 'config_dict', 'import os', 'holds no config'),
-    (C, 'dataset_meta/classes', 'abc', 'of type str, expected a list of names'),
     (C, 'dataset_meta/classes', [1, 2, 3], 'expected a list of names'),
     (C, 'dataset_meta/classes', ['a'], 'names 1 classes, its model has 3'),
-    *(
-        (S, 'dataset_meta/palette', palette, 'no list of 5 colours')
-        for palette in (7, [[1, 2, 3]], [[0, 0, 300]] * 5, [[0, 0, 'red']] * 5)
-    ),
+    (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'no list of 5 colours'),
 ]
 TIDY = r'(?s:.*), which is no part of a (classifier|segmentor) .* give the config: '
 TIDY += r'\w+Inferencer\(checkpoint, config=\.\.\.\)'
@@ -131,27 +114,3 @@ def test_every_config_of_ours_is_on_the_list():
 
     check_all(list_configs('finetune', 'bands_finetune', 'segment', 'setr', 'upernet', 'linear', demo=True), check)
     assert seen[False] > 40 and seen[True] > 15, seen
-
-
-def test_the_list_names_arguments_that_are_there():
-    """A misspelt argument would refuse true files."""
-    types = (MMPRETRAIN_MODELS, MMSEG_MODELS, MMPRETRAIN_TRANSFORMS, MMSEG_TRANSFORMS)
-    for name, arguments in ARGUMENTS.items():
-        found = [kind for registry in types if (kind := registry.get(name)) is not None]
-        assert found, name
-        constructors = [base.__init__ for kind in found for base in kind.__mro__ if base is not object]
-        known = {key for constructor in constructors for key in inspect.signature(constructor).parameters}
-        extra = {'requires_grad', 'test_cfg', 'inplace'}  # of mmengine's builders of layers, and *args
-        assert set(arguments.split()) <= known | extra, (name, set(arguments.split()) - known)
-
-
-@pytest.mark.parametrize('inferencer', [C, S])
-def test_an_unreadable_image_costs_no_other_image_its_result(contents, images, tmp_path, inferencer):
-    model = inferencer(saved(contents[inferencer], tmp_path / 'x.pth', 'epoch', 1), device='cpu')
-    (tmp_path / '1.png').write_bytes(b'no image')
-    files = [images / '00.jpg', tmp_path / '1.png', images / '01.jpg']
-    results = list(model(files, on_error='skip'))
-    assert [result['path'] for result in results] == [*map(str, files)]
-    assert [result.get('error', '')[: len(str(tmp_path))] for result in results] == ['', str(tmp_path), '']
-    with pytest.raises(UnreadableImageError, match='1.png'):
-        list(model(files))

@@ -2,12 +2,10 @@
 
 import argparse
 import copy
-import io
-import os
 import pickle
 import subprocess
 import zipfile
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -18,12 +16,9 @@ from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
 
-from beit_mm.apis.inferencers import ClassificationInferencer
-from beit_mm.checkpoint.checkpoint import Checkpoint, load_from_file
+from beit_mm.checkpoint.checkpoint import load_from_file
 from beit_mm.checkpoint.convert import convert_checkpoint
-from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.checkpoint.read import ALLOWED, CheckpointError, check_content, read_checkpoint, write_checkpoint
-from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models import BEiTBackbone
 
 ARCH = dict(embed_dims=8, num_layers=1, num_heads=2)
@@ -61,42 +56,33 @@ def refused(path, said):
         assert str(path) in str(caught.value) and len(str(caught.value)) < 600 and str(caught.value).isprintable()
 
 
+def attack(command):
+    return {'x': Calls(subprocess.Popen, ['sh', '-c', command])}
+
+
 def foreign_encoder(command):
     """OpenAI's encoder.pkl with one foreign object between its weights."""
     encoder = pytest.importorskip('dall_e').Encoder(n_hid=8, vocab_size=16)
-    encoder.blocks.input.hook = Calls(os.system, command)
+    encoder.blocks.input.hook = attack(command)
     return encoder
 
 
-SYSTEM = f'{os.system.__module__}.system'
-ATTACKS = {
-    SYSTEM: lambda command: {'x': Calls(os.system, command)},
-    'subprocess.Popen': lambda command: {'x': Calls(subprocess.Popen, ['sh', '-c', command])},
-    # a second pickle inside the first, opened by torch itself
-    'torch.storage._load_from_bytes': lambda command: Calls(
-        torch.storage._load_from_bytes, saved(io.BytesIO(), Calls(os.system, command)).getvalue()
-    ),
-}
-
-
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('container', ['zip', 'legacy', 'pickle'])
-@pytest.mark.parametrize(('asked_for', 'attack'), [*ATTACKS.items(), (SYSTEM, foreign_encoder)])
-def test_code_is_refused_and_not_run(tmp_path, asked_for, attack, container):
+@pytest.mark.parametrize(
+    ('make', 'container'), [(attack, 'zip'), (attack, 'legacy'), (attack, 'pickle'), (foreign_encoder, 'zip')]
+)
+def test_code_is_refused_and_not_run(tmp_path, make, container):
     victim, path = tmp_path / 'made_by_the_file', tmp_path / 'weights.pkl'
-    content = attack(f'touch {victim}')
+    content = make(f'touch {victim}')
     if container == 'pickle':
         path.write_bytes(pickle.dumps(content))
     else:  # protocol 2 would write the names that modules had in Python 2
         torch.save(content, path, pickle_protocol=3, _use_new_zipfile_serialization=container == 'zip')
-    # torch's reader stops at the container of a bare pickle and of a whole module in a legacy file
-    met = container == 'zip' or container == 'legacy' and attack is not foreign_encoder
-    refused(path, rf'it asks for {asked_for}\.' if met else '')
+    refused(path, r'it asks for subprocess.Popen\.' if container != 'pickle' else '')  # torch reads no bare pickle
     assert not victim.exists()
     # Otherwise the above would prove nothing: the same files run where nobody refuses them.
     found = pickle.loads(path.read_bytes()) if container == 'pickle' else torch.load(path, weights_only=False)
-    if asked_for == 'subprocess.Popen':
-        found['x'].wait()
+    (found if make is attack else found.blocks.input.hook)['x'].wait()
     assert victim.exists()
 
 
@@ -118,9 +104,10 @@ CALLED = """
 def test_what_may_be_called_is_a_short_list():
     names = {name for name, kind in ALLOWED.items() if isinstance(kind, (torch.dtype, torch.serialization.StorageType))}
     assert ALLOWED.keys() - names == set(CALLED)
-    # what a file can build or set attributes on: no class of a library but these, which have none or are looked at
-    classes = {kind for kind in ALLOWED.values() if isinstance(kind, type) and 'beit_mm' not in kind.__module__}
-    assert classes == {OrderedDict, torch.Size, torch.device, bytearray, complex, set, PurePath}
+    # what a file can call or set attributes on: nothing of a library but these, which have none or are looked at
+    called = {kind for kind in ALLOWED.values() if callable(kind) and 'beit_mm' not in kind.__module__}
+    plain = {OrderedDict, torch.Size, torch.device, bytearray, complex, set, PurePath}
+    assert called == plain | {torch.serialization._get_layout}
 
 
 @pytest.mark.parametrize('name', ['mc.py', 'w/mc.py', 'w/data/0.py', '../../w/version', 'w/data/\x1b[2J'])
@@ -135,13 +122,10 @@ def test_a_zip_file_holds_what_torch_writes_and_no_more(tmp_path, name):
 @pytest.mark.filterwarnings('ignore')
 def test_only_dense_tensors_come_in(tmp_path):
     """Nobody compares the indices of a sparse tensor with its size: adding it would write anywhere in memory."""
-    for tensor in (
-        torch.sparse_coo_tensor([[10**9], [0]], [1.0], (12, 2), check_invariants=False),
-        torch.eye(3).to_sparse_csr(),
-        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        torch.empty(3, device='meta'),
-    ):
+    ones = torch.ones(2)
+    sparse = torch.sparse_coo_tensor([[10**9], [0]], [1.0], (12, 2), check_invariants=False)
+    quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+    for tensor in (sparse, quantized, torch.nested.nested_tensor([ones, torch.ones(3)]), ones.to('meta')):
         path, content = tmp_path / 'w.pth', dict(state_dict=weights_of(), meta=[tensor])
         refused(saved(path, content), r'it asks for torch\._utils\._rebuild_(sparse_|q|nested_|meta_)tensor')
         with pytest.raises(CheckpointError, match='it holds a tensor that is sparse, nested, quantized or without'):
@@ -150,8 +134,6 @@ def test_only_dense_tensors_come_in(tmp_path):
 
 SCALAR, RECONSTRUCT = np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]
 INT = np.dtype('i8')
-SPARSE = torch.sparse_coo_tensor([[10**12]], [42.0], (4,), check_invariants=False)
-ELSEWHERE = {'__array_interface__': dict(data=(16, True), shape=(4,), typestr='|u1', version=3)}  # an address
 VOID = Calls(SCALAR, Calls(HistoryBuffer, state=dict(dtype='V20')), bytes(20))
 
 
@@ -165,32 +147,13 @@ def history_of(**attributes):
     return history
 
 
-def with_attributes(value, *attributes):
-    """What torch's reader makes of a value and the attributes that a file sets on it."""
-    return Calls(type(value), dict(value), state=attributes if len(attributes) > 1 else attributes[0])
-
-
 HELD = [
     # objects in an array would be pointers that the file chooses
     ("a NumPy type 'O'", Calls(SCALAR, Calls(np.dtype, 'O'), bytes(8))),
-    (r"a NumPy type '\(10", Calls(SCALAR, Calls(np.dtype, '(1000000000,)i8'), b'x')),
-    ('expected string or bytes-like object', Calls(np.dtype, [('a', 'O')])),
-    ('.', array_of((10**9,), INT, b'x')),  # more than there are bytes
     ('byte order', array_of((1,), np.dtype('>i8'), bytes(8))),
     ('utf-32', array_of((1,), np.dtype('U2'), b'\xff' * 8)),
-    # dense + sparse would write 42 at any address: the update of a ConfigDict calls that of the Counter in it
-    ('.', with_attributes(ConfigDict(k=Counter(a=SPARSE)), dict(k=dict(a=torch.zeros(4))))),
-    (
-        '.',
-        Calls(
-            torch._tensor._rebuild_from_type_v2,
-            *(HistoryBuffer, HistoryBuffer, (), dict(_statistics_methods=Counter(a=SPARSE))),
-            state=dict(statistics_methods=dict(a=torch.zeros(4))),
-        ),
-    ),
-    ('.', with_attributes(Counter(a=1), ELSEWHERE, {'__class__': ConfigDict})),
-    # a log history that lies elsewhere, with text, in the place of a dtype or a storage
-    ('.', Calls(HistoryBuffer, with_attributes(OrderedDict(), ELSEWHERE), {})),
+    ('.', array_of((10**9,), INT, b'x')),  # more than there are bytes
+    # text, or a log history in the place of a dtype or a storage
     ('more than numbers', history_of(_log_history=np.array(['1']))),
     ('in the place of a PickledType', VOID),
     ('in the place of a PickledType', array_of((1,), VOID.call[1][0], bytes(20))),
@@ -254,21 +217,8 @@ def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
 
 
 def test_what_a_file_names_is_printed_as_python_writes_it(tmp_path):
-    path = tmp_path / 'w.pth'
     for name in ('w\x1b]0;title\x07', 'w' * 400):
-        refused(saved(path, {name: torch.ones(2)}), 'it names a tensor')
-    with zipfile.ZipFile(path, 'w') as archive:
-        archive.writestr('w/version', '3\n')
-        archive.writestr('w/data.pkl', b'\x80\x02cos\x1b]0;x\x07\nsystem\n.')
-    refused(path, r'it asks for os\\x1b\]0;x\\x07\.system')
-    with pytest.raises(CheckpointError, match=r"has format '\\x1b"):
-        Checkpoint.open(saved(path, dict(w=torch.ones(1), meta=dict(beit_mm_format='\x1b'))))
-
-
-def test_a_pipe_is_no_checkpoint(tmp_path):
-    os.mkfifo(tmp_path / 'w.pth')
-    with pytest.raises(CheckpointError, match='is no file'):
-        read_checkpoint(tmp_path / 'w.pth')
+        refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
 
 
 def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
@@ -291,46 +241,18 @@ def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
         assert type(one) is np.ndarray and one.dtype == other.dtype and np.array_equal(one, other)
 
 
-# Of a BEiT of 32 x 32 pixels: where something odd stands, and what, beside ODD
-ODD = 'text', {1: 2}, torch.tensor(1), torch.zeros(0)
-LEVELS = [dict(mean=[1, 2], size=[-1, 5]), dict(std=[1, 0, 1]), dict(std=[-1.0]), dict(mean=[1] * 4, std=[1]), [1]]
-LEVELS += [dict(mean='0.5', std=[float('nan')], size=[224]), dict(mean=[[1], 2], size=[float('inf')] * 2)]
-PLACES = dict.fromkeys(
-    f"""
-    state_dict meta meta/dataset_meta meta/config_dict meta/dataset_meta/classes
-    state_dict/backbone.patch_embed.proj.weight state_dict/backbone.blocks.0.mlp.fc1.bias
-    state_dict/backbone.blocks.{10**15}.norm1.weight state_dict/5
-    """.split(),
-    (),
-)
-PLACES |= {'meta/preprocessing': LEVELS, 'meta/preprocessing/size': [[16_000] * 2]}
-PLACES |= {'meta/architecture/num_heads': [-2, 3, [2]]}
-OPENERS = [
-    *READERS,
-    lambda path: convert_checkpoint(path, path.with_suffix(''), 'hf'),
-    lambda path: FeatureExtractor(path, 'cpu'),
-    lambda path: ClassificationInferencer(path, 'cpu'),
-]
-
-
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('place', PLACES)
-def test_odd_content_is_one_line(tmp_path, place):
-    """Or of no use to the reader, which then does without; sizes are those of the tensors."""
-    weights = weights_of(img_size=32) | {'head.fc.weight': torch.ones(3, 8), 'head.fc.bias': torch.ones(3)}
-    meta = dict(preprocessing=dict(IMAGENET, size=[32, 32]), architecture=dict(num_heads=2))
-    content = dict(state_dict=weights, meta=dict(meta, dataset_meta=dict(classes=['a', 'b', 'c'])))
-    for value in (*ODD, *PLACES[place]):
-        path = saved(tmp_path / 'w.pth', put(content, place, value))
-        for opener in OPENERS:
-            try:
-                found = opener(path)
-            except ValueError as error:
-                assert isinstance(error, CheckpointError) or 'give another' in str(error)
-                assert '\n' not in str(error) and len(str(error)) < 700
-            else:
-                if isinstance(found, FeatureExtractor):
-                    assert found.backbone.grid == (2, 2) and found.mean.isfinite().all() and (found.std > 0).all()
+def test_odd_content_is_one_line(tmp_path):
+    weights = 'state_dict/backbone'
+    for place, value in (
+        ('state_dict', 'text'),
+        (f'{weights}.patch_embed.proj.weight', torch.tensor(1)),
+        (f'{weights}.blocks.0.mlp.fc1.bias', {1: 2}),
+        (f'{weights}.blocks.{10**15}.norm1.weight', torch.zeros(8)),
+    ):
+        path = saved(tmp_path / 'w.pth', put(dict(state_dict=weights_of()), place, value))
+        with pytest.raises(CheckpointError) as caught:
+            convert_checkpoint(path, tmp_path / 'converted.pth')
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 700
 
 
 def test_weights_that_are_no_numbers_are_no_weights(tmp_path):
