@@ -57,14 +57,8 @@ def test_a_training_is_tested_beside_it(other, pretrain_config, tmp_path, monkey
 
 
 def test_where_a_folder_cannot_be_locked_a_run_is_warned(tmp_path, monkeypatch):
-    """By a link, which is not followed, or by the file system."""
-    said = []
-    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
-    (tmp_path / 'mine').write_text('of worth')
-    (tmp_path / 'run.lock').symlink_to(tmp_path / 'mine')
-    InterruptionHook().take_lock(tmp_path)
-    assert (tmp_path / 'mine').read_text() == 'of worth'
+    said = Mock()
+    monkeypatch.setattr('beit_mm.terminal.log', said)
     monkeypatch.setattr('fcntl.lockf', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
-    InterruptionHook().take_lock(tmp_path / 'work')
-    for text, folder in zip(said, (tmp_path, tmp_path / 'work'), strict=True):
-        assert text.startswith(f'{folder} cannot be locked')
+    InterruptionHook().take_lock(tmp_path)
+    assert said.call_args[0][0].startswith(f'{tmp_path} cannot be locked')
