@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -74,14 +75,13 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert size == 3 and rename == (partial, str(path)) and folder == str(tmp_path)
 
 
-@pytest.mark.parametrize('full', [(3, 4), (3, 4, 5, 6)])
-def test_a_full_disk_ends_no_run_and_takes_no_file_away(full, config, monkeypatch, capfd):
+def test_a_full_disk_ends_no_run_and_takes_no_file_away(config, monkeypatch, capfd):
     """Neither the best checkpoint, nor one for a bad step, nor the end of the run is a reason to."""
     folder, save, found = Path(config.work_dir), checkpoints.CheckpointHook.save, {}
 
     def on_a_full_disk(self, runner, name, **options):
         number = runner.iter + 1
-        with file_size_limit(20_000 if name in [f'iter_{step}.pth' for step in full] else 2**30):
+        with file_size_limit(20_000 if name in ('iter_3.pth', 'iter_4.pth', 'iter_6.pth') else 2**30):
             path = save(self, runner, name, **options)
         found.setdefault(number, readable(folder))
         if name == 'iter_4.pth':
@@ -92,13 +92,9 @@ def test_a_full_disk_ends_no_run_and_takes_no_file_away(full, config, monkeypatc
 
     monkeypatch.setattr(checkpoints.CheckpointHook, 'save', on_a_full_disk)
     assert train(config).iter == 6
-    stays = ['interrupted.pth', 'iter_2.pth']
-    assert found == {
-        **{1: ['iter_1.pth'], 2: ['iter_2.pth'], 3: ['iter_2.pth'], 4: ['iter_2.pth']},
-        **{step: stays if step in full else [f'iter_{step}.pth'] for step in (5, 6)},
-    }
+    assert found == {number: [f'iter_{kept}.pth'] for number, kept in enumerate((1, 2, 2, 2, 5, 5), start=1)}
     assert 'iter_4.pth could not be written' in ' '.join(capfd.readouterr())
-    assert (folder / 'last_checkpoint').read_text() == str(folder / ('iter_2.pth' if 6 in full else 'iter_6.pth'))
+    assert (folder / 'last_checkpoint').read_text() == str(folder / 'iter_5.pth')
 
 
 def damaged(path: Path) -> None:
@@ -113,20 +109,11 @@ def cut_short(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1000)
 
 
-START = dict(state_dict={}, optimizer={})
-STRANGE = {
-    'an iteration that is no number': dict(START, meta=dict(iter=float('inf'), epoch=0)),
-    'a meta that is a list': dict(START, meta=[1]),
-    'a batch that is text': dict(START, meta=dict(iter=99, epoch=0, batch='x')),
-    'no weights': dict(meta=dict(iter=99, epoch=0), optimizer={}),
-}
-
-
 @pytest.mark.parametrize(('harm', 'pointer'), [(damaged, 'iter_6.pth'), (cut_short, 'iter_99.pth'), (damaged, None)])
 def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointer, config, folder, capfd):
     harm(folder / 'iter_6.pth')
-    for name, content in {**STRANGE, 'numbers': {1: 2}}.items():
-        torch.save(content, folder / f'{name}.pth')
+    torch.save(dict(meta=dict(iter=float('inf'), epoch=0), state_dict={}, optimizer={}), folder / 'strange.pth')
+    torch.save({1: 2}, folder / 'numbers.pth')
     os.utime(folder / 'iter_4.pth')  # as after a copy: the times say nothing
     (folder / 'last_checkpoint').unlink()
     if pointer is not None:
@@ -134,8 +121,7 @@ def test_resume_takes_the_newest_that_is_whole_and_names_the_others(harm, pointe
     capfd.readouterr()
     assert chosen(config, resume=True) == str(folder / 'iter_5.pth')
     passed_over = ' '.join(capfd.readouterr()).partition('Passed over: ')[2]
-    assert 'iter_6.pth is ' in passed_over
-    assert all(f'{name}.pth' in passed_over for name in STRANGE)
+    assert 'iter_6.pth is ' in passed_over and 'strange.pth' in passed_over
 
 
 def test_a_flipped_bit_in_a_named_file_is_noticed_too(config, folder):
@@ -154,10 +140,6 @@ def test_checkpoints_of_which_none_is_whole_are_not_started_over(config, folder)
     assert not any(path.stat().st_size for path in folder.glob('*.pth'))
 
 
-def test_an_empty_folder_starts_at_the_beginning(config):
-    assert train(config, resume=True).iter == 6
-
-
 @pytest.mark.parametrize('variable', ['TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'])
 def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
     for count, expected in (('0', None), ('1', f'{folder}/iter_6.pth')):
@@ -165,40 +147,32 @@ def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
         assert chosen(config) == expected
 
 
-@pytest.mark.parametrize(('place', 'left'), [('save', None), ('after_train', 'iter_2.pth')])
-def test_no_run_resumes_from_one_before_the_last(config, folder, place, left, monkeypatch):
-    """A new run in the folder of an old one, which came farther; killed before and after its first checkpoint."""
-    hook = checkpoints.CheckpointHook
+def test_no_run_resumes_from_one_before_the_last(config, folder, monkeypatch):
+    """A new run in the folder of an old one, which came farther, is killed before it has saved anything, and after."""
     (folder / 'iter_6.pth').rename(folder / 'iter_9.pth')
-    config.train_cfg.max_epochs = 1
-    config.default_hooks.checkpoint.update(interval=2, save_last=False)
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hook, place, killed)
-        patch.setattr(hook, 'every_n_train_iters', lambda self, runner, *_: runner.iter == 1)
+        patch.setattr(checkpoints.CheckpointHook, 'save', Mock(side_effect=KeyboardInterrupt))
         train(config)
-    if left is None:
-        with pytest.raises(CheckpointError, match='checkpoints of an earlier run only; .*--resume iter_9.pth'):
-            chosen(config, resume=True)
-    else:
-        assert chosen(config, resume=True) == str(folder / left)
-    monkeypatch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
-    assert chosen(config) == (left and str(folder / left))
-
-
-BOTH = [dict(mim_loss=1.0, accuracy=3.0), dict(mim_loss=2.0, accuracy=4.0)]
+    with pytest.raises(CheckpointError, match='checkpoints of an earlier run only; .*--resume iter_9.pth'):
+        chosen(config, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setenv('TORCHELASTIC_RESTART_COUNT', '1')
+        assert chosen(config) is None
+    config.train_cfg.max_epochs = 1
+    train(config)
+    assert chosen(config, resume=True) == str(folder / 'iter_3.pth')
 
 
 @pytest.mark.parametrize(
     ('wanted', 'scores', 'kept'),
     [  # a loss is good when it is low, an accuracy when it is high
         ('auto', [dict(mim_loss=2.0, x=0), dict(mim_loss=1.0, x=0)], ['best_mim_loss_iter_2.pth']),
-        ('auto', [dict(mim_loss=1.0), dict(mim_loss=1.0)], ['best_mim_loss_iter_1.pth']),
         ('single/accuracy', [{'single/accuracy': 3.0}], ['best_single_accuracy_iter_1.pth']),
-        ([*BOTH[0]], BOTH, ['best_mim_loss_iter_1.pth', 'best_accuracy_iter_2.pth']),
+        (
+            ['mim_loss', 'accuracy'],
+            [dict(mim_loss=1.0, accuracy=3.0), dict(mim_loss=1.0, accuracy=4.0)],
+            ['best_mim_loss_iter_1.pth', 'best_accuracy_iter_2.pth'],
+        ),
     ],
 )
 def test_the_best_of_each_metric_is_kept(wanted, scores, kept, tmp_path, monkeypatch):

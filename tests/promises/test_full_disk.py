@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from helpers import file_size_limit, make_runner
 from mmengine.config import Config
-from PIL import Image
 from promises.test_interruption import Act
 
 
@@ -35,16 +34,3 @@ def test_what_cannot_be_written_is_one_warning(act, reason, pretrain_config: Con
     full = act is nothing_fits  # a folder that is gone is made again for a checkpoint
     assert ('epoch_2.pth could not be written' in said) == full != (folder / 'epoch_2.pth').is_file()
     assert 'Traceback' not in errors and 'Logging error' not in errors, errors
-
-
-def test_pictures_that_do_not_fit(pretrain_config: Config, monkeypatch, capsys):
-    """They are warned of where the logs are written still."""
-
-    def full(self, path, *args, **kwargs):
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(Image.Image, 'save', full)
-    pretrain_config.visualizer.vis_backends = [dict(type='LocalVisBackend')]
-    runner = make_runner(pretrain_config)
-    runner.train()
-    assert runner.iter == 6 and capsys.readouterr().out.count('No space left on device') == 1

@@ -99,16 +99,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(task, images, tmp_path):
         assert not found, '\n'.join([files[index].name, *found[:10]])
 
 
-def test_the_kill_loop_has_a_run_to_kill(tmp_path):
-    """Its config trains, here in one process."""
-    config = kill_loop['make_config'](tmp_path, 2)
-    config.work_dir, config.launcher = str(tmp_path / 'work'), 'none'
-    config.train_dataloader.update(num_workers=0, persistent_workers=False)
-    runner = make_runner(config)
-    runner.train()
-    assert runner.iter == 2 and (tmp_path / 'work/iter_2.pth').exists()
-
-
 @pytest.mark.slow
 def test_three_kills_change_nothing(tmp_path):
     options = ['--kills', '3', '--steps', '40', '--longest', '3', '--out', str(tmp_path)]
