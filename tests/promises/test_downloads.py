@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import threading
-import time
 from pathlib import Path
 
 import huggingface_hub
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 
 from beit_mm.apis.plans import backbone_of
 from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import ABANDONED, locate_weights, path_of_checkpoint
+from beit_mm.checkpoint.find import locate_weights, path_of_checkpoint
 from beit_mm.checkpoint.read import read_checkpoint
 from beit_mm.files import file_sha256
 
@@ -108,30 +107,8 @@ def test_a_page_or_a_file_of_another_hash_is_not_kept(site, tmp_path):
     assert locate_weights(f'{address}/{name}', 'advice').read_bytes() == whole and os.listdir(cache) == [name]
 
 
-def test_what_killed_downloads_left_goes_with_the_next(site, tmp_path):
-    """But not what another node may be writing to at this moment, nor the files of others."""
-    address, cache = site
-    cache.mkdir(parents=True)
-    left = {'beit.pth.0a1b2c3d.part': True, 'beit.pth.0a1b2c3d.part.4f.partial': True}
-    kept = {'beit.pth.99999999.part': False, 'other.pth.0a1b2c3d.part': True, 'beit.pth.mine': True}
-    for name, old in {**left, **kept}.items():
-        (cache / name).touch()
-        os.utime(cache / name, (time.time() - old * ABANDONED - 60,) * 2)
-    Site.answers['/beit.pth'] = content_of(tmp_path, 'zip'), None
-    locate_weights(f'{address}/beit.pth', 'advice')
-    assert set(os.listdir(cache)) == {'beit.pth', *kept}
-
-
-@pytest.mark.parametrize('ending', ['', '/', '/..'])
-def test_an_address_without_a_file_is_no_download(site, ending):
-    with pytest.raises(FileNotFoundError, match='without the name of a file'):
-        locate_weights(site[0] + ending, 'advice')
-    assert not Site.asked
-
-
-@pytest.fixture
-def theirs(tmp_path, monkeypatch) -> Path:
-    """A repository of transformers' making, mine/beit on the Hub, whose client links to files named by their hash."""
+def test_a_repository_of_the_hub_is_a_checkpoint(tmp_path, monkeypatch):
+    """Of transformers' making, mine/beit on the Hub, whose client links to files named by their hash."""
     hf_peer('classification', 'shared').save_pretrained(folder := tmp_path / 'theirs')
     (snapshot := tmp_path / 'snapshot').mkdir()
 
@@ -146,22 +123,16 @@ def theirs(tmp_path, monkeypatch) -> Path:
 
     monkeypatch.delenv('BEIT_MM_WEIGHTS', raising=False)
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', fetch)
-    return folder
-
-
-def test_a_repository_of_the_hub_is_a_checkpoint(theirs):
     link = path_of_checkpoint('hf://mine/beit')
     assert link.is_symlink() and link.name == 'model.safetensors'
     checkpoint = Checkpoint.open(link)
     assert checkpoint.preprocessing['size'] and backbone_of(checkpoint)[0]['arch']['num_heads'] == HEADS
-
-
-def test_older_weights_of_the_hub_what_it_does_not_have_and_a_folder_of_ours_before_it(theirs, tmp_path, monkeypatch):
-    (theirs / 'model.safetensors').rename(theirs / 'pytorch_model.bin')
-    assert locate_weights('hf://mine/beit@main', 'advice').name == 'pytorch_model.bin'
-    for source in ('hf://mine/other', 'hf://', 'hf://mine/beit@gone'):
-        with pytest.raises(FileNotFoundError, match=f'^{source} cannot be fetched: .*\nadvice$'):
-            locate_weights(source, 'advice')
-    shutil.copytree(theirs, folder := tmp_path / 'weights/mine/beit')
+    (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+    for known in snapshot.iterdir():
+        known.unlink()
+    assert locate_weights('hf://mine/beit@main', 'advice').name == 'pytorch_model.bin'  # of older repositories
     monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path / 'weights'))
-    assert locate_weights('hf://mine/beit', 'advice') == folder / 'pytorch_model.bin'
+    shutil.copytree(folder, tmp_path / 'weights/mine/beit')
+    assert locate_weights('hf://mine/beit', 'advice').is_relative_to(tmp_path / 'weights')
+    with pytest.raises(FileNotFoundError, match='^hf://mine/beit@gone cannot be fetched: .*\nadvice$'):
+        locate_weights('hf://mine/beit@gone', 'advice')

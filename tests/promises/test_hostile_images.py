@@ -91,15 +91,6 @@ def tif_without_pixels() -> bytes:
     return b'II*\0' + struct.pack('<IH', 8, len(tags)) + entries + bytes(4)
 
 
-def pages_in_a_circle() -> bytes:
-    data = bytearray(written(tifffile.imwrite, np.zeros((3, 16, 16), np.uint8), photometric='minisblack'))
-    with tifffile.TiffFile(io.BytesIO(data)) as tif:
-        first, last = tif.pages[0].offset, tif.pages[-1]
-        place = last.offset + 2 + 12 * len(last.tags)
-    data[place : place + 4] = first.to_bytes(4, 'little')
-    return bytes(data)
-
-
 JPEG = dict(photometric='rgb', compression='jpeg')  # which has a size of its own
 
 
@@ -109,12 +100,9 @@ JPEG = dict(photometric='rgb', compression='jpeg')  # which has a size of its ow
         (written(np.save, np.array([Program()], dtype=object)), 'Object arrays cannot be loaded'),
         (written(np.save, np.zeros((4, 4), [('a', 'u1')])), 'type .*; expected integers'),
         (pickle.dumps(Program()), 'neither .tif nor .npy'),
-        (written(np.savez, np.zeros((4, 4), np.uint8)), 'neither .tif nor .npy'),
         (npy((10, 10, 10**12)), 'cannot be read'),
-        (npy((0, 10, 6)), 'not empty'),
         (npy((2, 2, 3, 1)), r'expected \(height, width, bands\)'),
         (tif_without_pixels(), 'none of its blocks of pixels is stored'),
-        (pages_in_a_circle(), 'bands'),
         (written(tifffile.imwrite, np.zeros((64, 64, 3), np.uint8), **JPEG), 'compression 7, .*expected none, LZW'),
     ],
 )
@@ -136,31 +124,26 @@ def test_other_files_that_a_tif_names_stay_closed(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['a.tif', 'a.npy'])
-@pytest.mark.parametrize('dtype, bands', [('uint8', 4), ('float64', 2)])
+@pytest.mark.parametrize(('dtype', 'bands'), [('uint8', 4), ('float64', 2)])
 def test_the_limits_count_pixels_and_the_float32_that_is_made(tmp_path, name, dtype, bands):
-    path = tmp_path / name
-
-    def write(bands: int, dtype: str = dtype) -> None:
-        values = np.ones((16, 16, bands), dtype)
+    path, settings = tmp_path / name, dict(low=0, high=1, max_pixels=300)  # the file's header is counted too
+    for number in (bands + 1, bands):
+        values = np.ones((16, 16, number), dtype)
         np.save(path, values) if name == 'a.npy' else tifffile.imwrite(path, values, **BANDS)
-
-    settings = dict(low=0, high=1, max_pixels=300)  # the file's header is counted too
-    write(bands)
+        if number > bands:
+            refused(path, 'more than 16 .*for each of 300 pixels', **settings)
     assert load_bands(str(path), **settings)['img'].nbytes <= 16 * 300
-    write(bands + 1)
-    refused(path, 'more than 16 .*for each of 300 pixels', **settings)
-    write(2, 'uint8')
-    refused(path, '16 x 16 pixels', max_pixels=16 * 16 - 1)
-    assert load_bands(str(path), max_pixels=16 * 16)['img'].shape == (16, 16, 2)
+    if dtype == 'uint8':
+        refused(path, '16 x 16 pixels', max_pixels=16 * 16 - 1)
 
 
 def test_an_image_that_is_hardly_more_than_a_line_is_refused(tmp_path):
     """97 bytes would become gigabytes, where a pipeline enlarges the short side first."""
-    for width, height in ((50, 1), (1, 50), (51, 1), (1, 51)):
+    for width, height in ((50, 1), (1, 51)):
         Image.new('RGB', (width, height)).save(tmp_path / 'line.png')
         np.save(tmp_path / 'line.npy', np.zeros((height, width, 6), np.uint8))
         for name, read in (('line.png', load_image), ('line.npy', load_bands)):
-            if 51 in (width, height):
+            if height == 51:
                 refused(tmp_path / name, 'pixels; expected a long side of at most 50 short', read)
             else:
                 assert read(str(tmp_path / name))['img_shape'] == (height, width)
@@ -179,19 +162,18 @@ def test_images_above_the_pixel_limit_cost_nothing(tmp_path):
     def read_all() -> None:
         warnings.simplefilter('error')  # Pillow's own, of a limit for the process
         for path in tmp_path.iterdir():
-            limit = r'60000 x 60000 pixels, more than max_pixels=178,956,970' if path.suffix == '.png' else ''
-            refused(path, f'cannot be read as an image.*{limit}', read_image)
+            refused(path, 'cannot be read as an image.*' + '60000 x 60000 pix' * (path.suffix == '.png'), read_image)
 
     assert with_peak_memory(read_all)[1] < 500
 
 
-@pytest.mark.parametrize('options', [{}, dict(compression='lzw'), dict(tile=(16, 16))])
+@pytest.mark.parametrize('options', [{}, dict(compression='lzw')])
 def test_truncated_files_are_unreadable(tmp_path, options):
     path = tmp_path / 'a.tif'
     values = np.random.default_rng(0).integers(0, 255, (64, 64, 6), dtype=np.uint8)
     tifffile.imwrite(path, values, **BANDS, **options)
     data = path.read_bytes()
-    for size in (0, 3, 8, 100, len(data) // 2, len(data) - 40):
+    for size in (0, 100, len(data) - 40):
         path.write_bytes(data[:size])
         refused(path, 'cannot be read as an image')
 
@@ -202,21 +184,10 @@ def test_folders_that_link_to_each_other_are_searched_once_by_the_path_without_l
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    for index in range(144):  # each to each: paths without end
-        (root / f'{index // 12:02}/to{index % 12}').symlink_to(f'../{index % 12:02}')
-    links = dict(self='self', again='.', a='z', n='../elsewhere', m='../elsewhere')
-    for name, target in links.items():  # a real path to z comes after a
+    links = {f'{index // 12:02}/to{index % 12}': f'../{index % 12:02}' for index in range(144)}  # paths without end
+    links |= {'again': '.', 'a': 'z', 'm': '../elsewhere', 'gone.jpg': 'nowhere'}  # a real path to z comes after a
+    for name, target in links.items():
         (root / name).symlink_to(target)
-    (root / 'gone.jpg').symlink_to('nowhere')
     # a folder named .jpg hides nothing, and a link to nothing is left to the policy
     expected = [*names[:13], 'gone.jpg', 'm/x.png', 'z/real.png']
     assert list(list_images(str(root))) == expected
-
-
-def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):
-    def scan(path: str) -> object:
-        raise PermissionError(13, 'Permission denied', path)
-
-    monkeypatch.setattr(os, 'scandir', scan)  # a test may be run by root, who has every permission
-    with pytest.raises(PermissionError, match=f'Permission denied: .{tmp_path}'):
-        list_images(str(tmp_path))

@@ -47,15 +47,6 @@ def test_the_files_are_small_and_belong_together():
         assert not re.search(rb'[\'"\\](?:/\w+){2,}', header), f'{file.name} has a path of the machine that made it'
 
 
-def test_demo_is_not_taken_for_a_run_of_that_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'demo').mkdir()
-    (tmp_path / 'demo/pretrained.pth').write_bytes((PACKAGED / 'pretrained.safetensors').read_bytes())
-    with pytest.raises(ValueError, match='say ./demo'):
-        Checkpoint.open('demo')
-    assert Checkpoint.open('./demo').path.name == 'pretrained.pth'
-
-
 def test_each_photo_is_attributed():
     with (PHOTOS / 'ATTRIBUTION.tsv').open() as file:
         rows = {row['file']: row for row in csv.DictReader(file, delimiter='\t')}
@@ -88,38 +79,26 @@ def test_the_segmentor_knows_drawn_scenes(drawn, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_segmentors_recipe_makes_such_weights(tmp_path, monkeypatch):
-    """240 of its 1,500 steps; their mIoU is the spread of three seeds, widened. Packaged, the weights are as good."""
-    drawn, run, trained = tmp_path / 'drawn', tmp_path / 'run', tmp_path / 'run/iter_240.pth'
-    run_tool('demo/draw_images.py', drawn)
-    options = ('--cfg-options', f'data_root={drawn}')
-    run_tool('train.py', 'configs/demo/segment_setr_pup.py', '--steps', '240', '--work-dir', run, *options)
-    (figures,) = read_scalars(run)[1].values()
+def test_the_segmentors_recipe_makes_such_weights(tmp_path):
+    """240 of its 1,500 steps; their mIoU is the spread of three seeds, widened."""
+    run_tool('demo/draw_images.py', tmp_path / 'drawn')
+    options = ('--work-dir', tmp_path / 'run', '--cfg-options', f'data_root={tmp_path}/drawn')
+    run_tool('train.py', 'configs/demo/segment_setr_pup.py', '--steps', '240', *options)
+    (figures,) = read_scalars(tmp_path / 'run')[1].values()
     assert 17 < figures['mIoU'] < 30
-    monkeypatch.setattr('beit_mm.checkpoint.find.PACKAGED', tmp_path)
-    run_tool('dev/package_weights.py', 'segmentor', trained)
-    images = sorted((drawn / 'val').rglob('*.jpg'))[::60]
-    of_run, packaged = (
-        beit_mm.segment(source, images, tmp_path / f'maps/{index}')
-        for index, source in enumerate((trained, tmp_path / 'segmentor.safetensors'))
-    )
-    for one, other in zip(of_run, packaged, strict=True):
-        same = np.array(Image.open(one['labels'])) == np.array(Image.open(other['labels']))
-        assert same.mean() > 0.99  # half precision
 
 
 @pytest.mark.parametrize(
-    ('verb', 'said', 'made'),
+    ('verb', 'made'),
     [
-        ('reconstruct', 'reconstruction.png', 'reconstruction.png'),
-        ('attention', 'attention.png', 'attention.png'),
-        ('embed', 'features.npz: 5 x 128', 'features.npz'),
-        ('segment', '3 images: labels and overlays in segmentation', 'segmentation'),
+        ('reconstruct', 'reconstruction.png'),
+        ('attention', 'attention.png'),
+        ('embed', 'features.npz'),
+        ('segment', 'segmentation'),
     ],
 )
-def test_a_verb_needs_no_images_of_yours(verb, said, made, tmp_path, monkeypatch, capsys):
+def test_a_verb_needs_no_images_of_yours(verb, made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', ['beit-mm', verb, 'demo'])
     terminal.run(command.main)
-    assert said in capsys.readouterr().out and [path.name for path in tmp_path.iterdir()] == [made]
-    assert verb != 'segment' or len([*tmp_path.glob('segmentation/overlays/*')]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == [made]
