@@ -3,7 +3,6 @@
 import io
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from mmengine.logging import MMLogger
-from mmengine.registry import DATASETS, HOOKS, MODELS
 
 import beit_mm
 from beit_mm import __main__, terminal
@@ -56,14 +54,9 @@ def test_quiet_ends(capsys):
     assert settings() == before and capsys.readouterr().out == 'said by us\n'
 
 
-def test_help_imports_nothing_heavy_and_shows_an_example():
-    verbs = 'pretrain finetune classify segment reconstruct attention embed train config'.split()
-    code = f"""import sys
-from beit_mm.__main__ import parser
-for verb in {verbs}:
-    sub = parser()._subparsers._group_actions[0].choices[verb]
-    assert f'Example: python -m beit_mm {{verb}} ' in ' '.join(sub.format_help().split()), verb
-assert not {{'torch', 'mmengine', 'numpy'}} & {{*sys.modules}}"""
+def test_help_imports_nothing_heavy():
+    code = 'import sys; from beit_mm.__main__ import parser; parser().format_help(); '
+    code += 'assert not {"torch", "mmengine", "numpy"} & {*sys.modules}'
     run('-c', code, cwd=ROOT).check_returncode()
 
 
@@ -93,49 +86,11 @@ def test_names_cannot_steer_a_terminal(capsys):
         terminal.run(main)
     assert end.value.code.isprintable() and shown in end.value.code.replace('\\\\', '\\')
     assert capsys.readouterr().out == shown + '\\nerror: nothing\n'
-    for *words, said in (
-        (name, shown),
-        ('pretrain', 'x', '--out', 'y', '--batch', name, shown),
-        ('classify', 'x', 'y', f'--{name}', f'unrecognized argument: --{shown}'),
-        ('pretrain', 'x', '--out', 'y', '--minuts', '2', 'did you mean --minutes?'),
-    ):
+    for words in ([name], ['pretrain', 'x', '--out', 'y', '--batch', name], ['classify', 'x', 'y', f'--{name}']):
         with pytest.raises(SystemExit):
             __main__.parser().parse_args(words)
-        assert said in (error := capsys.readouterr().err).replace('\\\\', '\\')  # argparse quotes some words
+        assert shown in (error := capsys.readouterr().err).replace('\\\\', '\\')  # argparse quotes some words
         assert error.replace('\n', '').isprintable()
-
-
-def test_an_argument_that_a_type_does_not_have_is_named_but_not_one_inside_of_a_constructor():
-    class Faulty:
-        def __init__(self, size=1):
-            dict.fromkeys(wrong=size)
-
-    for registry, options, said in (
-        (MODELS, dict(type='beit_mm.BEiTBackbone', drop_path=0.2), "BEiTBackbone.*'drop_path'"),
-        (HOOKS, dict(type='beit_mm.LoggerHook', interval_=1), "LoggerHook.*'interval_'"),  # mmengine's argument
-        (DATASETS, dict(type='beit_mm.ImageFolder', folder='x'), "'folder'"),  # handed on by two constructors
-        (HOOKS, dict(type='beit_mm.StepSeedHook', seed=1), 'StepSeedHook.. takes no arguments'),
-        (MODELS, dict(type=Faulty), None),
-    ):
-        with pytest.raises(TypeError) as caught:
-            registry.build(options)
-        found = terminal.message_for_user(caught.value)
-        assert re.search(said, found) if said else found is None
-
-
-def test_public_names_are_listed():
-    assert {'pretrain', 'classify', 'segment', 'FeatureExtractor', '__version__'} <= {*dir(beit_mm)}
-
-
-@pytest.mark.parametrize('path', ['/usr/bin/beit-mm', 'C:/Scripts/beit-mm.exe', f'{ROOT}/beit_mm/__main__.py'])
-def test_the_command_is_called_what_was_typed(path, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', [path, 'pretrain', 'my images'])
-    monkeypatch.setattr(sys, 'orig_argv', ['python3', '-m', 'beit_mm', 'pretrain', 'my images'])
-    name, typed = ('beit-mm',) * 2 if 'beit-mm' in path else ('python -m beit_mm', 'python3 -m beit_mm')
-    assert terminal.typed() == f"{typed} pretrain 'my images'"
-    assert __main__.parser().format_usage().startswith(f'usage: {name} ')
-    monkeypatch.setattr(sys, 'argv', ['mine.py'])
-    assert terminal.typed() is None
 
 
 HOSTILE = "open('ran', 'a').write(__name__ + ' ')\nraise ImportError(__name__)\n"
@@ -183,11 +138,3 @@ def test_a_checkout_that_is_not_installed_is_one(tmp_path):
     here = f'import beit_mm; assert beit_mm.__file__.startswith({str(tmp_path)!r})'
     result = run('-c', f'HERE = {here!r}' + COMMAND, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.slow
-def test_importing_a_verb_says_nothing():
-    code = 'import warnings; filters = list(warnings.filters); import beit_mm; beit_mm.classify; beit_mm.pretrain'
-    code += '; assert set(filters) <= set(warnings.filters), warnings.filters; warnings.warn("mine")'
-    result = run('-c', code, cwd=ROOT)
-    assert result.returncode == 0 and not result.stdout and result.stderr == '<string>:1: UserWarning: mine\n'

@@ -312,7 +312,6 @@ def test_a_mistake_is_one_line(run, images, tmp_path):
     out, image, broken = tmp_path / 'out', images / 'red/1.png', tmp_path / 'broken.png'
     broken.write_text('nothing')
     for message, *words in (
-        ("nowhere' does not exist; expected a folder of images", 'pretrain', 'nowhere', '--out', out),
         ('lies in the folder of the images', 'pretrain', images, '--out', images / 'run'),
         ('holds other files', 'pretrain', images, '--out', tmp_path),
         ('is a run with verb pretrain, not finetune', 'finetune', images, '--init', run, '--out', run),
