@@ -1,6 +1,5 @@
-"""What a config trains on and how: samples and masks, against the pixels and the law."""
+"""What a config trains on and how: samples, against the pixels."""
 
-import math
 import runpy
 from types import SimpleNamespace
 
@@ -61,13 +60,3 @@ def test_label_maps_are_drawn_beside_their_images(tmp_path):
     parts = [image[(labels == colour).all(axis=2)] for colour in distinct_colours(3)]  # red, green and blue ones
     seen = {channel: part.mean(axis=0).argmax() for channel, part in enumerate(parts) if len(part) > 50}
     assert len(seen) > 1 and all(channel == brightest for channel, brightest in seen.items())  # if augmented too
-
-
-def test_every_patch_is_masked_as_often_at_random(cfg):
-    cfg.train_dataloader.dataset.pipeline = [dict(type='beit_mm.RandomMask', grid=(4, 4), num_masked=6)]
-    masks = browse.draw_masks(cfg, 4000, 0)
-    assert set(masks.sum(axis=(1, 2))) == {6}
-    spread = math.sqrt(6 / 16 * 10 / 16 / 4000)
-    assert np.abs(masks.mean(axis=0) - 6 / 16).max() < 4 * spread
-    heat = browse.draw_mask_statistics(masks).axes[0].images[0].get_array()
-    np.testing.assert_allclose(heat, masks.mean(axis=0))

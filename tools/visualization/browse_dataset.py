@@ -1,7 +1,6 @@
-"""Draws training samples of a config as the model gets them, or how often its masks mask each patch.
+"""Draws training samples of a config as the model gets them.
 
     python tools/visualization/browse_dataset.py configs/demo/pretrain.py --out samples.png
-    python tools/visualization/browse_dataset.py configs/beit/pretrain_800e.py --masks 10000 --out masks.png
 
 A row for each sample. Of a pretraining: the first view, the same with its masked patches gray, the tokenizer's view,
 its visual tokens (decoded where the tokenizer can, else a colour for each word), DINO's crops. Of a fine-tuning the
@@ -18,7 +17,6 @@ from beit_mm.apis.options import argument_parser, load_config
 from beit_mm.terminal import UserError, quiet, run
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
     from mmengine.config import Config
     from torch import Tensor
@@ -31,14 +29,13 @@ MASK_SHADE = 0.5  # gray in place of masked patches
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument('--number', type=int, default=8, help='of samples (default: 8)')
-    parser.add_argument('--masks', type=int, metavar='N', help='draw statistics of N masks instead of samples')
     parser.add_argument('--seed', type=int, default=0, help='of the run (default: 0)')
     parser.add_argument('--no-tokens', action='store_true', help="do without the tokenizer's weights")
     parser.add_argument('--channels', type=int, nargs=3, default=(0, 1, 2), help='of images with many bands')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/samples.png'), help='default: %(default)s')
     args = parser.parse_args()
-    if min(args.number, args.masks or 1) < 1:
-        parser.error('expected a --number and --masks from 1')
+    if args.number < 1:
+        parser.error('expected a --number from 1')
     with quiet():
         from mmengine.registry import init_default_scope
 
@@ -46,10 +43,7 @@ def main() -> None:
         if not cfg.get('train_dataloader'):
             raise UserError('the config has no train_dataloader; expected the config of a training')
         init_default_scope(cfg.default_scope)
-        if args.masks:
-            figure = draw_mask_statistics(draw_masks(cfg, args.masks, args.seed))
-        else:
-            figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
+        figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out)
         print(args.out)
@@ -126,38 +120,6 @@ def token_column(tokenizer: Tokenizer, images: Tensor) -> dict[str, Tensor]:
         return {'tokens, decoded': tokenizer.decode(ids)}
     colours = torch.tensor(distinct_colours(tokenizer.vocab_size)) / 255
     return {'tokens as colours': colours[ids].permute(0, 3, 1, 2)}
-
-
-def draw_masks(cfg: Config, number: int, seed: int) -> np.ndarray:
-    """Masks of a pretraining whose `default_scope` is set: bool (number, rows, columns), True = masked."""
-    import numpy as np
-
-    from beit_mm.datasets.samplers import SampleKey, seed_generators
-    from beit_mm.registry import TRANSFORMS
-
-    kinds = ('beit_mm.BlockwiseMask', 'beit_mm.RandomMask')
-    steps = [step for step in cfg.train_dataloader.dataset.pipeline if step['type'] in kinds]
-    if not steps:
-        raise UserError('the training pipeline has no beit_mm.BlockwiseMask or RandomMask; expected a pretraining')
-    masker = TRANSFORMS.build(steps[0])
-    seed_generators(SampleKey(seed, 0, 0))
-    return np.stack([masker.transform({})['mask'] for _ in range(number)])
-
-
-def draw_mask_statistics(masks: np.ndarray) -> Figure:
-    """A heat map of how often patches are masked, beside the histogram of their number."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    counts = masks.sum(axis=(1, 2))
-    figure = Figure(figsize=(11, 4.5), layout='constrained')
-    heat, histogram = figure.subplots(1, 2)
-    figure.colorbar(heat.imshow(masks.mean(axis=0), cmap='viridis'), ax=heat)
-    heat.set(title=f'part of {len(masks):,} masks in which a patch is masked', xticks=[], yticks=[])
-    histogram.bar(*np.unique(counts, return_counts=True), width=0.9)
-    title = f'mean {counts.mean():.2f} of {masks[0].size} patches ({counts.mean() / masks[0].size:.1%})'
-    histogram.set(title=title, xlabel='masked patches of an image', ylabel='masks')
-    return figure
 
 
 if __name__ == '__main__':
