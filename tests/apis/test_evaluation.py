@@ -11,7 +11,7 @@ from label_maps import make_label_maps
 from labelled import make_images, save_backbone
 from mmseg.evaluation import IoUMetric
 
-from beit_mm.features.evaluation import class_ious, confusion
+from beit_mm.features.evaluation import RIDGE_PENALTIES, class_ious, confusion, ridge
 
 TOOL = 'analysis/evaluate_features.py'
 
@@ -47,3 +47,24 @@ def test_ious_of_classes_are_mmsegs():
     expected = IoUMetric.total_area_to_metrics(*areas)['IoU']
     assert np.isnan(expected[3])
     np.testing.assert_allclose(class_ious(confusion(predicted, labels, 4)), expected, atol=1e-5)
+
+
+def test_ridge_is_least_squares_with_the_penalty_of_leave_one_out():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 40)
+    x = generator.normal(size=(40, 12)) + np.eye(12)[labels]
+    held_out, ones = generator.normal(size=(50, 12)), np.ones((50, 1))
+
+    def predict(rows: np.ndarray, queries: np.ndarray, penalty: float) -> np.ndarray:
+        """By the normal equations: an intercept is a column of ones without a penalty."""
+        design = np.hstack([x[rows], ones[: len(rows)]])
+        matrix = design.T @ design + penalty * np.diag([1.0] * 12 + [0.0])
+        weights = np.linalg.solve(matrix, design.T @ np.eye(3)[labels[rows]])
+        return (np.hstack([queries, ones[: len(queries)]]) @ weights).argmax(axis=1)
+
+    def left_out(penalty: float) -> int:
+        rows = np.arange(40)
+        return sum(predict(rows[rows != row], x[[row]], penalty)[0] == labels[row] for row in rows)
+
+    expected = predict(np.arange(40), held_out, max(RIDGE_PENALTIES, key=left_out))
+    assert ridge(*map(torch.from_numpy, (x, labels, held_out))).tolist() == expected.tolist()

@@ -4,12 +4,14 @@ nothing outside of the target, and damage named in one line."""
 import hashlib
 import io
 import pickle
+import random
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import refused, run_tool, tree
+from labelled import CLASSES, make_images
 from PIL import Image
 from scipy.io import savemat
 from torchvision.datasets import CIFAR100, imagenet
@@ -127,3 +129,15 @@ def test_cifar100(tmp_path, monkeypatch):
     assert sorted(tree(tmp_path / 'cifar100')) == [f'{name}.png' for name in names]
     image = np.asarray(Image.open(tmp_path / 'cifar100/train/bee/00003.png'))
     assert np.array_equal(image.transpose(2, 0, 1).ravel(), pixels[3])
+
+
+def test_a_list_holds_what_the_rule_says(tmp_path):
+    make_images(tmp_path, per_class=6)
+    run_tool('datasets/sample_labels.py', tmp_path / 'train', 4, tmp_path / 'lists/labels.txt', '--seed', 3)
+    generator, expected = random.Random(3), []
+    for name in CLASSES:
+        images = [f'{name}/{index}.png' for index in range(6)]
+        generator.shuffle(images)
+        expected += images[:4]
+    assert (tmp_path / 'lists/labels.txt').read_text().splitlines() == expected
+    refused('per_class is 0', 'sample_labels', tmp_path / 'train', 0, tmp_path / 'x.txt')

@@ -2,31 +2,26 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
-from torchvision.transforms.functional import to_tensor
 
 from beit_mm.apis.configs import get_model
-from beit_mm.apis.inference import overlay, reconstructions
+from beit_mm.apis.inference import reconstructions
 from beit_mm.apis.reports import Picture, rows_of, standard_error, verdict, verdict_of_pretraining, write_report
 from beit_mm.apis.split import Images, list_folder
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
-from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import entropy
-from beit_mm.features import evaluation
-from beit_mm.pictures import pixels_of, read_scalars, sheet, sheet_of_columns, with_legend
+from beit_mm.pictures import read_scalars, sheet_of_columns
 from beit_mm.terminal import quiet
 
 LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
 REFERENCES = dict(  # of classifiers and of segmentors: what needs no network
     thumbnails='thumbnails',
     most_frequent='the most frequent class',
-    position='the most frequent class at each position',
     position_colour='naive Bayes of position and colour',
 )
 LIMITS = (
@@ -47,35 +42,6 @@ def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> N
     columns = {title: found['this pretraining'][title] for title in ('image', 'masked')}
     columns |= {name: each['prediction'] for name, each in found.items()}
     sheet_of_columns(columns | {'right tokens': found['this pretraining']['tokens, decoded']}).savefig(out)
-
-
-def label_maps(name: Path, root: Path, maps: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Of a drawn image, by its name below `root`: what `segment` wrote into `maps`, and its annotation, -1 without."""
-    annotation = Image.open(root.parent / 'annotations' / root.name / name.with_suffix('.png'))
-    return np.array(Image.open(maps / f'labels/{name.stem}.png')), np.array(annotation).astype(int) - 1
-
-
-def draw_segmentation(names: Iterable[Path], root: Path, maps: Path, out: Path) -> None:
-    """Drawn images, what `segment` wrote of them into `maps`, and their annotations."""
-    classes = (maps / 'classes.txt').read_text().splitlines()
-    palette, rows = distinct_colours(len(classes)), []
-    for name in names:
-        pixels = np.array(Image.open(root / name).convert('RGB'))
-        drawn = [pixels, *(overlay(pixels, labels, palette) for labels in label_maps(name, root, maps))]
-        titles = ('', '', '') if rows else ('image', 'segmentor', 'annotation')
-        rows.append([*zip(titles, map(to_tensor, drawn), strict=True)])
-    with_legend(Image.fromarray(pixels_of(sheet(rows))), [*zip(classes, palette, strict=True)]).save(out)
-
-
-def mean_iou(pairs: Iterable[tuple[np.ndarray, np.ndarray]], number: int) -> tuple[float, float]:
-    """mIoU in % of `label_maps` of so many classes, over all images, and its standard error: images are drawn anew."""
-    each = []
-    for labels, annotation in pairs:
-        known = annotation >= 0
-        each.append(evaluation.confusion(*map(torch.from_numpy, (labels[known], annotation[known])), number))
-    counts, random = torch.stack(each), np.random.default_rng(0)  # images, classes, classes
-    again = [evaluation.mean_iou(counts[random.integers(len(counts), size=len(counts))].sum(0)) for _ in range(200)]
-    return 100 * evaluation.mean_iou(counts.sum(0)), 100 * float(np.std(again))
 
 
 def figures_of(run: Path, verb: str) -> dict[str, float]:
@@ -138,16 +104,16 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
         Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
     ]
     if drawn:
-        names, classes = ((out / name).read_text().splitlines() for name in ('segmented.txt', 'maps/classes.txt'))
-        pairs = (label_maps(Path(name), images.held_out.root, out / 'maps') for name in names)
-        reached, error = mean_iou(pairs, len(classes))
-        baselines = json.loads((out / 'segmentor/baselines.json').read_text())
-        gains = {REFERENCES[name]: (reached - figure, error) for name, figure in baselines.items()}
+        found = figures_of(out / 'segmentor', 'finetune')
+        gains = {
+            REFERENCES[name]: (found['mIoU'] - found[name], math.hypot(found['mIoU_error'], found[f'{name}_error']))
+            for name in ('position_colour', 'most_frequent')
+        }
         said.append(f'The segmentor is {verdict(gains)}.')
-        table = [('segmentation', 'mIoU, % +- one standard error'), ('segmentor', f'{reached:.1f} +- {error:.1f}')]
-        table += [(REFERENCES[name], f'{figure:.1f}') for name, figure in baselines.items()]
-        caption = f'Held-out images, segmented after a minute on {len(images.train.names):,} label maps'
-        parts += [table, Picture('segmentation.png', caption)]
+        parts += [
+            [('segmentation, on held-out images', 'value +- one standard error'), *rows_of(found)],
+            Picture('segmentor/overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
+        ]
     marked = 'What the marked patch attends to in the packaged weights: dark least, white most, each tile by itself'
     parts += [
         Picture('packaged_reconstruct.png', 'What the packaged weights predict of masked patches'),
