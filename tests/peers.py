@@ -31,9 +31,8 @@ VARIANTS = {
 OUT_INDICES = [0, 1, 2, 3]  # blocks that feed the segmentation heads
 SEGMENTATION_DEPTH = 5  # transformers cannot take the last block's output
 DEPTH = dict(pretraining=2, classification=2, features=2, segmentation=SEGMENTATION_DEPTH)
-RESNET = {  # what is no BEiT
-    f'{name}.weight': torch.ones(2) for name in ('conv1', 'bn1', 'layer1.0.conv1', 'layer1.0.bn1', 'fc')
-}
+# What is no BEiT
+RESNET = {f'{name}.weight': torch.ones(2) for name in ('conv1', 'bn1', 'layer1.0.conv1', 'layer1.0.bn1', 'fc')}
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -62,12 +61,8 @@ def read(path) -> dict[str, Tensor]:
 
 
 def backbone_config(task: str, variant: str, size: int = SIZE, **changes) -> dict:
-    of_task = dict(
-        pretraining=dict(masked_input=True),
-        classification=dict(out_type='avg_featmap'),
-        segmentation=dict(out_type='featmap', out_indices=OUT_INDICES),
-        features={},
-    )
+    of_task = dict(pretraining=dict(masked_input=True), classification=dict(out_type='avg_featmap'), features={})
+    of_task['segmentation'] = dict(out_type='featmap', out_indices=OUT_INDICES)
     arch = dict(embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS)
     sizes = dict(type='beit_mm.BEiTBackbone', arch=arch, img_size=size, patch_size=PATCH)
     return sizes | VARIANTS[variant] | of_task[task] | changes
@@ -152,8 +147,8 @@ def hf_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
         segmentation=dict(num_labels=CLASSES, out_indices=[block + 2 for block in OUT_INDICES], auxiliary_channels=24),
     )
     sizes = dict(hidden_size=DIMS, num_hidden_layers=DEPTH[task], num_attention_heads=HEADS, intermediate_size=4 * DIMS)
-    names = [f'use_{name}' for name in ('absolute_position_embeddings', 'relative_position_bias')]
-    names += ['use_shared_relative_position_bias', 'layer_scale_init_value']
+    kinds = 'absolute_position_embeddings', 'relative_position_bias', 'shared_relative_position_bias'
+    names = *(f'use_{kind}' for kind in kinds), 'layer_scale_init_value'
     images = dict(image_size=size, patch_size=PATCH, layer_norm_eps=1e-6)
     options = sizes | positions(variant, *names) | images | of_task[task] | changes
     return randomise(HF_CLASSES[task](transformers.BeitConfig(**options)))
@@ -174,7 +169,6 @@ def mmpretrain_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.
 
 
 def mmseg_peer(task: str, variant: str, size: int = SIZE, **changes) -> nn.Module:
-    assert (task, variant) == ('segmentation', 'per_layer'), 'mmseg has no other'
     sizes = dict(img_size=size, patch_size=PATCH, embed_dims=DIMS, num_layers=DEPTH[task], num_heads=HEADS)
     norm = dict(type='LN', eps=1e-6)
     return randomise(segmentor(dict(sizes, type='mmseg.BEiT', out_indices=OUT_INDICES, norm_cfg=norm) | changes))
