@@ -46,12 +46,11 @@ def resize(source: Path, workers: int = 0) -> Path:
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_copies_have_the_names_and_the_pixels_of_smaller_images(source, workers):
-    Image.new('RGB', (70_000, 49)).save(source / 'long.png')  # at 48 pixels still longer than a JPEG can be
     target = resize(source, workers)
     names = list(list_images(str(source)))
-    assert names == list(list_images(str(target))) and len(names) == 7 == len(tree(target))
+    assert names == list(list_images(str(target))) and len(names) == 6 == len(tree(target))
     for name in names:
-        if name in ('small.png', 'long.png'):
+        if name == 'small.png':
             assert (target / name).read_bytes() == (source / name).read_bytes()
             continue
         (height, width), copy = read_image(str(source / name)).shape[:2], Image.open(target / name)
@@ -75,10 +74,7 @@ def test_an_interrupted_copy_goes_on(source):
 
 def test_what_cannot_be_read_is_listed_and_the_rest_is_done(source, capsys):
     (source / 'cat/broken.png').write_bytes((source / 'cat/a.png').read_bytes()[:300])
-    (source / 'cat/gone.jpg').symlink_to('nowhere')
     target = source.parent / 'target'
-    refused('2 of 8 images cannot be read', TOOL, source, target, '--short-side', 48, '--workers', 0)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(':')[0] for line in lines[-2:]] == [str(source / 'cat' / x) for x in ('broken.png', 'gone.jpg')]
-    assert len(tree(target)) == 6
+    refused('1 of 7 images cannot be read', TOOL, source, target, '--short-side', 48, '--workers', 0)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f'{source}/cat/broken.png:') and len(tree(target)) == 6
     refused('lies in it; expected a folder elsewhere', TOOL, source, source / 'cat/smaller', '--short-side', 48)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from beit_mm.datasets import SeededSampler, UnreadableImageError
 from beit_mm.datasets.image_folder import INDEX
-from beit_mm.datasets.reading import MemberPath, read_image
+from beit_mm.datasets.reading import read_image
 from beit_mm.registry import DATASETS
 
 LOAD = [dict(type='beit_mm.LoadImage')]
@@ -63,12 +63,6 @@ def make_tar(path: Path, members: dict[str, bytes], kind: bytes = tarfile.REGTYP
     return path
 
 
-def image_bytes(value: int = 100) -> bytes:
-    file = io.BytesIO()
-    Image.new('RGB', (9, 7), (value, 0, 0)).save(file, 'PNG')
-    return file.getvalue()
-
-
 def labels_of(made: Path, kind: str, **settings) -> list[int | None]:
     """The labels in the shards, after a check that they hold the samples of the folder."""
     files, members = (build(made / folder, kind, **settings) for folder in ('data/train', 'shards'))
@@ -85,9 +79,6 @@ def test_samples_order_lists_and_classes_are_the_folders(made, tmp_path, kind):
     assert len(labels_of(made, kind)) == 18
     (tmp_path / 'list').write_text('red/1.png\nblue/2.png 0\n')
     assert len(labels_of(made, kind, ann_file=str(tmp_path / 'list'))) == 2
-    (tmp_path / 'list').write_text('red/1.png\nred/7.png\n')
-    with pytest.raises(FileNotFoundError, match="list names 'red/7.png', which is no image in '.*shards"):
-        build(made / 'shards', kind, ann_file=str(tmp_path / 'list'))
     if kind == 'ImageFolder':
         for classes in (('red', 'blue'), ('green', 'red', 'blue')):
             expected = [label for label in range(len(classes)) for _ in range(6)]
@@ -126,7 +117,8 @@ def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     for shard, numbers in enumerate([(2, 0), (1,)]):
         members = {'./.hidden.png': b'', '0.json': b'{}'}
         for index, number in enumerate(numbers):
-            members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': image_bytes(number)}
+            Image.new('RGB', (9, 7), (number, 0, 0)).save(file := io.BytesIO(), 'PNG')
+            members |= {f'{index}.cls': b'%d\n' % number, f'{index}.png': file.getvalue()}
         make_tar(tmp_path / f'web/train-{shard}.tar', members)
     web = tmp_path / 'web'
     run_tool('datasets/make_shards.py', '--index-only', web)
@@ -134,15 +126,8 @@ def test_cls_files_of_webdataset_number_the_classes(tmp_path):
     assert [(sample['gt_label'], sample['img'][0, 0, 0]) for sample in dataset] == [(0, 0), (1, 1), (2, 2)]
     assert dataset.CLASSES == ('0', '1', '2') and build(web, classes=['x', 'y', 'z']).CLASSES[2] == 'z'
     assert len(build(web, 'UnlabeledImages')) == 3
-
     with pytest.raises(ValueError, match='train-0.tar/0.png has class 2; expected numbers from 0 to 1'):
         build(web, classes=['x', 'y'])
-    (web / 'list').write_text('0.png 1\n')
-    with pytest.raises(ValueError, match='two images of one name'):
-        build(web, ann_file=str(web / 'list'))
-
-
-NO_ARCHIVE = 'web.tar is no whole tar archive ('
 
 
 def negative(content: bytes) -> bytes:
@@ -152,27 +137,18 @@ def negative(content: bytes) -> bytes:
     return content[:1024] + bytes(info.tobuf(tarfile.GNU_FORMAT)) + content[1024:]
 
 
-@pytest.mark.parametrize(
-    ('members', 'message'),
-    [
-        *((kind, 'is a link, a sparse file or a device') for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, b'S')),
-        ({'a.cls': b'cat', 'a.png': b''}, "a.cls holds b'cat'; expected the number of a class"),
-        ({'a.json': b'{}'}, 'expected uncompressed .tar archives with images'),
-        (lambda content: content[:900], NO_ARCHIVE),
-        (lambda content: content[:1800], NO_ARCHIVE),
-        (lambda content: content[:1100] + b'\xff' + content[1101:], NO_ARCHIVE),
-        (gzip.compress, NO_ARCHIVE),
-        (negative, NO_ARCHIVE),
-    ],
-)
-def test_an_archive_without_plain_whole_images_is_refused(tmp_path, members, message):
-    if isinstance(members, bytes):
-        make_tar(tmp_path / 'web/web.tar', {'a/b.png': b''}, members)
-    elif isinstance(members, dict):
-        make_tar(tmp_path / 'web/web.tar', members)
+CHANGES = [lambda content: content[:900], lambda content: content[:1800], gzip.compress, negative]
+
+
+@pytest.mark.parametrize('change', [*CHANGES, tarfile.SYMTYPE, tarfile.LNKTYPE, b'S'])
+def test_an_archive_without_plain_whole_images_is_refused(tmp_path, change):
+    members, message = {'a.png': b'1' * 500, 'b.png': b'2' * 500}, 'web.tar is no whole tar archive ('
+    if isinstance(change, bytes):
+        make_tar(tmp_path / 'web/web.tar', {'a/b.png': b''}, change)
+        message = 'is a link, a sparse file or a device'
     else:
-        path = make_tar(tmp_path / 'web/web.tar', {'a.png': b'1' * 500, 'b.png': b'2' * 500})
-        path.write_bytes(members(path.read_bytes()))
+        path = make_tar(tmp_path / 'web/web.tar', members)
+        path.write_bytes(change(path.read_bytes()))
     refused(message, 'make_shards', '--index-only', tmp_path / 'web')
     assert not (tmp_path / 'web' / INDEX).exists()
 
@@ -197,8 +173,6 @@ def test_what_breaks_later_is_an_unreadable_image_like_any_other(root):
     os.truncate(path.archive, path.offset + 50)
     with pytest.raises(UnreadableImageError, match='shard-00000.*/red/deep/longlong.*: .*the archive ends before it'):
         read_image(path)
-    with pytest.raises(UnreadableImageError, match='more than 16 bytes for each of 10 pixels'):
-        read_image(MemberPath('a', path.archive, 0, 161), max_pixels=10)
 
 
 class Trap:
@@ -208,15 +182,13 @@ class Trap:
         return os.mkdir, ('ran',)
 
 
-@pytest.mark.parametrize('damage', ['cut', 'pickle', 'objects', 'another'])
+@pytest.mark.parametrize('damage', ['cut', 'pickle', 'objects'])
 def test_an_index_that_cannot_be_read_is_named_and_executes_nothing(root, damage, monkeypatch):
     monkeypatch.chdir(root)
     path = root / 'shards' / INDEX
     content, arrays = path.read_bytes(), dict(np.load(path))
     if damage == 'objects':
         np.savez(path, **dict(arrays, length=np.array([Trap()] * 18, object)))
-    elif damage == 'another':
-        np.savez(path, names=arrays['names'])
     else:
         path.write_bytes(dict(cut=content[:300], pickle=pickle.dumps(Trap()))[damage])
     with pytest.raises(ValueError, match='^.* is no index of shards .*; make it again: .* --index-only .*$'):
@@ -241,8 +213,6 @@ def test_a_writer_leaves_what_is_not_its_own(root):
     before = tree(root)
     refused('shard-000000.tar holds other images than', 'make_shards', root / 'data/val/red', root / 'shards')
     refused('lies in it; expected a folder elsewhere', 'make_shards', root / 'data', root / 'data/train')
-    refused('no images in', 'make_shards', root / 'nowhere', root / 'new')
     (root / 'data/train/red/1.png').symlink_to('nowhere')
     refused('red/1.png: cannot be read as an image (No such file', 'make_shards', root / 'data/train', root / 'new')
-    refused('holds shards; name the folder of images', 'sample_labels', root / 'shards', 1, root / 'list')
     assert tree(root) == before
