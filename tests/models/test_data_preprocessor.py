@@ -10,7 +10,7 @@ from mmpretrain.models import ClsDataPreprocessor
 from PIL import Image
 
 from beit_mm.engine.checks import check_channels
-from beit_mm.models import DiscreteVAE, TwoViewDataPreprocessor
+from beit_mm.models import TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
@@ -55,9 +55,6 @@ def test_the_tokenizers_view_is_made_on_the_device_as_pillow_would():
         np.testing.assert_allclose(found.numpy(), expected, atol=1.01 / 255 if scale < 1 else 1e-6)
     given = dict(images=pixels, tokenizer_images=pixels[:, :8, :12])  # the pipeline's goes first
     assert prepare(given, tokenizer_scale=0.5)['tokenizer_images'].shape == (1, 3, 8, 12)
-    for wrong in (0, 1.5):
-        with pytest.raises(ValueError, match='expected a fraction, above 0'):
-            TwoViewDataPreprocessor(MEAN, STD, tokenizer_scale=wrong)
 
 
 def test_brightness_left_to_the_device_changes_both_views_alike():
@@ -93,27 +90,17 @@ def test_a_step_of_pretraining_and_its_pictures(bands, pixels):
 PIXELS = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32), target_generator=None)
 
 
-@pytest.mark.parametrize(
-    ('changes', 'channels', 'message'),
-    [
+def test_numbers_of_channels_that_differ_are_told_in_one_line_and_one_mean_stands_for_all():
+    for changes, channels, message in (
         ({}, 3, 'the images 3, data_preprocessor.mean 6, backbone.in_channels 6, the tokenizer 6'),
         (dict(target_generator=TOKENIZER), 6, 'the tokenizer 3'),
         (PIXELS, 6, 'head.in_channels 3'),
-    ],
-)
-def test_numbers_of_channels_that_differ_are_told_in_one_line(changes, channels, message):
-    with pytest.raises(ValueError, match=f'numbers of channels differ: .*{message}') as error:
-        check_channels(pretrainer(6, **changes), channels)
-    assert '\n' not in str(error.value)
-
-
-def test_one_mean_stands_for_all_channels_and_lists_are_as_long():
-    check_channels(DiscreteVAE(hidden=8, vocab_size=8, in_channels=6, data_preprocessor=None), 6)
+    ):
+        with pytest.raises(ValueError, match=f'^.*numbers of channels differ: .*{message}.*$'):
+            check_channels(pretrainer(6, **changes), channels)
     model = pretrainer(6)
     model.data_preprocessor = TwoViewDataPreprocessor([127.5], [60])
     check_channels(model, 6)
-    with pytest.raises(ValueError, match='mean has 3 channels, std 1'):
-        TwoViewDataPreprocessor([1, 2, 3], [1])
 
 
 # --- classification: normalise, erase, mix, in this order, and only in training ----------------------

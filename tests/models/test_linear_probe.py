@@ -41,8 +41,6 @@ def test_layers_start_and_mode():
     assert not any(head.bias.any() for head in model.heads.values())
     with pytest.raises(ValueError, match='block 3 does not exist'):
         build(layers=3)
-    with pytest.raises(ValueError, match='feature'):
-        build(feature='max')
 
 
 def test_classifiers_are_in_float32_under_autocast():

@@ -71,8 +71,7 @@ def test_heads_begin_small():
 
 
 def test_pixel_regression():
-    head = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)
-    model = MODELS.build(narrow_model(target_generator=None, head=head))
+    model = MODELS.build(narrow_model(target_generator=None, head=PIXELS))
     inputs = make_inputs()
     hidden = model.backbone(inputs['images'], inputs['mask'])[0][:, 1:]
     errors = []
@@ -150,29 +149,22 @@ def test_pictures_show_what_was_hidden():
 
 TOKENS_64 = dict(type='beit_mm.DALLETokenizer', random_weights=True, hidden=8, vocab_size=64)
 PIXELS = dict(type='beit_mm.PixelRegressionHead', embed_dims=32, patch_size=8)
-BACKBONE = dict(type='beit_mm.BEiTBackbone', arch='tiny', img_size=32)
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
+def test_wrong_combinations_are_refused():
+    for changes, message in (
         (dict(target_generator=TOKENS_64), 'the head is a BEiTMIMHead; 64 visual tokens take'),
         (dict(recover='some'), "recover is 'some'"),
         (dict(head=PIXELS), 'the head is a PixelRegressionHead'),
-        (dict(target_generator=BACKBONE), 'expected a Tokenizer'),
-    ],
-)
-def test_wrong_combinations_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        MODELS.build(narrow_model(**changes))
+    ):
+        with pytest.raises(ValueError, match=message):
+            MODELS.build(narrow_model(**changes))
 
 
 def test_views_that_do_not_fit_are_refused():
     model = MODELS.build(narrow_model())
     with pytest.raises(ValueError, match='add BlockwiseMask to the pipeline'):
         model(dict(make_inputs(), mask=None, positions=None), mode='loss')
-    with pytest.raises(ValueError, match='set second_size or tokenizer_scale'):
-        model(dict(make_inputs(), tokenizer_images=None), mode='loss')
     for wrong in ((2, 8), (3, 3)):
         with pytest.raises(ValueError, match=r'set its grid to \(4, 4\)'):
             check_views(model, [TwoViewCenterCrop(32, 32), RandomMask(wrong, 2)])

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
-from mmengine.logging import MMLogger
 from peers import assert_equal
 from scipy import stats
 
@@ -129,27 +128,14 @@ def test_weights_from_files(tmp_path):
         assert (model.provenance['path'], model.provenance['decoder_path']) == (encoder, decoder)
         assert len(model.provenance['sha256']) == 64
 
-    with pytest.raises(ValueError, match='has no decoder'):
-        DALLETokenizer(encoder, **SMALL_DALLE).decode(torch.zeros(1, 2, 2, dtype=torch.int64))
     with pytest.raises(CheckpointError, match='SHA-256'):
         DALLETokenizer(encoder, sha256='0' * 64, **SMALL_DALLE)
-    message = 'encoder.* does not hold the weights of this DALLEEncoder: .*size mismatch for blocks.output.conv.w'
-    with pytest.raises(ValueError, match=message):
-        DALLETokenizer(encoder, hidden=8, vocab_size=64)
     for files, message in (
         (dict(checkpoint=encoder), "one of DALL-E's two networks; name .* in decoder_checkpoint"),
-        (dict(decoder_checkpoint=decoder), 'name the file of its encoder in checkpoint'),
         (dict(checkpoint=encoder, decoder_checkpoint=encoder), 'does not hold the weights of this DALLEDecoder'),
     ):
         with pytest.raises(ValueError, match=message):
             DiscreteVAE(**dict(settings, **files))
-
-
-def test_a_missing_file_says_where_and_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f'{tmp_path}/none.pth.*\n.*https://.*random_weights'):
-        DALLETokenizer(str(tmp_path / 'none.pth'))
-    with pytest.raises(FileNotFoundError, match='configs/dvae'):
-        DiscreteVAE('conv', checkpoint=str(tmp_path / 'none.pth'), **SMALL_VAE)
 
 
 def test_half_precision_is_that_of_the_original():
@@ -165,8 +151,6 @@ def test_half_precision_is_that_of_the_original():
     assert bf16.encoder.blocks.output.conv.w.dtype == bf16.encoder(images).dtype == torch.float32
     assert bf16.decode(torch.zeros(1, 2, 2, dtype=torch.int64)).dtype == torch.float32
     assert bf16.decoder.blocks.output.conv.w.dtype == torch.bfloat16 != bf16.decoder.blocks.input.w.dtype
-    with pytest.raises(ValueError, match="precision is 'int8'"):
-        DALLETokenizer(random_weights=True, precision='int8')
 
 
 @pytest.mark.parametrize('arch, loss', [('dalle', 'laplace'), ('conv', 'mse')])
@@ -305,30 +289,23 @@ def released_file(path, *more: str, without: str = '') -> tuple[str, dict[str, t
     return str(path), weights
 
 
-def test_every_key_of_vqkds_released_file_is_used_or_named(tmp_path, caplog):
+def test_vqkds_released_file_is_read_with_what_encoding_does_not_need(tmp_path):
     path, weights = released_file(tmp_path / 'vqkd.pth')
-    logger = MMLogger.get_instance('vqkd')
-    logger.addHandler(caplog.handler)
     tokenizer = VQKDTokenizer(path, **SMALL_VQKD)
-    logger.removeHandler(caplog.handler)
-    assert f'{len(NEEDED)} tensors used, {len(LEFT_OVER)} not needed' in caplog.text
-    parts = caplog.text.partition('not needed (')[2].partition(')')[0].split(', ')
-    assert all(name.startswith(tuple(parts)) for name in LEFT_OVER)
     assert_equal(tokenizer.state_dict(), {our_name(name): tensor for name, tensor in weights.items()})
     assert tokenizer.provenance['path'] == path and len(tokenizer.provenance['sha256']) == 64
     assert not any(p.requires_grad for p in tokenizer.parameters())
 
 
-def test_unknown_missing_and_other_tensors_are_refused(tmp_path):
+def test_unknown_and_missing_tensors_are_refused(tmp_path):
     other, codebook = 'encoder.blocks.0.attn.qkv.other', 'quantize.embedding.weight'
-    for more, without, vocab_size, message in (
-        ([other], '', 64, r'f.pth does not hold .* this VQKDTokenizer.*attn\.qkv\.other'),
-        ([], codebook, 64, r'Missing key\(s\).*codebook'),
-        ([], '', 32, 'size mismatch for codebook'),
+    for more, without, message in (
+        ([other], '', r'f.pth does not hold .* this VQKDTokenizer.*attn\.qkv\.other'),
+        ([], codebook, r'Missing key\(s\).*codebook'),
     ):
         path, _ = released_file(tmp_path / 'f.pth', *more, without=without)
         with pytest.raises(ValueError, match=message):
-            VQKDTokenizer(path, **dict(SMALL_VQKD, vocab_size=vocab_size))
+            VQKDTokenizer(path, **SMALL_VQKD)
 
 
 def test_a_token_is_the_nearest_vector_of_the_codebook():
@@ -356,5 +333,3 @@ def test_half_precision_of_vqkd_is_that_of_the_encoder():
     assert (tokens != rounded).float().mean() < 0.2
     error = (features - of_rounded).norm() / features.norm()
     assert 1e-4 < error < 0.05  # bfloat16 has 8 bits, float32 24
-    with pytest.raises(ValueError, match='precision is '):
-        VQKDTokenizer(precision='half', random_weights=True, **SMALL_VQKD)
