@@ -27,8 +27,6 @@ ENCODER = dict(embed_dims=DIMS, num_layers=2, num_heads=HEADS)
 BACKBONE = dict(embed_dims=DIMS, num_layers=4, num_heads=HEADS)
 SHARED = dict(abs_pos_embed=False, rel_pos_bias='shared', layer_scale_init=0.1)
 VQKD = dict(arch=ENCODER, img_size=SIZE, code_dims=CODE_DIMS, vocab_size=VOCAB)
-
-
 PREPROCESSOR = dict(type='beit_mm.TwoViewDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3, tokenizer_scale=1)
 
 
@@ -44,17 +42,9 @@ def narrow_v2(backbone: dict | None = None, **changes: object) -> dict:
 
 def their_vqkd() -> torch.nn.Module:
     """With a codebook in use: without it, their first call replaces the loaded one by clusters of the batch."""
-    encoder = dict(
-        arch=dict(ENCODER, feedforward_channels=4 * DIMS),
-        img_size=SIZE,
-        patch_size=16,
-        out_type='featmap',
-        final_norm=True,
-        use_abs_pos_emb=True,
-        use_rel_pos_bias=False,
-        use_shared_rel_pos_bias=False,
-        layer_scale_init_value=0.0,
-    )
+    positions = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)
+    encoder = dict(positions, arch=dict(ENCODER, feedforward_channels=4 * DIMS), img_size=SIZE, patch_size=16)
+    encoder.update(out_type='featmap', final_norm=True, layer_scale_init_value=0.0)
     vqkd = MMPRETRAIN.build(dict(type='VQKD', encoder_config=encoder, num_embed=VOCAB, embed_dims=CODE_DIMS))
     randomise(vqkd)
     for layer in (vqkd.encoder.ln1, vqkd.encode_task_layer[0], vqkd.encode_task_layer[2]):
@@ -145,15 +135,12 @@ def test_additional_blocks_begin_as_in_the_released_code():
 
 
 def test_wrong_numbers_of_layers_and_views_are_refused():
-    for early, layers in ((3, 2), (0, 2), (2, 0), (5, 1)):
-        with pytest.raises(ValueError, match=f'{early} early, {layers} more layers do not fit 4 blocks'):
-            MODELS.build(narrow_v2(early_layers=early, aggregation_layers=layers))
+    with pytest.raises(ValueError, match='3 early, 2 more layers do not fit 4 blocks'):
+        MODELS.build(narrow_v2(early_layers=3, aggregation_layers=2))
     model = MODELS.build(narrow_v2())  # one view serves both networks
     check_views(model, [TwoViewCenterCrop(64, None), RandomMask((4, 4), 2)])
     with pytest.raises(ValueError, match='set one to None'):
         check_views(model, [TwoViewCenterCrop(64, 64)])
-    with pytest.raises(ValueError, match=r'a view of \(72, 72\) pixels .* set second_size to \(80, 80\)'):
-        check_views(model, [TwoViewCenterCrop(72, None)])
 
 
 NETWORK = ['cls_token', 'mask_token', 'norm.weight', 'norm.bias', 'patch_embed.proj.weight', 'patch_embed.proj.bias']

@@ -165,17 +165,6 @@ def test_weights_that_we_resized_in_a_peer_built_larger(source, target, variant,
     assert_same_outputs(outputs(as_trained, 'classification', images), expected)
 
 
-def gradients(output: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    weight = torch.linspace(-1, 1, output.numel()).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), inputs)
-
-
-def assert_gradients_equal(found: tuple, expected: tuple) -> None:
-    for mine, other in zip(found, expected, strict=True):
-        assert mine.shape == other.shape
-        assert (mine - other).norm() < 1e-3 * other.norm().clamp(min=1e-12)
-
-
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_gradients_of_all_parameters_are_timms(variant):
     model, peer = ours('features', variant)['backbone'], peers.timm_peer('features', variant)
@@ -183,21 +172,13 @@ def test_gradients_of_all_parameters_are_timms(variant):
     parameters, others = dict(model.named_parameters()), dict(peer.named_parameters())
     assert set(parameters) == set(others)
     images, _ = images_and_mask()
-    found = gradients(model(images)[0], *parameters.values())
-    expected = gradients(peer.forward_features(images), *(others[name] for name in parameters))
-    assert_gradients_equal(found, expected)
-
-
-@pytest.mark.parametrize('variant', VARIANTS)
-def test_gradients_of_a_masked_image_are_transformers(variant, tmp_path):
-    peer, model = peers.hf_peer('pretraining', variant), ours('pretraining', variant)
-    peer.save_pretrained(tmp_path)
-    model.load_state_dict(convert_state_dict(peers.read(tmp_path / 'model.safetensors')).state_dict, strict=True)
-    images, mask = images_and_mask()
-    images.requires_grad_()
-    found = gradients(model.backbone(images, mask)[0], images, model.backbone.mask_token)
-    expected = peer.layernorm(peer.beit(images, bool_masked_pos=mask.flatten(1)).last_hidden_state)
-    assert_gradients_equal(found, gradients(expected, images, peer.beit.embeddings.mask_token))
+    outputs = model(images)[0], peer.forward_features(images)
+    weight = torch.linspace(-1, 1, outputs[0].numel()).view_as(outputs[0])
+    for output in outputs:
+        (output * weight).sum().backward()
+    for name, parameter in parameters.items():
+        expected = others[name].grad
+        assert (parameter.grad - expected).norm() < 1e-3 * expected.norm().clamp(min=1e-12), name
 
 
 def test_mmseg_gets_layer_scale_of_ones_and_no_model_without_a_bias(tmp_path):
@@ -220,20 +201,6 @@ def test_layer_scale_is_folded_into_a_backbone_without(library, tmp_path):
     assert sorted(model.backbone.load_report.folded) == [f'blocks.{i}.gamma_{j}' for i in depth for j in (1, 2)]
     images, _ = images_and_mask()
     assert_same_outputs(outputs(model, task, images), peers.peer_outputs(peer, task, images))
-
-
-def test_a_rectangle_whose_sides_the_file_says(tmp_path):
-    model = ours('classification', 'per_layer', size=(48, 80))
-    torch.save(dict(state_dict=model.state_dict(), meta=dict(preprocessing=dict(size=[48, 80]))), tmp_path / 'ours.pth')
-    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hub', 'hf')
-    assert json.loads((tmp_path / 'hub/config.json').read_text())['image_size'] == [48, 80]
-    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'theirs.pth', 'mmpretrain')
-    peer = peers.mmpretrain_peer('classification', 'per_layer', size=(48, 80))
-    weights, indices = peers.read(tmp_path / 'theirs.pth'), dict(peer.named_buffers())
-    assert indices and all(torch.equal(weights[name], index) for name, index in indices.items())
-    peer.load_state_dict(weights, strict=True)
-    images = torch.rand(2, 3, 48, 80)
-    assert_same_outputs(outputs(peer, 'classification', images), outputs(model, 'classification', images))
 
 
 def plain_vit(depth: int = 2, **options):
@@ -331,7 +298,3 @@ def test_an_upernet_of_mmseg_is_a_segmentor_whatever_it_says(tmp_path):
     with torch.no_grad():
         expected = model.inference(images).argmax(dim=1)[0]
     assert (torch.from_numpy(found['labels']) == expected).float().mean() > 0.99  # windows of bfloat16 here
-    plain = {name: tensor for name, tensor in model.state_dict().items() if 'fpn_bottleneck' not in name}
-    torch.save(dict(state_dict=plain, meta=meta), tmp_path / 'other.pth')
-    with pytest.raises(CheckpointError, match="as a segmentor lacks 'decode_head.fpn_bottleneck"):
-        SegmentationInferencer(tmp_path / 'other.pth', device='cpu')
