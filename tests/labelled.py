@@ -16,9 +16,8 @@ TEST_PIPELINE = [
     dict(type='CenterCrop', crop_size=32),
     dict(type='PackInputs'),
 ]
-BACKBONE = dict(
-    type='beit_mm.BEiTBackbone', arch=dict(embed_dims=32, num_layers=3, num_heads=4), img_size=32, patch_size=8
-)
+ARCH = dict(embed_dims=32, num_layers=3, num_heads=4)
+BACKBONE = dict(type='beit_mm.BEiTBackbone', arch=ARCH, img_size=32, patch_size=8)
 
 
 def save_backbone(path: Path) -> str:

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -29,15 +28,8 @@ PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorte
 PAGES += [f'configs/{path.parent.name}/README.md' for path in sorted((ROOT / 'configs').glob('*/README.md'))]
 FENCED = re.compile(r'^```(\w+)\n(.*?)^```$', re.M | re.S)
 OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', 'tools/dev/check_style.sh', '.venv/bin/python', 'sbatch']
-CONFIG_OF = {  # what CONFIG stands for, by the heading above it
-    **dict.fromkeys(['Classification', 'Inferencers and tools of the libraries'], 'configs/demo/finetune_folder.py'),
-    'Segmentation': 'configs/demo/segment_upernet.py',
-}
+CONFIGS = 'demo/pretrain', 'demo/finetune_folder', 'demo/segment_upernet'  # what CONFIG may stand for
 WRITTEN = re.compile(r'work_dirs/|run/|mine\.py$')  # configs of a run, or the reader's own
-
-
-# A line that a page tells a reader to type, continuations joined, and what CONFIG stands for in it
-Command = namedtuple('Command', 'text config')
 
 
 def test_messages_of_the_troubleshooting_page_are_printed_by_the_code():
@@ -62,27 +54,23 @@ def test_files_that_the_page_on_the_architecture_names_exist():
         assert (ROOT / name).is_file() or [*ROOT.glob(f'beit_mm/**/{name}')], name
 
 
-def commands(page: str) -> list[Command]:
+def commands(page: str) -> list[str]:
     """Commands of a page's shell blocks, and those in its text that name a script or a verb and more."""
     text, found = (ROOT / page).read_text(), []
-    for fence in FENCED.finditer(text):
-        heading = re.findall(r'^#+ (.*)$', FENCED.sub('', text[: fence.start()]), re.M)[-1:]
-        config = CONFIG_OF.get(''.join(heading), 'configs/demo/pretrain.py')
-        lines = fence[2].replace('\\\n', ' ').splitlines() if fence[1] == 'shell' else []
-        found += [Command(command, config) for line in lines if (command := re.sub(r'(^|\s)#.*', '', line).strip())]
+    for language, block in FENCED.findall(text):
+        lines = block.replace('\\\n', ' ').splitlines() if language == 'shell' else []
+        found += [command for line in lines if (command := re.sub(r'(^|\s)#.*', '', line).strip())]
     inline = re.findall(r'`((?:python |tools/\w+\.sh |mim |beit-mm )[^`]+ [^`]+)`', FENCED.sub('', text))
     only_named = re.compile(r'VERB|NAME|\.\.\.|^mim \w+ \w+$|^python -m \w+( \w+)?$')
-    return found + [
-        Command(' '.join(line.split()), CONFIG_OF['Segmentation']) for line in inline if not only_named.search(line)
-    ]
+    return found + [' '.join(line.split()) for line in inline if not only_named.search(line)]
 
 
-def header_commands(config: str) -> list[Command]:
+def header_commands(config: str) -> list[str]:
     """The lines of `Command:` and `Test:` in the header of a config."""
     header = re.sub(r' \\\n +', ' ', header_of(config))
     parts = re.findall(r'^(?:Command|Then|Test): +(.*(?:\n .*)*)', header, re.M)
     lines = [line.strip().replace('[--tta]', '--tta') for part in parts for line in part.splitlines()]
-    return [Command(line, config) for line in lines if re.match(r'(python|tools/)(?!.*--cfg-options$)', line)]
+    return [line for line in lines if re.match(r'(python|tools/)(?!.*--cfg-options$)', line)]
 
 
 @pytest.mark.parametrize('page', [*PAGES, 'the headers of configs'])
@@ -96,9 +84,9 @@ def test_documented_commands_have_the_options_that_the_tools_have(page):
     check_all(found, check_command)
 
 
-def check_command(command: Command) -> None:
+def check_command(command: str) -> None:
     """Fails where the command names what is not there."""
-    lexer = shlex.shlex(re.sub(r'^([A-Z_]+=\S+ )+', '', command.text), posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(re.sub(r'^([A-Z_]+=\S+ )+', '', command), posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ''
     words = list(lexer)
     words = words[: next((place for place, word in enumerate(words) if set(word) <= set('<>|&;()')), len(words))]
@@ -108,7 +96,7 @@ def check_command(command: Command) -> None:
     if script == 'python' and rest[:2] == ['-m', 'beit_mm']:
         args = parser().parse_args(rest[2:])
         if args.verb in ('train', 'test', 'config'):
-            check_config(command, args)
+            check_config(args)
     elif script == 'python' and rest[0] == '-m':
         assert importlib.util.find_spec(rest[1]), f'no module {rest[1]}'
     elif script == 'python' and rest[1:] == ['--help']:
@@ -116,58 +104,56 @@ def check_command(command: Command) -> None:
     elif script == 'python':
         args = parse_tool(*rest)
         if '--cfg-options' in rest or getattr(args, 'config', None):
-            check_config(command, args)
+            check_config(args)
     elif script.startswith('tools/dist_'):
         tool = script.removeprefix('tools/dist_').replace('.sh', '.py')
         devices = rest.pop(1 if tool == 'train.py' else 2)
         assert re.fullmatch(r'\d+|N', devices)
-        check_config(command, parse_tool(f'tools/{tool}', *rest))
+        check_config(parse_tool(f'tools/{tool}', *rest))
     elif script == 'tools/slurm_train.sh':
-        check_config(command, parse_tool('tools/train.py', *rest[2:]))
+        check_config(parse_tool('tools/train.py', *rest[2:]))
     elif script == 'tools/run_demo.sh':
         parse_tool('tools/demo/run_demo.py', *rest)
     elif script == 'mim' and rest[0] in ('train', 'test'):
-        path = rest[2].replace('CONFIG', command.config)
         assert rest[1] in ('mmpretrain', 'mmsegmentation', 'beit_mm')
-        assert WRITTEN.match(path) or find_config(path).is_file()
+        assert rest[2] == 'CONFIG' or WRITTEN.match(rest[2]) or find_config(rest[2]).is_file()
     elif script == 'mim' and rest[0] == 'run':
         assert [*library_tools(rest[1]).rglob(f'{rest[2]}.py')]
     elif script == 'pip':
-        extras = re.findall(r'\.\[(\w+)\]', command.text)
+        extras = re.findall(r'\.\[(\w+)\]', command)
         assert all(f'\n{extra} = [' in (ROOT / 'pyproject.toml').read_text() for extra in extras)
     else:
         assert script in OTHER_PROGRAMS, f'{script} is not known'
 
 
-def check_config(command: Command, args: argparse.Namespace) -> None:
+def check_config(args: argparse.Namespace) -> None:
     """The config is there, and so is each key of --cfg-options, as tools/train.py checks them."""
-    path = getattr(args, 'config', getattr(args, 'name', 'CONFIG')).replace('CONFIG', command.config)
-    if not WRITTEN.match(path):
-        path = str(find_config(str(ROOT / path) if path.endswith('.py') else path).relative_to(ROOT / 'configs'))
-        with_options(path, getattr(args, 'cfg_options', []))
+    path, errors = getattr(args, 'config', getattr(args, 'name', 'CONFIG')), []
+    for name in CONFIGS if path == 'CONFIG' else [path] * (not WRITTEN.match(path)):
+        config = find_config(str(ROOT / name) if name.endswith('.py') else name)
+        try:
+            return with_options(str(config.relative_to(ROOT / 'configs')), getattr(args, 'cfg_options', []))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def parse_tool(script: str, *words: str) -> argparse.Namespace:
-    """What the tool's own parser makes of its arguments; nothing is run. ValueError is what argparse says."""
+    """What the tool's own parser makes of its arguments; nothing is run."""
     parse_args, found = argparse.ArgumentParser.parse_args, []
 
     def parse(parser: argparse.ArgumentParser, *args: object) -> None:
-        found.append(parse_args(parser, *args))
-        raise SystemExit
-
-    def fail(parser: argparse.ArgumentParser, message: str) -> None:
-        found.append(message)
+        found.append(parse_args(parser, *args))  # or ends with what is wrong on stderr
         raise SystemExit
 
     if script == 'tools/doctor.py' and not words:  # it takes none
         return argparse.Namespace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, 'parse_args', parse)
-        patch.setattr(argparse.ArgumentParser, 'error', fail)
         with pytest.raises(SystemExit):
             run_tool(script, *words, folder=ROOT)
-    if isinstance(found[0], str):
-        raise ValueError(found[0])
+    assert found, f'{script} does not take {words}'
     return found[0]
 
 
