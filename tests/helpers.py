@@ -26,7 +26,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
-from beit_mm.apis.options import merge_options
+from beit_mm.apis.commands import merge_options
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.interruption import EpochLoop, IterLoop
 from beit_mm.registry import MODELS

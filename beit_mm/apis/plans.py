@@ -16,8 +16,7 @@ import torch
 from mmengine.config import Config
 
 from beit_mm.apis.configs import own_config
-from beit_mm.apis.label_maps import LabelMaps
-from beit_mm.apis.split import Images
+from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
@@ -37,7 +36,6 @@ NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.p
 FINETUNING = 'demo/finetune_folder.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_setr_pup.py', 'beit/upernet_512_ade20k_160k.py'
 NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
-MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds

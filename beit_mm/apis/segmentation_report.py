@@ -14,8 +14,8 @@ from torch import Tensor
 
 from beit_mm.apis.inference import overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.label_maps import LabelMaps
 from beit_mm.apis.reports import Described, Paragraph, Picture, draw_curves, verdict
+from beit_mm.apis.split import LabelMaps
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic

@@ -1,20 +1,33 @@
-"""The images of a folder: which are learned from, which are held out, and of which classes."""
+"""The images of a folder, and their label maps: which are learned from, which are held out, and of which classes."""
 
 import os
 import random
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
+from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, named_classes, read_labels
 from beit_mm.files import atomic_file, folder_of_images
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
+IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
+MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
+TRAINING, VALIDATION = ('training', 'train'), ('validation', 'val')
+BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
+LOSSY = ('.jpg', '.jpeg', '.webp')
+MIN_PAIRS = 10  # to learn from
+MAX_COUNTED = 2000  # maps of which the pixels are looked at
+EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
 class ImageList(NamedTuple):
@@ -109,3 +122,215 @@ def write_lists(images: Images, folder: Path) -> None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     with atomic_file(path) as file:
         file.write(('\n'.join(lines) + '\n').encode())
+
+
+class Labels(NamedTuple):
+    """What the numbers in label maps mean."""
+
+    classes: list[str]
+    values: list[int]  # number of each class; all others are unlabelled
+    said: str
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of SegmentationFolder."""
+        reduced = self.values == [*range(1, len(self.values) + 1)]
+        usual = reduced or self.values == [*range(len(self.values))]
+        return dict(reduce_zero_label=reduced, label_values=None if usual else self.values)
+
+
+@dataclass
+class LabelMaps(Images):
+    """Images with label maps; the roots of their lists are folders of images."""
+
+    maps: tuple[Path, Path]  # folders of the maps of images to learn from, and of held-out ones
+    suffix: str  # what stands in a map's path below its folder for the ending of its image
+    labels: Labels
+    notes: list[str]  # what was found, for the user
+    num_validated: ClassVar[int] = 32
+    validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
+
+    def __str__(self) -> str:
+        return super().__str__().replace('images', 'images with label maps', 1)
+
+    def dataset(self, lists: Path, name: str) -> dict[str, Any]:
+        part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
+        return dict(
+            data_root='',
+            data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
+            ann_file=str(lists / f'{name}.txt'),
+            seg_map_suffix=self.suffix,
+            classes=str(lists / 'classes.txt'),
+            **self.labels.settings(),
+        )
+
+
+def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -> LabelMaps | None:
+    """The images and label maps of a folder, some of them held out; None where there are no label maps.
+
+    Either two folders hold them, `images` and `annotations` (IMAGES, MAPS), in which a map has the name of its image
+    or one with an ending, and both hold or lie in folders `training` and `validation`, or `train` and `val`. Or maps
+    lie beside their images, as a.jpg and a_mask.png. Without validation a tenth is held out.
+
+    Args:
+        folder: may hold classes.txt, see `named_classes`.
+        reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
+
+    Raises:
+        UserError: images and maps do not fit, or it cannot be known what 0 means.
+    """
+    root = folder_of_images(folder)
+    folders = find_folders(root)
+    if not folders:
+        return None
+    notes: list[str] = []
+    suffix = find_suffix(*folders[0])
+    pixels: Counter[int] = Counter()
+    examples: dict[int, str] = {}  # a map with each number
+    found = [find_pairs(*pair, suffix, pixels, examples, notes) for pair in folders]
+    lists = [ImageList(images, dict.fromkeys(names, '')) for (images, _), names in zip(folders, found, strict=True)]
+    has_validation = len(lists) == 2 and len(lists[1].names) > 0
+    train, held_out = lists if has_validation else hold_out(lists[0])
+    if len(train.names) < MIN_PAIRS:
+        few = (
+            f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed to learn from'
+        )
+        raise UserError('; '.join([few, *notes]))
+    file = root / 'classes.txt'
+    labels = choose_labels(examples, named_classes(str(file))[0] if file.is_file() else None, reduce_zero_label)
+    known = sum(pixels[value] for value in labels.values)
+    notes.insert(0, f'{labels.said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
+    maps = folders[0][1], folders[1 if has_validation else 0][1]
+    return LabelMaps(train, held_out, labels.classes, maps, suffix, labels, notes)
+
+
+def find_folders(root: Path) -> list[tuple[Path, Path]]:
+    """Folders of images and of their maps: to learn from and, where there are, held out; empty without maps."""
+
+    def first(folder: Path, names: Sequence[str]) -> str:
+        return next((name for name in names if (folder / name).is_dir()), '')
+
+    images, maps = first(root, IMAGES), first(root, MAPS)
+    if images and maps:
+        splits = [split for names in (TRAINING, VALIDATION) if (split := first(root / images, names))] or ['']
+        folders = [(root / images / split, root / maps / split) for split in splits]
+    elif images and [path.name for path in root.iterdir() if path.is_dir()] == [images]:  # no class of that name
+        raise FileNotFoundError(f'no label maps in {str(root)!r}, only {images}/; {EXPECTED}')
+    else:
+        splits = [split for names in (TRAINING, VALIDATION) if (split := first(root, names))]
+        folders = [pair for split in splits for pair in find_folders(root / split)[:1]]
+        if not folders:
+            names = list_images(str(root))
+            stems = {os.path.splitext(name)[0] for name in names}
+            beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
+            folders = [(root, root)] if len(beside) >= MIN_PAIRS else []  # fewer may be images of masks
+    if missing := [str(maps) for _, maps in folders if not maps.is_dir()]:
+        raise FileNotFoundError(f'no folder {missing[0]!r}; {EXPECTED}')
+    return folders
+
+
+def find_suffix(images: Path, maps: Path) -> str:
+    """What stands in a map's name for the ending of its image: '.png', '_mask.png', ..."""
+    names = list_images(str(maps))
+    if images == maps:
+        suffixes = Counter(ending for name in names for ending in BESIDE if name.endswith(ending))
+    else:
+        stems = {os.path.splitext(name)[0] for name in list_images(str(images))}
+        cuts = [(name, [cut for cut in range(len(name)) if name[:cut] in stems]) for name in evenly(names, 100)]
+        suffixes = Counter(name[found[-1] :] for name, found in cuts if found)
+    if not suffixes:
+        examples = [next(iter(list_images(str(folder))), 'none') for folder in (maps, images)]
+        which = f'{examples[0]!r} in {str(maps)!r}, {examples[1]!r} in {str(images)!r}'
+        raise UserError(f'no label map has the name of an image: {which}; {EXPECTED}')
+    suffix = suffixes.most_common(1)[0][0]
+    if suffix.lower().endswith(LOSSY):
+        raise UserError(
+            f'label maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG'
+        )
+    return suffix
+
+
+def find_pairs(
+    images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str]
+) -> list[str]:
+    """Images with a map of their size, relative to their folder.
+
+    Args:
+        pixels, examples: get how many pixels have each number, and the first map that holds it.
+        notes: get what was left out.
+    """
+    listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
+    existing = {*list_images(str(maps))}
+    map_of = {path: os.path.splitext(path)[0] + suffix for path in listed}
+    left_out = {'without a map': [path for path in listed if map_of[path] not in existing]}
+    kept = [path for path in listed if map_of[path] in existing]
+    counted = {*evenly(kept, MAX_COUNTED)}
+    for path in with_bar([*kept], len(kept)):
+        labels = str(maps / map_of[path])
+        try:
+            fits = upright_size(str(images / path)) == upright_size(labels)
+            if path in counted:
+                for number, count in zip(*np.unique(read_labels(labels), return_counts=True), strict=True):
+                    pixels[int(number)] += int(count)
+                    examples.setdefault(int(number), labels)
+        except UnreadableImageError:
+            fits, what = False, 'unreadable, or their maps'
+        else:
+            what = 'whose map has another size'
+        if not fits:
+            kept.remove(path)
+            left_out.setdefault(what, []).append(path)
+    for what, paths in left_out.items():
+        if paths:
+            notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
+    return kept
+
+
+def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, reduce_zero_label: bool | None) -> Labels:
+    """What the numbers in label maps mean, by the names of the classes, if there are any.
+
+    Args:
+        examples: number -> a map that holds it.
+        reduce_zero_label: as of `find_label_maps`.
+    """
+    numbers = sorted({*examples} - {IGNORE_INDEX})
+    if {*examples} == {0, IGNORE_INDEX} and reduce_zero_label is None:
+        numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
+    if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
+        classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
+        return Labels(
+            classes, numbers, f'masks: 0 is {classes[0]}, {numbers[1]} is {classes[1]}; two classes are trained'
+        )
+    ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
+    if names is None:
+        if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
+            raise UserError(
+                f'the label maps hold 0 and {len(numbers) - 1} other numbers, and no classes.txt tells of 0; {ask}'
+            )
+        values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
+        names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
+    else:
+        top, number = max(numbers, default=0), len(names)
+        if top > number or (top == number and reduce_zero_label is False):
+            expected = (
+                f'expected 0 to {number - 1}, or 1 to {number} with 0 for unlabelled, and {IGNORE_INDEX} for ignored'
+            )
+            raise UserError(f'{examples[top]} holds {top}, classes.txt names {number} classes; {expected}')
+        if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
+            raise UserError(
+                f'the label maps hold {numbers[0]} to {top}, classes.txt names {number} classes: what is 0? {ask}'
+            )
+        first = int(top == number if reduce_zero_label is None else reduce_zero_label)
+        values = [*range(first, first + number)]
+        said = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+        if never := [name for name, value in zip(names, values, strict=True) if value not in numbers]:
+            said += f', never seen: {", ".join(never)}'
+    if not 1 < len(values) < IGNORE_INDEX:
+        raise UserError(f'the label maps hold {len(values)} classes ({said}); expected 2 to {IGNORE_INDEX - 1}')
+    return Labels([*names], values, said)
+
+
+def upright_size(path: str) -> tuple[int, int]:
+    """Width and height in pixels as a viewer shows the image, by its header."""
+    with unreadable(path, Exception), open_image(path) as image:
+        width, height = image.size
+        return (height, width) if orientation(image) in SIDEWAYS else (width, height)

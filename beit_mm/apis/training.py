@@ -19,20 +19,10 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
-from beit_mm.apis.label_maps import LabelMaps, find_label_maps
-from beit_mm.apis.plans import (
-    MAX_TOKENIZER_STEPS,
-    MIN_STEPS,
-    NEW,
-    NONE,
-    SETTINGS,
-    TOKENIZER,
-    own_tokenizer,
-    plan_training,
-)
+from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, TOKENIZER, own_tokenizer, plan_training
 from beit_mm.apis.reports import ROWS, describe_finetuning, describe_pretraining, rows_of, write_report
 from beit_mm.apis.segmentation_report import describe_segmentation
-from beit_mm.apis.split import Images, find_images, write_lists
+from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
@@ -46,6 +36,7 @@ REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and picture
 FIRST_STEPS = 4  # slow ones, before those that are measured
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_WORKERS = 1024
+MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
 
 
@@ -174,7 +165,6 @@ class Run:
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
-            fits &= known['reduce_zero_label'] in (None, True, False)
             fits &= known['reduce_zero_label'] in (None, True, False)
             # stages are names of folders: only those that `make_plan` gives
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']

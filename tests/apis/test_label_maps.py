@@ -12,8 +12,8 @@ from PIL import Image
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import label_maps, training
-from beit_mm.apis.label_maps import find_label_maps
+from beit_mm.apis import training
+from beit_mm.apis.split import LabelMaps, find_label_maps
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.terminal import UserError
 
@@ -100,7 +100,7 @@ def test_each_mistake_has_an_answer_of_a_line(folder, kind, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def pairs(found: label_maps.LabelMaps, lists: Path) -> dict[str, list]:
+def pairs(found: LabelMaps, lists: Path) -> dict[str, list]:
     """Names of images, and their labels as they are trained on."""
     training.write_lists(found, lists)
     pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]

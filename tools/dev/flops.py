@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.apis.commands import argument_parser, load_config
 from beit_mm.terminal import UserError, run
 
 if TYPE_CHECKING:

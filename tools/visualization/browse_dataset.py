@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.apis.options import argument_parser, load_config
+from beit_mm.apis.commands import argument_parser, load_config
 from beit_mm.terminal import UserError, quiet, run
 
 if TYPE_CHECKING:
