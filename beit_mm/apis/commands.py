@@ -232,19 +232,12 @@ def test_config(args: argparse.Namespace) -> Config:
 def augment(cfg: Config) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
-    if 'module' in cfg.model:
-        raise UserError(f'--tta: the model is a {cfg.model.type} already, which tests with augmentation; leave it out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
-            raise UserError(
-                f'--tta mirrors what PackInputs packs, this test pipeline ends with {pack.type}; only '
-                'classifiers and segmentors have test-time augmentation'
-            )
+            raise UserError(f'--tta is for classifiers and segmentors; this test pipeline ends with {pack.type}')
         if cfg.model.type.endswith('LinearProbe') and not isinstance(cfg.model.get('layers'), int):
-            raise UserError(
-                '--tta averages the scores of one classifier, this probe has one for each layer; set model.layers=...'
-            )
+            raise UserError('--tta needs a probe of one layer; set model.layers=...')
         mirror = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
         cfg.tta_pipeline = [*transforms, dict(type='TestTimeAug', transforms=[mirror, [pack]])]

@@ -111,10 +111,8 @@ def export_onnx(
         raise UserError(f'ONNX export needs torch 2.7 or newer, not {torch.__version__}')
     backbone = dict(model.named_children()).get('backbone')
     if not isinstance(backbone, BEiTBackbone):
-        raise UserError(
-            'ONNX export takes a classifier or segmentor whose backbone is a BEiTBackbone, not '
-            f'{type(model).__name__} on {type(backbone).__name__}'
-        )
+        found = f'{type(model).__name__} on {type(backbone).__name__}'
+        raise UserError(f'ONNX export takes a model whose backbone is a BEiTBackbone, not {found}')
     segments, patch = hasattr(model, 'decode_head'), backbone.patch_size
     divisor = model.divisor if segments else patch
     most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
@@ -132,10 +130,8 @@ def export_onnx(
     with torch.no_grad():
         logits = [original(images) for images in batches]
         if not all(isinstance(found, Tensor) and found.dim() == (4 if segments else 2) for found in logits):
-            raise UserError(
-                'ONNX export takes a model that gives logits (batch, classes): it needs '
-                "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
-            )
+            needed = "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
+            raise UserError(f'ONNX export takes a model that gives logits (batch, classes): it needs {needed}')
         sides = {
             axis: divisor * torch.export.Dim(name, max=most // divisor) for axis, name in ((2, 'rows'), (3, 'columns'))
         }
@@ -200,9 +196,7 @@ def take_any_size(model: nn.Module, most: int) -> None:
         for name, module in [*parent.named_children()]:
             if isinstance(module, nn.AdaptiveAvgPool2d):  # of UperNet's pyramid
                 setattr(parent, name, AveragePool(module.output_size))
-            elif type(module).__name__ == 'Upsample' and hasattr(
-                module, 'scale_factor'
-            ):  # mmseg's makes sizes integers
+            elif type(module).__name__ == 'Upsample' and hasattr(module, 'scale_factor'):  # mmseg's: integer sizes
                 options = dict(scale_factor=module.scale_factor, mode=module.mode, align_corners=module.align_corners)
                 setattr(parent, name, nn.Upsample(**options))
             elif type(module).__name__ == 'EfficientUPerHead':

@@ -191,9 +191,7 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else hold_out(lists[0])
     if len(train.names) < MIN_PAIRS:
-        few = (
-            f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed to learn from'
-        )
+        few = f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed'
         raise UserError('; '.join([few, *notes]))
     file = root / 'classes.txt'
     labels = choose_labels(examples, named_classes(str(file))[0] if file.is_file() else None, reduce_zero_label)
@@ -243,9 +241,7 @@ def find_suffix(images: Path, maps: Path) -> str:
         raise UserError(f'no label map has the name of an image: {which}; {EXPECTED}')
     suffix = suffixes.most_common(1)[0][0]
     if suffix.lower().endswith(LOSSY):
-        raise UserError(
-            f'label maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG'
-        )
+        raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return suffix
 
 
@@ -266,6 +262,7 @@ def find_pairs(
     counted = {*evenly(kept, MAX_COUNTED)}
     for path in with_bar([*kept], len(kept)):
         labels = str(maps / map_of[path])
+        what = 'whose map has another size'
         try:
             fits = upright_size(str(images / path)) == upright_size(labels)
             if path in counted:
@@ -274,8 +271,6 @@ def find_pairs(
                     examples.setdefault(int(number), labels)
         except UnreadableImageError:
             fits, what = False, 'unreadable, or their maps'
-        else:
-            what = 'whose map has another size'
         if not fits:
             kept.remove(path)
             left_out.setdefault(what, []).append(path)
@@ -297,28 +292,22 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
         numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
     if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
         classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
-        return Labels(
-            classes, numbers, f'masks: 0 is {classes[0]}, {numbers[1]} is {classes[1]}; two classes are trained'
-        )
+        return Labels(classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}')
     ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
         if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
-            raise UserError(
-                f'the label maps hold 0 and {len(numbers) - 1} other numbers, and no classes.txt tells of 0; {ask}'
-            )
+            others = f'{len(numbers) - 1} other numbers'
+            raise UserError(f'the label maps hold 0 and {others}, and no classes.txt tells of 0; {ask}')
         values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
         names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
     else:
         top, number = max(numbers, default=0), len(names)
         if top > number or (top == number and reduce_zero_label is False):
-            expected = (
-                f'expected 0 to {number - 1}, or 1 to {number} with 0 for unlabelled, and {IGNORE_INDEX} for ignored'
-            )
+            expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
             raise UserError(f'{examples[top]} holds {top}, classes.txt names {number} classes; {expected}')
         if reduce_zero_label is None and not (top == number or (top == number - 1 and 0 in numbers)):
-            raise UserError(
-                f'the label maps hold {numbers[0]} to {top}, classes.txt names {number} classes: what is 0? {ask}'
-            )
+            held = f'{numbers[0]} to {top}, classes.txt names {number} classes'
+            raise UserError(f'the label maps hold {held}: what is 0? {ask}')
         first = int(top == number if reduce_zero_label is None else reduce_zero_label)
         values = [*range(first, first + number)]
         said = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'

@@ -128,9 +128,7 @@ class SlidingSegmentor(EncoderDecoder):
 def check_test_cfg(cfg: dict) -> None:
     """Raises UserError where a segmentor's test_cfg cannot be met."""
     if (mode := cfg.get('mode', 'slide')) != 'slide':
-        raise UserError(
-            f"test_cfg.mode is {mode!r}; expected 'slide' (a window larger than the image is the whole image)"
-        )
+        raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': a large window is the whole image")
     if missing := {'crop_size', 'stride'} - set(cfg):
         raise UserError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
     if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
@@ -138,10 +136,8 @@ def check_test_cfg(cfg: dict) -> None:
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise UserError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
-        raise UserError(
-            f'test_cfg.stride {tuple(cfg["stride"])} leaves gaps between windows of '
-            f'{tuple(cfg["crop_size"])}; it must be at least 1 and at most the window'
-        )
+        stride, window = tuple(cfg['stride']), tuple(cfg['crop_size'])
+        raise UserError(f'test_cfg.stride {stride} leaves gaps; expected from 1 to the window, {window}')
 
 
 # Sliding windows
@@ -321,9 +317,7 @@ class MultiScaleTTA(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module):
         if isinstance(module, MultiScaleTTA) or (isinstance(module, dict) and 'module' in module):
-            raise UserError(
-                'this config already tests at all scales with flip; leave --tta out (in Python multi_scale=True)'
-            )
+            raise UserError('this config tests at all scales already; leave --tta out (in Python multi_scale=True)')
         super().__init__(module)
         if not isinstance(self.module, SlidingSegmentor):
             raise UserError(f'multi-scale inference needs a beit_mm.SlidingSegmentor, got {type(self.module).__name__}')
