@@ -228,7 +228,8 @@ class ResamplingBackbone(BEiTBackbone):
     """A BEiTBackbone whose position parameters are resampled by matrices that it holds."""
 
     def prepare(self, most: int) -> None:
-        splines = [Resampling(side, most, spline_of) for side in self.grid]
+        cpu = torch.device('cpu')
+        splines = [Resampling(side, most, lambda *sides: offset_spline(*sides, cpu)) for side in self.grid]
         for module in self.modules():
             if isinstance(module, Attention | SharedRelativePositionBias) and module.table_grid is not None:
                 module.splines = nn.ModuleList(splines)
@@ -275,10 +276,6 @@ class Resampling(nn.Module):
 
     def forward(self, target: int, length: int) -> Tensor:
         return self.matrices[target - 1][:length]
-
-
-def spline_of(source: int, target: int) -> Tensor:
-    return offset_spline(source, target, torch.device('cpu'))
 
 
 def resample(table: Tensor, resamplings: nn.ModuleList, grid: Grid, offsets: bool = False) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
-from beit_mm.apis.split import list_folder, write_lines
+from beit_mm.apis.split import find_folders, list_folder, write_lines
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
@@ -172,15 +172,15 @@ def segment_by_neighbours(
 
     Of each image dict(path, image, labels=uint8 (H, W)) or dict(path, error); and the labelled images' metainfo.
     """
-    folder = Path(labelled).expanduser()
-    split = '/training' if (folder / 'images/training').is_dir() else ''
-    prefix = dict(img_path=f'images{split}', seg_map_path=f'annotations{split}')
-    if missing := [name for name in (*prefix.values(), 'classes.txt') if not (folder / name).exists()]:
+    root = folder_of_images(labelled)
+    folders = find_folders(root)
+    if not folders or not (root / 'classes.txt').is_file():
         expected = 'expected images/, annotations/ of the same names, and classes.txt with a name a line'
-        raise FileNotFoundError(f'--labelled: no {missing[0]} in {str(labelled)!r}; {expected}')
+        raise FileNotFoundError(f'--labelled: no label maps and names of classes in {str(root)!r}; {expected}')
+    prefix = dict(zip(('img_path', 'seg_map_path'), map(str, folders[0]), strict=True))
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
     options: dict[str, Any] = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
-    dataset = patch_dataset(extract, data_root=str(folder), **options)
+    dataset = patch_dataset(extract, data_root=str(root), **options)
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))
 

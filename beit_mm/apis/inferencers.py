@@ -267,18 +267,13 @@ class SegmentationInferencer(_Inferencer):
         weights['decode_head.fpn_bottleneck.conv.weight'], weights['neck.upsample_4x.0.weight']
         size, dims, depth = backbone['img_size'], backbone['arch']['embed_dims'], backbone['arch']['num_layers']
         norm = dict(type='beit_mm.SyncBN')
+        levels_of_pyramid = dict(in_channels=[dims] * 4, in_index=[0, 1, 2, 3])
+        head = dict(levels_of_pyramid, num_classes=num_classes, channels=channels, norm_cfg=norm)
         model = dict(
             type='beit_mm.SlidingSegmentor',
             backbone=dict(backbone, out_type='featmap', out_indices=out_indices or released_out_indices(depth)),
             neck=dict(type='Feature2Pyramid', embed_dim=dims, norm_cfg=norm),
-            decode_head=dict(
-                type='beit_mm.EfficientUPerHead',
-                num_classes=num_classes,
-                in_channels=[dims] * 4,
-                in_index=[0, 1, 2, 3],
-                channels=channels,
-                norm_cfg=norm,
-            ),
+            decode_head=dict(head, type='beit_mm.EfficientUPerHead'),
             data_preprocessor=dict(type='SegDataPreProcessor', size=size, **levels),
             test_cfg=dict(mode='slide', crop_size=size, stride=[side * 2 // 3 for side in size]),
         )

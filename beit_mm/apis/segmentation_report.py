@@ -118,18 +118,14 @@ def describe_segmentation(
     for name, of_samples in means.items():
         numbers |= {name: float(tested.mean_ious(name)), f'{name}_error': float(of_samples.std())}
     others = dict(position_colour='position and colour', most_frequent='the most frequent class')
-    gains = {
-        text: (numbers['mIoU'] - numbers[name], float((means['mIoU'] - means[name]).std()))
-        for name, text in others.items()
-    }
+    errors = {name: float((means['mIoU'] - means[name]).std()) for name in others}
+    gains = {text: (numbers['mIoU'] - numbers[name], errors[name]) for name, text in others.items()}
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: numbers[name] for name, text in others.items()})
     draw_overlays(segmentor, tested, folder / 'overlays.png')
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
     columns = tested.class_ious('mIoU'), tested.class_ious('position_colour'), tested.counts.sum(dim=1).tolist()
-    for name, iou, other, pixels in zip(images.classes, *columns, strict=True):
-        table.append(
-            [name, *('-' if math.isnan(value) else f'{value:.1f}' for value in (iou, other)), f'{pixels:,.0f}']
-        )
+    for name, *ious, pixels in zip(images.classes, *columns, strict=True):
+        table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
         'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows how frequent '
@@ -147,7 +143,8 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
-    train, held_out = (label_maps(images, lists, name) for name in ('train', 'held_out'))
+    options = dict(pipeline=[dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')], test_mode=True)
+    train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
         baseline.learn(sample['img'], sample['gt_seg_map'])
     indices: list[int] = []
@@ -165,12 +162,6 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
     unions = {name: sums[name] - hits[name] for name in hits}
     return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0))
-
-
-def label_maps(images: LabelMaps, lists: Path, name: str) -> SegmentationFolder:
-    """The images `img` and labels `gt_seg_map` of a list, as they are."""
-    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
-    return SegmentationFolder(**images.dataset(lists, name), pipeline=pipeline, test_mode=True)
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:

@@ -34,7 +34,7 @@ from beit_mm.engine.optim import DTYPES
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, check_choice
 
 MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol
@@ -131,8 +131,7 @@ def check_test_cfg(cfg: dict) -> None:
         raise UserError(f"test_cfg.mode is {mode!r}; expected 'slide': a large window is the whole image")
     if missing := {'crop_size', 'stride'} - set(cfg):
         raise UserError(f'test_cfg needs {" and ".join(sorted(missing))}, in pixels (height, width)')
-    if (precision := cfg.get('precision', 'bfloat16')) not in DTYPES:
-        raise UserError(f'test_cfg.precision is {precision!r}; choose one of {DTYPES}')
+    check_choice('test_cfg.precision', cfg.get('precision', 'bfloat16'), DTYPES)
     if (windows := cfg.get('windows_per_batch', 1)) < 1:
         raise UserError(f'test_cfg.windows_per_batch is {windows}; it must be at least 1')
     if any(stride > crop or stride < 1 for stride, crop in zip(cfg['stride'], cfg['crop_size'], strict=True)):
