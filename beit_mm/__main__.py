@@ -41,9 +41,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     program = terminal.program()
-    top = terminal.Parser(
-        prog=program, description='BEiT on your own images.', epilog=f'To begin: {program} reconstruct demo'
-    )
+    begin = f'To begin: {program} reconstruct demo'
+    top = terminal.Parser(prog=program, description='BEiT on your own images.', epilog=begin)
     top.add_argument('--version', action='version', version=f'beit_mm {beit_mm.__version__}')
     verbs = top.add_subparsers(dest='verb', required=True, metavar='VERB')
 

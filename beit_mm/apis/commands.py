@@ -270,14 +270,9 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument('config', help='path of a config file, or the end of one below configs/')
     parser.add_argument('--work-dir', help='folder of logs and checkpoints (default: work_dirs/<name of the config>)')
     parser.add_argument('--amp', action='store_true', help='mixed precision, where the config has none')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        default=[],
-        action='extend',
-        metavar='KEY=VALUE',
-        help='override entries of the config, for example train_dataloader.batch_size=64 data_root=images',
-    )
+    override = 'override entries of the config, for example train_dataloader.batch_size=64 data_root=images'
+    pairs: dict[str, Any] = dict(nargs='+', default=[], action='extend', metavar='KEY=VALUE')
+    parser.add_argument('--cfg-options', help=override, **pairs)
     started = 'how the processes are started (dist_train.sh passes pytorch)'
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help=started)
     # Launchers older than torchrun pass the rank as an argument, in either spelling.
@@ -328,12 +323,9 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     if 'data_root' in options:
         roots = {name: cfg[name].dataset.data_root for name in cfg if name.endswith('_dataloader') and cfg[name]}
         parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
-        options = {
-            f'{name}.dataset.data_root': options['data_root']
-            if part == '.'
-            else os.path.join(options['data_root'], part)
-            for name, part in parts.items()
-        } | options
+        new = options['data_root']
+        moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}
+        options = {f'{name}.dataset.data_root': root for name, root in moved.items()} | options
     cfg.merge_from_dict(options)
 
 

@@ -132,19 +132,10 @@ def export_onnx(
         if not all(isinstance(found, Tensor) and found.dim() == (4 if segments else 2) for found in logits):
             needed = "a classification head, and a backbone with out_type 'avg_featmap' or 'cls_token'"
             raise UserError(f'ONNX export takes a model that gives logits (batch, classes): it needs {needed}')
-        sides = {
-            axis: divisor * torch.export.Dim(name, max=most // divisor) for axis, name in ((2, 'rows'), (3, 'columns'))
-        }
-        program = torch.onnx.export(
-            exported,
-            (batches[1],),
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim('batch'), **sides},),
-            input_names=['images'],
-            output_names=['logits'],
-            verbose=False,
-            optimize=True,
-        )
+        rows, columns = (divisor * torch.export.Dim(name, max=most // divisor) for name in ('rows', 'columns'))
+        shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
+        options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
+        program = torch.onnx.export(exported, (batches[1],), dynamic_shapes=shapes, dynamo=True, **options)
     program.model.metadata_props.update(
         beit_mm=json.dumps(metadata),
         input='images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB, any size',
@@ -179,10 +170,8 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
         scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
         difference = max(difference, ((found - expected).abs().max() / scale).nan_to_num(torch.inf).item())
     if difference > tolerance:
-        raise UserError(
-            f'The exported graph differs from the model by {difference:.1e} of the largest logit, '
-            f'more than {tolerance:.0e}; nothing was written. Is a layer of it random in evaluation?'
-        )
+        more = f'by {difference:.1e} of the largest logit, more than {tolerance:.0e}; nothing was written'
+        raise UserError(f'The exported graph differs from the model {more}. Is a layer of it random in evaluation?')
     return difference
 
 

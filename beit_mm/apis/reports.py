@@ -143,9 +143,8 @@ def describe_pretraining(
     if images.classes and found:
         told.append(
             f'Nearest neighbours: the 20 most alike images of the training vote on the class of each of '
-            f'{numbers["knn_images"]:,} held-out images; their labels had no part in the training. Random weights and '
-            'thumbnails have learned nothing; a difference counts from two standard errors on, of pairs of answers to '
-            'one image. It is one training with one seed.'
+            f'{numbers["knn_images"]:,} held-out images; their labels had no part in the training. A difference counts '
+            'from two standard errors on, of pairs of answers to one image. It is one training with one seed.'
         )
     told.append(Picture('reconstruction.png', 'Held-out images: masked, predicted, the right tokens decoded'))
     if neighbours_drawn is not None:
@@ -167,17 +166,17 @@ def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float],
     numbers |= dict(found, held_out=len(images.held_out.names))
     names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
-    told: list[Paragraph] = [
-        f'These are {numbers["held_out"]:,} held-out images and one training with one seed: another seed gives another '
-        'figure. What pretraining is worth they do not show: that takes the same training with --init none.'
-    ]
+    told: list[Paragraph] = []
     if found:
-        told.insert(
-            0,
+        told.append(
             f'Thumbnails and the most frequent class need no network: learned from {found["compared_with"]:,} of the '
             f'{len(images.train.names):,} images, tested on {found["compared"]:,} held-out ones. A difference counts '
-            'from two standard errors on, as of independent figures.',
+            'from two standard errors on, as of independent figures.'
         )
+    told.append(
+        f'These are {numbers["held_out"]:,} held-out images and one training with one seed. What pretraining is worth '
+        'they do not show: that takes the same training with --init none.'
+    )
     told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
     return verdict_of_finetuning(numbers) if found and 'accuracy/top1' in numbers else '', told
 
@@ -186,9 +185,7 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
     """One sentence from the figures of a validation and of `compare_features`, those of ROWS."""
     loss, entropy, position = (numbers[name] for name in ('mim_loss', 'token_entropy', 'position_entropy'))
     if loss > entropy - HARDLY:
-        said = (
-            'nothing learned yet: the loss on masked patches is not clearly below that of guessing by token frequency'
-        )
+        said = 'nothing learned yet: the loss on masked patches is not clearly below guessing by token frequency'
     elif loss >= position:
         said = 'learned, but no more is shown than where things usually are'
     else:

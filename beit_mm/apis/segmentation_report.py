@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,7 +143,8 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
-    options = dict(pipeline=[dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')], test_mode=True)
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
         baseline.learn(sample['img'], sample['gt_seg_map'])
