@@ -231,9 +231,8 @@ def own_tokenizer(checkpoint: str | Path) -> dict[str, Any]:
 
 def find_dalle() -> dict[str, Any] | None:
     """Arguments of the DALLETokenizer whose weights lie in $BEIT_MM_WEIGHTS or torch hub's cache; None without."""
-    named = os.environ.get(WEIGHTS_VARIABLE)
-    folders = [*([Path(named)] if named else []), Path(torch.hub.get_dir(), 'checkpoints')]
-    for encoder in (folder / name for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
+    folders = filter(None, (os.environ.get(WEIGHTS_VARIABLE), f'{torch.hub.get_dir()}/checkpoints'))
+    for encoder in (Path(folder, name) for folder in folders for name in ('dalle_encoder.pth', 'encoder.pkl')):
         if encoder.is_file():
             decoder = encoder.with_name('decoder.pkl')
             dalle = dict(type='beit_mm.DALLETokenizer', checkpoint=str(encoder.resolve()))

@@ -131,12 +131,6 @@ class Labels(NamedTuple):
     values: list[int]  # number of each class; all others are unlabelled
     said: str
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments of SegmentationFolder."""
-        reduced = self.values == [*range(1, len(self.values) + 1)]
-        usual = reduced or self.values == [*range(len(self.values))]
-        return dict(reduce_zero_label=reduced, label_values=None if usual else self.values)
-
 
 @dataclass
 class LabelMaps(Images):
@@ -154,13 +148,17 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
+        values = self.labels.values
+        reduced = values == [*range(1, len(values) + 1)]
+        usual = reduced or values == [*range(len(values))]
         return dict(
             data_root='',
             data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
             ann_file=str(lists / f'{name}.txt'),
             seg_map_suffix=self.suffix,
             classes=str(lists / 'classes.txt'),
-            **self.labels.settings(),
+            reduce_zero_label=reduced,
+            label_values=None if usual else values,
         )
 
 
