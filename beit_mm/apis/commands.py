@@ -232,6 +232,8 @@ def test_config(args: argparse.Namespace) -> Config:
 def augment(cfg: Config) -> None:
     """Changes a config to test-time augmentation, as mmpretrain's test.py does."""
     dataset = cfg.test_dataloader.dataset
+    if 'module' in cfg.model:
+        raise UserError(f'--tta: the model is a {cfg.model.type} already, which tests with augmentation; leave it out')
     if 'tta_model' not in cfg:
         *transforms, pack = dataset.pipeline
         if pack.type != 'PackInputs':
