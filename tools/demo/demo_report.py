@@ -2,21 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from beit_mm.apis.configs import get_model
-from beit_mm.apis.inference import reconstructions
 from beit_mm.apis.reports import Picture, rows_of, standard_error, verdict, verdict_of_pretraining, write_report
 from beit_mm.apis.split import Images, list_folder
-from beit_mm.checkpoint.checkpoint import Checkpoint
-from beit_mm.checkpoint.find import DEMO
 from beit_mm.engine.metrics import entropy
-from beit_mm.pictures import read_scalars, sheet_of_columns
-from beit_mm.terminal import quiet
+from beit_mm.pictures import read_scalars
 
 LEARNED = 0.9  # of the loss of guessing: a training that ends above it has not left chance
 REFERENCES = dict(  # of classifiers and of segmentors: what needs no network
@@ -29,19 +23,6 @@ LIMITS = (
     'standard errors of the held-out images alone; and what more time gives, since the models have 1.2 million '
     "parameters and learned for minutes, the paper's 86 million for days."
 )
-
-
-def draw_before_and_after(weights: Path, images: Sequence[Path], out: Path) -> None:
-    """What is predicted of images by random weights, after a pretraining, and by the packaged weights."""
-    with quiet():
-        trained = Checkpoint.open(weights)
-        torch.manual_seed(0)
-        random = dict(state_dict=get_model(DEMO, pretrained=False).state_dict(), meta=trained.content['meta'])
-        sources = {'random weights': Checkpoint(random, weights), 'this pretraining': trained, 'packaged weights': DEMO}
-        found = {name: reconstructions(source, images)[1] for name, source in sources.items()}
-    columns = {title: found['this pretraining'][title] for title in ('image', 'masked')}
-    columns |= {name: each['prediction'] for name, each in found.items()}
-    sheet_of_columns(columns | {'right tokens': found['this pretraining']['tokens, decoded']}).savefig(out)
 
 
 def figures_of(run: Path, verb: str) -> dict[str, float]:
@@ -99,7 +80,7 @@ def write(out: Path, images: Images, starts: Mapping[str, str], drawn: bool) -> 
         ]
     parts += [
         [('pretraining, on held-out images', 'value +- one standard error'), *rows_of(pretrained)],
-        Picture('before_and_after.png', 'Predicted of the masked patches; last, the best possible: the right tokens'),
+        Picture('pretrain/reconstruction.png', 'Predicted of the masked patches; last, the best: the right tokens'),
         Picture('pretrain/loss.png', 'Loss of the pretraining'),
         Picture('pretrain/neighbours.png', 'Left held-out images, beside each what the pretraining finds most alike'),
     ]

@@ -24,13 +24,11 @@ from beit_mm import __main__ as verbs
 from beit_mm import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 # Of the trainings, in minutes, since a demo has to end in time on any machine. A fine-tuning from random weights takes
 # as long as pretraining and fine-tuning together.
 Lengths = namedtuple('Lengths', 'pretraining finetuning segmentor')
 SHORT, FULL = Lengths(1.75, 0.6, 1.25), Lengths(7, 0.7, 1.25)
-DRAWN = Path('data/demo')
+DRAWN, DRAWING = Path('data/demo'), ROOT / 'tools/demo/draw_images.py'
 PER_CLASS = 20  # labels, or more where the classes are few: `finetune` asks for 100 images
 MAX_HELD_OUT = 600  # images: standard errors of 2 %
 NUM_PICTURES = 6
@@ -71,15 +69,10 @@ class Demo:
         """As the verbs find them and hold some out; of drawn ones once they are there."""
         return self.split.find_images(self.data)
 
-    def held_out(self, number: int) -> list[Path]:
-        """Held-out images, of all classes alike."""
-        return [self.images.held_out.root / name for name in self.split.evenly(self.images.held_out.names, number)]
-
     def run(self) -> None:
         parts = {'what the packaged weights make of images': self.show_packaged}
         if self.drawn:
-            draw = partial(execute, 'python', ROOT / 'tools/demo/draw_images.py', makes=DRAWN / 'meta')
-            parts['drawing images'] = draw
+            parts['drawing images'] = partial(execute, 'python', DRAWING, makes=DRAWN / 'meta')
         parts['pretraining from random weights'] = self.pretrain
         for folder, start in self.starts.items():
             parts[f'a classifier with few labels that begins with {start}'] = partial(self.finetune, folder)
@@ -95,20 +88,16 @@ class Demo:
                 raise
 
     def show_packaged(self) -> None:
-        shown = [] if self.drawn else self.held_out(NUM_PICTURES)  # none: photos that come with the package
+        held_out = {} if self.drawn else self.images.held_out.names  # none: photos that come with the package
+        shown = [self.images.held_out.root / name for name in self.split.evenly(held_out, NUM_PICTURES)]
         for verb, images in (('reconstruct', shown), ('attention', shown[:1])):
             picture = self.out / f'packaged_{verb}.png'
             execute('beit-mm', verb, 'demo', *images, '--out', picture, makes=picture)
 
     def pretrain(self) -> None:
         start = ['--tokenizer', 'new' if self.full else 'demo', '--init', 'none']
-        run, picture = self.out / 'pretrain', self.out / 'before_and_after.png'
-        execute('beit-mm', 'pretrain', self.data, '--out', run, *start, '--minutes', self.lengths.pretraining)
-        if not picture.exists():
-            from demo_report import draw_before_and_after
-
-            draw_before_and_after(run / 'pretrained.pth', self.held_out(NUM_PICTURES), picture)
-        terminal.say(f'Before, after, and with the packaged weights: {picture}')
+        words = ['--out', self.out / 'pretrain', *start, '--minutes', self.lengths.pretraining]
+        execute('beit-mm', 'pretrain', self.data, *words)
 
     def finetune(self, folder: str) -> None:
         """Fine-tunes on links to a few images of each class, beside links to held-out ones."""
