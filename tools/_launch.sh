@@ -39,18 +39,11 @@ print(torch.cuda.device_count(), len(cores))' 2>/dev/null) && return
   exit 1
 }
 
-# too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs, and those that spread all of them over nodes of
-# at most LIMIT. Reads gpus, config and extra, which the calling script has set.
+# too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs; gpus, config and extra are the calling script's.
 too_many() {
-  local limit=$1 nodes=$((${NNODES:-1} + 1)) total=$((gpus * ${NNODES:-1})) rank
-  while ((total % nodes || total / nodes > limit)); do ((nodes += 1)); done
-  echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node." >&2
-  echo "This node has room for $limit: $(printf '%q ' "$0" "${config[@]}" "$limit" "${extra[@]}")" >&2
-  echo "For $total GPUs on $nodes nodes run on each of them, with NODE_RANK 0 to $((nodes - 1)):" >&2
-  for rank in 0 1; do
-    echo "  NNODES=$nodes NODE_RANK=$rank MASTER_ADDR=${MASTER_ADDR:-<host>} PORT=${PORT:-29500}" \
-      "$(printf '%q ' "$0" "${config[@]}" "$((total / nodes))" "${extra[@]}")" >&2
-  done
+  echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node; the head of dist_train.sh" \
+    "has the lines for several." >&2
+  echo "This node has room for $1: $(printf '%q ' "$0" "${config[@]}" "$1" "${extra[@]}")" >&2
   exit 1
 }
 

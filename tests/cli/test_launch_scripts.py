@@ -114,18 +114,13 @@ def test_the_tool_is_started_with_all_its_words(line, gpus, variables, launcher,
     assert again[len(given) :] == [str(tmp_path / 'tools' / script), *shlex.split(line)[1:]]
 
 
-@pytest.mark.parametrize('visible, cores, nodes', [(6, 4, 4), (0, 2, 8)])
-def test_too_few_gpus_or_cores_print_the_lines_that_start_on_more_nodes(start, visible, cores, nodes):
+@pytest.mark.parametrize('visible, cores', [(6, 4), (0, 2)])
+def test_too_few_gpus_or_cores_print_the_line_that_fits(start, visible, cores):
     result = start('dist_train.sh c.py 16 --amp', gpus=visible, cores=cores)
     assert result.returncode == 1 and result.stdout == ''
-    for rank in (0, 1):
-        line = re.search(rf'NNODES={nodes} NODE_RANK={rank} MASTER_ADDR=<host> PORT=29500 (.+)', result.stderr)[1]
-        node = dict(NNODES=str(nodes), NODE_RANK=str(rank), MASTER_ADDR='h')
-        argv = json.loads(start(line, gpus=visible, cores=cores, **node).stdout)['argv']
-        assert argv[:5] == meeting(16 // nodes, nodes=nodes, rank=rank, host='h')
-        assert argv[6:] == ['c.py', '--amp', '--launcher', 'pytorch']
     here = re.search(r'This node has room for \d: (.+)', result.stderr)[1]
-    assert json.loads(start(here, gpus=visible, cores=cores).stdout)['argv'][:5] == meeting(visible or cores)
+    argv = json.loads(start(here, gpus=visible, cores=cores).stdout)['argv']
+    assert argv[:5] == meeting(visible or cores) and argv[6:] == ['c.py', '--amp', '--launcher', 'pytorch']
 
 
 @pytest.mark.parametrize(
@@ -133,7 +128,6 @@ def test_too_few_gpus_or_cores_print_the_lines_that_start_on_more_nodes(start, v
     [
         ('dist_train.sh c.py', {}, 2, 'Usage: '),
         ('dist_train.sh c.py 0', {}, 2, "not '0'"),
-        ('dist_test.sh c.py k.pth 16', dict(NNODES='2', MASTER_ADDR='10.0.0.1'), 1, 'NNODES=4 NODE_RANK=0 '),
         ('slurm_train.sh p j c.py', dict(PYTHON='/bin/false'), 1, 'cannot import torch'),
         ('slurm_train.sh p j c.py', dict(PATH='/usr/bin:/bin'), 1, 'without Slurm use dist_*.sh'),
     ],
