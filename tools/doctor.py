@@ -47,13 +47,7 @@ def family(found: dict[str, str]) -> str:
 
 
 def version_problems(found: dict[str, str], python: tuple[int, int], mmcv_has_ops: bool) -> Iterator[tuple[str, str]]:
-    """What the versions alone show: each problem and the command that mends it.
-
-    Args:
-        found: version of every installed distribution of interest.
-        python: major and minor version of the interpreter.
-        mmcv_has_ops: whether OpenMMLab's mmcv has its compiled ops.
-    """
+    """What the versions of distributions and of Python alone show: each problem and the command that mends it."""
     if python < (3, 10):
         old = f'Python {python[0]}.{python[1]} is too old, 3.10 is needed'
         yield old, 'bash tools/run_tests.sh  # looks for a newer one and makes .venv with it'

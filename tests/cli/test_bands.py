@@ -29,13 +29,8 @@ def work(tmp_path_factory) -> Path:
         ):
             options = [*NO_WORKERS, 'data_root=data', *(f'model.{option}' for option in options)]
             run_tool('train.py', f'demo/bands_{name}', '--steps', 2, '--cfg-options', *options)
+    assert all([*(folder / f'work_dirs/bands_{name}').rglob('iter_2.png')] for name in ('dvae', 'pretrain'))
     return folder
-
-
-def test_the_three_configs_run_one_after_another(work):
-    assert all([*(work / f'work_dirs/bands_{name}').rglob('iter_2.png')] for name in ('dvae', 'pretrain'))
-    weights = read_checkpoint(work / 'work_dirs/bands_finetune/iter_2.pth')['state_dict']
-    assert weights['backbone.patch_embed.proj.weight'].shape == (32, 6, 8, 8)
 
 
 def test_a_classifier_of_six_bands_reads_files_folders_and_arrays(work):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beit_mm.terminal import UserError, quiet, run
+from beit_mm.terminal import quiet, run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,8 +68,6 @@ def pca_colours(maps: Sequence[np.ndarray]) -> list[Tensor]:
     import torch
 
     flat = torch.cat([torch.from_numpy(values).flatten(0, 1).double() for values in maps])
-    if flat.shape[1] < 3:
-        raise UserError(f'features of {flat.shape[1]} channels; three components need at least 3')
     centred = flat - flat.mean(dim=0)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # rising order
     parts = centred @ directions.flip(1)[:, :3]
