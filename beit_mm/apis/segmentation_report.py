@@ -39,12 +39,13 @@ class PositionAndColour:
     """
 
     def __init__(self, num_classes: int):
-        self.num_classes = num_classes
+        self.num_classes, self.images = num_classes, 0
         self.at_position = np.zeros((*GRID, num_classes))
         self.of_colour = np.zeros((LEVELS**3, num_classes))
 
     def learn(self, image: np.ndarray, labels: np.ndarray) -> None:
         """Counts the pixels of an image uint8 (H, W, 3) with labels (H, W)."""
+        self.images += 1
         colours, labels = colours_of(image), nearest(labels, GRID).astype(int)
         rows, columns = np.indices(GRID)
         kept = labels < self.num_classes
@@ -88,6 +89,7 @@ class Tested(NamedTuple):
     hits: dict[str, Tensor]
     unions: dict[str, Tensor]
     counts: Tensor  # (K, K) of the segmentor's pixels, by the right class and the predicted one
+    learned: int  # images that PositionAndColour has seen
 
     def class_ious(self, name: str) -> list[float]:
         """IoU in % of each class, nan of one that is neither there nor predicted."""
@@ -128,13 +130,13 @@ def describe_segmentation(
         table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
-        'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows how frequent '
-        'each class is at each place of the image and with each of 512 colours; it needs no network.',
+        'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
+        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 colours.',
         table,
         confused(tested.counts, images.classes),
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
-        f'Next: beit-mm segment {weights} new_images/ --out maps (--multi-scale: at all scales with flip).',
+        f'Next: beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx.',
     ]
     return f'Verdict: the segmentor is {verdict(gains)}.', told
 
@@ -162,7 +164,7 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     hits = {name: torch.stack([each.diagonal() for each in found]) for name, found in counts.items()}
     sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
     unions = {name: sums[name] - hits[name] for name in hits}
-    return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0))
+    return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0), baseline.images)
 
 
 def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, dict]]:

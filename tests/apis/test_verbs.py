@@ -181,6 +181,19 @@ def planned(images: Path, folder: Path, **options: object) -> training.Run:
     return run
 
 
+def test_a_run_goes_on_with_the_tokens_that_it_began_with(images, tmp_path, monkeypatch):
+    monkeypatch.setenv('BEIT_MM_WEIGHTS', str(tmp_path))
+    monkeypatch.setattr('torch.hub.get_dir', lambda: str(tmp_path / 'nothing'))
+    monkeypatch.setattr('torch.cuda.is_available', lambda: True)
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda: (2**34, 2**34))
+    (encoder := tmp_path / 'encoder.pkl').touch()
+    for _ in range(2):
+        assert planned(images, tmp_path / 'run').plan.tokenizer['checkpoint'] == str(encoder)
+    encoder.unlink()
+    with pytest.raises(ValueError, match='began with beit_mm.DALLETokenizer of .*encoder.pkl, now it has None; put it'):
+        planned(images, tmp_path / 'run')
+
+
 def test_configs_of_the_current_folder_are_not_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(plans.TOKENIZER).parent.mkdir()
