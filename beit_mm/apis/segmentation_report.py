@@ -89,7 +89,7 @@ class Tested(NamedTuple):
     hits: dict[str, Tensor]
     unions: dict[str, Tensor]
     counts: Tensor  # (K, K) of the segmentor's pixels, by the right class and the predicted one
-    learned: int  # images that PositionAndColour has seen
+    learned: int = 0  # images that PositionAndColour has seen
 
     def class_ious(self, name: str) -> list[float]:
         """IoU in % of each class, nan of one that is neither there nor predicted."""
