@@ -3,7 +3,6 @@
 import runpy
 
 import numpy as np
-import pytest
 from helpers import ROOT
 from PIL import Image
 
@@ -24,8 +23,6 @@ def test_colours_are_the_components_of_a_singular_value_decomposition_jointly_fo
     low, high = np.quantile(parts, 0.01, axis=0), np.quantile(parts, 0.99, axis=0)
     expected = np.clip((parts - low) / (high - low), 0, 1)
     np.testing.assert_allclose(np.concatenate([c.flatten(1).T for c in found]), expected, atol=1e-4)
-    with pytest.raises(ValueError, match='features of 2 channels'):
-        tool['pca_colours']([rows.reshape(10, 20, 6)[..., :2]])
 
 
 def test_neighbours_are_the_nearest_and_never_the_image_itself(tmp_path):
