@@ -286,6 +286,8 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
         reduce_zero_label: as of `find_label_maps`.
     """
     numbers = sorted({*examples} - {IGNORE_INDEX})
+    if not numbers:
+        raise UserError(f'every pixel of the label maps is {IGNORE_INDEX}, which marks ignored ones')
     if {*examples} == {0, IGNORE_INDEX} and reduce_zero_label is None:
         numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
     if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
@@ -299,7 +301,7 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
         values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
         names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
     else:
-        top, number = max(numbers, default=0), len(names)
+        top, number = numbers[-1], len(names)
         if top > number or (top == number and reduce_zero_label is False):
             expected = f'expected 0 to {number - 1}, or 1 to {number}, and {IGNORE_INDEX} for ignored pixels'
             raise UserError(f'{examples[top]} holds {top}, classes.txt names {number} classes; {expected}')

@@ -82,7 +82,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: what is 0. say --reduce-zero'),
     'no names, and a 0': (nothing, 'hold 0 and 3 other numbers, and no classes.txt tells of 0; say --reduce'),
     'one class': (lambda f: (nothing(f), change(f, lambda a: a * 0 + 1)), r'hold 1 classes \(.*expected 2 to 254'),
-    'all ignored': (lambda f: (nothing(f), change(f, lambda a: a * 0 + 255)), r'hold 0 classes \(.*expected 2 to 254'),
+    'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel of the label maps is 255'),
     'all unlabelled': (lambda f: change(f, lambda a: a * 0), 'hold 0 to 0, classes.txt names 3 classes: what is 0'),
     'empty classes.txt': (lambda f: classes(f), 'holds 3, classes.txt names 0 classes'),
     'a file': (lambda f: (shutil.rmtree(f), f.write_text('')), 'is a file; expected a folder of images'),
