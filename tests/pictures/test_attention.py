@@ -39,6 +39,7 @@ def test_every_layer_is_that_of_transformers(variant, tmp_path):
         assert (scores.exp().sum(dim=-1) - 1).abs().min() > 1e-3  # the scores, not logarithms of the attention
         patches = attention_of_patches(model, image[0], [(0, 0), (1, 4)], layer - len(expected))
         assert_allclose(patches, attention[0][:, [1, 11], 1:].unflatten(2, (6, 6)).transpose(0, 1), atol=1e-5)
+    assert_allclose(model.attention_maps(image)[0].detach(), expected[-1], atol=1e-5)  # by default the last one
 
 
 def test_maps_belong_to_the_forward_pass_at_any_size():
