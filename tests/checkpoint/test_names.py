@@ -13,7 +13,7 @@ from helpers import RELEASED_BLOCK, WEIGHT_AND_BIAS
 from mmengine.runner import CheckpointLoader
 from peers import DEPTH, DIMS, HEADS, RESNET, assert_equal, ours
 
-from beit_mm.checkpoint.names import convert_state_dict, describe_source
+from beit_mm.checkpoint.names import convert_state_dict, describe_source, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError
 
 BATCH_NORM = (*WEIGHT_AND_BIAS, 'running_mean', 'running_var', 'num_batches_tracked')
@@ -131,3 +131,8 @@ def test_two_tensors_for_one_name():
 def test_the_name_of_a_released_file_says_how_its_images_are_prepared(name, mean, size):
     preprocessing = describe_source({}, Path(f'{name}.pth'))['preprocessing']
     assert preprocessing['mean'][0] == mean and preprocessing['size'] == [size, size]
+
+
+def test_segmentors_take_the_blocks_of_the_released_configs():
+    """microsoft/unilm `beit/semantic_segmentation/configs/beit/upernet`; of other depths, quarters."""
+    assert [*map(released_out_indices, (12, 24, 8))] == [[3, 5, 7, 11], [7, 11, 15, 23], [1, 3, 5, 7]]

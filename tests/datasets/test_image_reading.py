@@ -5,6 +5,7 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import mmcv
@@ -16,7 +17,7 @@ from tifffile import imwrite
 
 from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import UnlabeledImages, scale_decoding
-from beit_mm.datasets.reading import LoadImage, UnreadableImageError, read_image
+from beit_mm.datasets.reading import LoadImage, UnreadableImageError, orientation, read_image
 from beit_mm.datasets.samplers import SampleKey
 from beit_mm.datasets.transforms import PackViews, TwoViewCenterCrop, TwoViewRandomResizedCrop
 from beit_mm.registry import TRANSFORMS
@@ -56,6 +57,7 @@ def test_broken_exif_does_not_matter(tmp_path, scene):
     exif[0x011A] = (72, 1)
     odd = exif.tobytes().replace(b'\x01\x1a\x00\x05', b'\x01\x1a\x00\x01')  # the resolution is said to be of bytes
     assert read_image(save(tmp_path / 'a.jpg', scene, exif=odd)).shape == (40, 30, 3)
+    assert orientation(SimpleNamespace(getexif=lambda: 1 / 0)) == 1  # whatever Pillow raises
 
 
 @pytest.mark.parametrize('mode', ['CMYK', 'L', '1', 'P', 'YCbCr', 'RGBA', 'LA'])

@@ -15,6 +15,7 @@ from helpers import put
 from mmengine.config import ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import load_checkpoint
+from safetensors.torch import save_file
 
 from beit_mm.checkpoint.checkpoint import load_from_file
 from beit_mm.checkpoint.convert import convert_checkpoint
@@ -214,11 +215,15 @@ def test_what_a_file_sets_on_objects_is_taken_off(tmp_path):
     weights._metadata = [1, 2]
     found = load_from_file(str(saved(tmp_path / 'w.pth', dict(state_dict=weights))))['state_dict']
     assert found._metadata.keys() == {'', 'backbone', 'module.backbone'}
+    weights._metadata = {'': dict(version=torch._utils._rebuild_tensor_v2)}
+    refused(saved(tmp_path / 'w.pth', dict(state_dict=weights)), 'it holds the function')
 
 
 def test_what_a_file_names_is_printed_as_python_writes_it(tmp_path):
     for name in ('w\x1b]0;title\x07', 'w' * 400):
         refused(saved(tmp_path / 'w.pth', {name: torch.ones(2)}), 'it names a tensor')
+        save_file({name: torch.ones(2)}, tmp_path / 'w.safetensors')
+        refused(tmp_path / 'w.safetensors', 'it names a tensor')
 
 
 def test_values_that_checkpoints_hold_beside_tensors(tmp_path):
