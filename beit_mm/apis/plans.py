@@ -127,8 +127,9 @@ def plan_training(
         most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
         if segments:
             most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-            most = min(most, 2) if limit == 'a CPU' and base == WIDE_SEGMENTOR else most  # 512 x 512 pixels each
         batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
+        if device == 'cpu' and base == WIDE_SEGMENTOR:
+            batch = 2  # 512 x 512 pixels each
     elif not 0 < batch <= number:
         raise UserError(f'a batch of {batch} images; expected 1 to {number:,}, the images to learn from')
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -26,7 +26,6 @@ TRAINING, VALIDATION = ('training', 'train'), ('validation', 'val')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
 LOSSY = ('.jpg', '.jpeg', '.webp')
 MIN_PAIRS = 10  # to learn from
-MAX_COUNTED = 2000  # maps of which the pixels are looked at
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
 
@@ -257,21 +256,20 @@ def find_pairs(
     map_of = {path: os.path.splitext(path)[0] + suffix for path in listed}
     left_out = {'without a map': [path for path in listed if map_of[path] not in existing]}
     kept = [path for path in listed if map_of[path] in existing]
-    counted = {*evenly(kept, MAX_COUNTED)}
     for path in with_bar([*kept], len(kept)):
-        labels = str(maps / map_of[path])
-        what = 'whose map has another size'
+        file = str(maps / map_of[path])
         try:
-            fits = upright_size(str(images / path)) == upright_size(labels)
-            if path in counted:
-                for number, count in zip(*np.unique(read_labels(labels), return_counts=True), strict=True):
-                    pixels[int(number)] += int(count)
-                    examples.setdefault(int(number), labels)
+            labels = read_labels(file)
+            what = '' if upright_size(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
         except UnreadableImageError:
-            fits, what = False, 'unreadable, or their maps'
-        if not fits:
+            what = 'unreadable, or their maps'
+        if what:
             kept.remove(path)
             left_out.setdefault(what, []).append(path)
+            continue
+        for number, count in zip(*np.unique(labels, return_counts=True), strict=True):
+            pixels[int(number)] += int(count)
+            examples.setdefault(int(number), file)
     for what, paths in left_out.items():
         if paths:
             notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
@@ -288,7 +286,7 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
     numbers = sorted({*examples} - {IGNORE_INDEX})
     if not numbers:
         raise UserError(f'every pixel of the label maps is {IGNORE_INDEX}, which marks ignored ones')
-    if {*examples} == {0, IGNORE_INDEX} and reduce_zero_label is None:
+    if {*examples} == {0, IGNORE_INDEX} and not reduce_zero_label:
         numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
     if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
         classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]

@@ -233,7 +233,8 @@ class Run:
 
     def make_plan(self, images: Images) -> None:
         """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
-        names = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
+        names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
+        names += [images.labels.values, images.suffix] if isinstance(images, LabelMaps) else []
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
         counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:
