@@ -1,10 +1,6 @@
 """Segments or classifies images with an ONNX file of `beit-mm export`: needs numpy, Pillow and onnxruntime alone.
 
-    python onnx_predict.py model.onnx images/*.jpg --out maps [--multi-scale]
-
-It writes label maps, PNGs whose pixels are places in the list of classes, or prints the class. The file says how images
-are prepared; results are those of `beit-mm segment` and `beit-mm classify`.
-"""
+Pixels of label maps are places in the list of classes. Results are those of `beit-mm segment` and `classify`."""
 
 import argparse
 import itertools
@@ -18,25 +14,31 @@ from PIL import Image, ImageOps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('model', help='ONNX file')
     parser.add_argument('images', nargs='+', type=Path, help='image files')
     parser.add_argument('--out', type=Path, default=Path('maps'), help='folder of label maps (default: maps)')
     parser.add_argument('--multi-scale', action='store_true', help='a segmentor at all scales with flip')
     args = parser.parse_args()
-    model = Model(args.model)
+    model, used = Model(args.model), set()
+    if args.multi_scale and 'short_sides' not in model.notes:
+        parser.error(f'--multi-scale: {args.model} names no scales; export a segmentor whose config has a tta_pipeline')
     for path in args.images:
-        begin, image = time.perf_counter(), read(path)
+        try:
+            begin, image = time.perf_counter(), read(path)
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow's of a broken PNG is a SyntaxError
+            print(f'{path}: unreadable: {error}')
+            continue
         if 'crop_size' in model.notes:
-            view = prepare(image, model.notes['steps'])
-            scores = model.segment_at_all_scales(image) if args.multi_scale else model.slide(view, image.shape[:2])
-            labels = scores.argmax(axis=0)
-            drawn = Image.fromarray(labels.astype(np.uint8 if len(scores) <= 256 else np.uint16))
+            labels = model.segment(image, args.multi_scale)
+            names = (f'{path.stem}_{number}.png' if number > 1 else f'{path.stem}.png' for number in itertools.count(1))
+            used.add(name := next(name for name in names if name not in used))
+            drawn = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
             if drawn.mode == 'L':
                 drawn.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
             args.out.mkdir(parents=True, exist_ok=True)
-            drawn.save(file := args.out / f'{path.stem}.png')
-            said = f'{file} with {", ".join(model.notes["classes"][label] for label in np.unique(labels))}'
+            drawn.save(args.out / name)
+            said = f'{args.out / name} with {", ".join(model.notes["classes"][label] for label in np.unique(labels))}'
         else:
             probabilities = softmax(model.logits(prepare(image, model.notes['steps'])))
             said = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
@@ -44,8 +46,6 @@ def main() -> None:
 
 
 class Model:
-    """An ONNX file; `notes` is what it says of its classes and of how images are prepared."""
-
     def __init__(self, path: str):
         self.session = onnxruntime.InferenceSession(path)
         self.notes = json.loads(self.session.get_modelmeta().custom_metadata_map['beit_mm'])
@@ -58,13 +58,15 @@ class Model:
         (logits,) = self.session.run(['logits'], {'images': pixels.transpose(2, 0, 1)[None]})
         return logits[0, ..., :height, :width] if logits.ndim == 4 else logits[0]
 
-    def segment_at_all_scales(self, image: np.ndarray) -> np.ndarray:
-        """Mean class probabilities (classes, H, W) over all scales, each with its mirror image."""
+    def segment(self, image: np.ndarray, multi_scale: bool) -> np.ndarray:
+        """Labels (H, W), by the logits at one scale or the mean of probabilities at all, each with its mirror image."""
         size, found = image.shape[:2], []
+        if not multi_scale:
+            return self.slide(prepare(image, self.notes['steps']), size).argmax(axis=0)
         for short in self.notes['short_sides']:
             view = prepare(image, [dict(type='Resize', scale=(short, short * max(size) / min(size)), backend='cv2')])
             found += [softmax(self.slide(view, size)), softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]]
-        return np.mean(found, axis=0)
+        return np.mean(found, axis=0).argmax(axis=0)
 
     def slide(self, view: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Logits (classes, H, W) of `size`, by sliding windows over a view (h, w, 3) of an image."""
@@ -73,17 +75,15 @@ class Model:
         for rows, columns in itertools.product(*map(windows, sides, self.notes['crop_size'], self.notes['stride'])):
             found[:, rows, columns] += self.logits(view[rows, columns])
             count[rows, columns] += 1
-        by_row, by_column = map(bilinear, sides, size)
-        return by_row @ (found / count) @ by_column.T
+        return bilinear(sides[0], size[0]) @ (found / count) @ bilinear(sides[1], size[1]).T
 
 
 def read(path: Path) -> np.ndarray:
     """Pixels uint8 (H, W, 3): RGB, upright, transparency on white."""
-    with Image.open(path) as file:
-        image = ImageOps.exif_transpose(file)
-        if 'A' in image.getbands() or 'transparency' in image.info:
-            image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
-        return np.asarray(image.convert('RGB'))
+    image = ImageOps.exif_transpose(Image.open(path))
+    if 'A' in image.getbands() or 'transparency' in image.info:
+        image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
+    return np.asarray(image.convert('RGB'))
 
 
 def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
@@ -102,8 +102,9 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
             ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
             size = int(height * ratio + 0.5), int(width * ratio + 0.5)
         if step['backend'] == 'pillow':
-            method = Image.Resampling[step['interpolation'].upper()]
-            image = np.asarray(Image.fromarray(image).resize(size[::-1], method))
+            image = np.asarray(
+                Image.fromarray(image).resize(size[::-1], Image.Resampling[step['interpolation'].upper()])
+            )
         else:
             image = resize(image, size)
     return image
@@ -118,8 +119,8 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         place = ((np.arange(target) + 0.5) * (source / target) - 0.5).astype(np.float32)
         low = np.floor(place).astype(int)
         part = place - low.astype(np.float32)
-        if sides:  # along a row the border is repeated, down a column it is read twice
-            part[(low < 0) | (low >= source - 1)] = 0
+        # along a row the border is repeated, down a column it is read twice
+        part[((low < 0) | (low >= source - 1)) & bool(sides)] = 0
         weights = (np.rint(share * np.float32(2048)).astype(np.int64)[:, None] for share in (1 - part, part))
         sides.append((low.clip(0, source - 1), (low + 1).clip(0, source - 1), *weights))
     (top, bottom, *by_row), (left, right, *by_column) = sides

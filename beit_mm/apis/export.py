@@ -48,9 +48,8 @@ def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = N
             test_cfg = inferencer.model.test_cfg
             notes |= {key: list(test_cfg[key]) for key in ('crop_size', 'stride')}
             notes['palette'] = inferencer.palette
-            views = ((opened.meta.get('config_dict') or {}).get('tta_pipeline') or [{}])[-1]
-            if views.get('type') == 'beit_mm.MultiScaleViews':
-                notes['short_sides'] = [*TRANSFORMS.build(views).short_sides.elements()]
+            if inferencer.views.get('type') == 'beit_mm.MultiScaleViews':
+                notes['short_sides'] = [*TRANSFORMS.build(inferencer.views).short_sides.elements()]
         path = Path(out).expanduser()
         difference = export_onnx(inferencer.model, path, float16, notes)
         say(f'{path}: images of any height and width, logits within {difference:.1e} of the largest')
@@ -136,9 +135,10 @@ def export_onnx(
         shapes = ({0: torch.export.Dim('batch'), 2: rows, 3: columns},)
         options: dict[str, Any] = dict(input_names=['images'], output_names=['logits'], verbose=False, optimize=True)
         program = torch.onnx.export(exported, (batches[1],), dynamic_shapes=shapes, dynamo=True, **options)
+    sides = f'height and width are multiples of {divisor} up to {most}'
     program.model.metadata_props.update(
         beit_mm=json.dumps(metadata),
-        input='images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB, any size',
+        input=f'images: float32 (batch, channels, height, width), (pixel 0..255 - mean) / std, RGB; {sides}',
         output=f'logits: float32 (batch, classes{", height, width" if segments else ""}), before the softmax',
     )
 
@@ -153,6 +153,7 @@ def export_onnx(
             from onnxruntime.transformers.float16 import convert_float_to_float16
 
             onnx.save(convert_float_to_float16(onnx.load(file), keep_io_types=True), file)
+            file.with_name(f'{file.name}.data').unlink(missing_ok=True)  # of the weights in float32
         difference = _difference(file, batches, logits, TOLERANCES[float16])
         for written in Path(folder).iterdir():
             written.replace(path.parent / written.name)
@@ -180,7 +181,10 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
 
 
 def take_any_size(model: nn.Module, most: int) -> None:
-    """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side."""
+    """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side.
+
+    mmseg, which may be missing, is known by names.
+    """
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
             if isinstance(module, nn.AdaptiveAvgPool2d):  # of UperNet's pyramid

@@ -42,6 +42,7 @@ class _Inferencer(ABC):
     task: str  # what the model is called
     scope: str  # the library's, in which the types are named
     multi_scale = False
+    views: Mapping[str, Any] = {}  # of a test at all scales with flip, the last step of its pipeline
 
     def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
         self._advice = f'{type(self).__name__}(checkpoint, config=...)'
@@ -113,6 +114,7 @@ class _Inferencer(ABC):
             if 'data_preprocessor' in values:  # mmpretrain's configs have it beside the model
                 model.setdefault('data_preprocessor', values['data_preprocessor'])
             loader: Any = values.get('test_dataloader') or values.get('val_dataloader')
+            self.views = (values.get('tta_pipeline') or [{}])[-1]
             if self.multi_scale:
                 model, pipeline = dict(values['tta_model'], module=model), values['tta_pipeline']
             elif loader or self.task == 'segmentor':
