@@ -19,7 +19,7 @@ from torch import Tensor
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
-from beit_mm.apis.split import find_folders, list_folder, write_lines
+from beit_mm.apis.split import find_folders, find_suffix, list_folder, write_lines
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
@@ -180,6 +180,7 @@ def segment_by_neighbours(
     prefix = dict(zip(('img_path', 'seg_map_path'), map(str, folders[0]), strict=True))
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
     options: dict[str, Any] = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
+    options['seg_map_suffix'] = find_suffix(*folders[0])
     dataset = patch_dataset(extract, data_root=str(root), **options)
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))

@@ -198,8 +198,12 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
     return LabelMaps(train, held_out, labels.classes, maps, suffix, labels, notes)
 
 
-def find_folders(root: Path) -> list[tuple[Path, Path]]:
-    """Folders of images and of their maps: to learn from and, where there are, held out; empty without maps."""
+def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
+    """Folders of images and of their maps: to learn from and, where there are, held out; empty without maps.
+
+    Args:
+        least: maps beside their images that count; fewer may be images of masks.
+    """
 
     def first(folder: Path, names: Sequence[str]) -> str:
         return next((name for name in names if (folder / name).is_dir()), '')
@@ -212,12 +216,17 @@ def find_folders(root: Path) -> list[tuple[Path, Path]]:
         raise FileNotFoundError(f'no label maps in {str(root)!r}, only {images}/; {EXPECTED}')
     else:
         splits = [split for names in (TRAINING, VALIDATION) if (split := first(root, names))]
-        folders = [pair for split in splits for pair in find_folders(root / split)[:1]]
+        folders = []
+        for split in splits:
+            found = find_folders(root / split, 1 if folders else least)[:1]
+            if folders and not found:
+                raise FileNotFoundError(f'no label maps in {str(root / split)!r}; {EXPECTED}')
+            folders += found
         if not folders:
             names = list_images(str(root))
             stems = {os.path.splitext(name)[0] for name in names}
             beside = [name for name in names for end in BESIDE if name.endswith(end) and name[: -len(end)] in stems]
-            folders = [(root, root)] if len(beside) >= MIN_PAIRS else []  # fewer may be images of masks
+            folders = [(root, root)] if len(beside) >= least else []
     if missing := [str(maps) for _, maps in folders if not maps.is_dir()]:
         raise FileNotFoundError(f'no folder {missing[0]!r}; {EXPECTED}')
     return folders

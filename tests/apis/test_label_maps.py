@@ -17,13 +17,13 @@ from beit_mm.apis.split import LabelMaps, find_label_maps
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.terminal import UserError
 
-SPLITS = ('training', 'validation')
-
 
 @pytest.fixture(scope='module')
 def example(tmp_path_factory) -> Path:
-    """12 pairs to learn from and 12 held out: three classes by colour, 0 unlabelled, classes.txt."""
-    return make_label_maps(tmp_path_factory.mktemp('example') / 'maps', 12)
+    """12 pairs to learn from and 3 held out: three classes by colour, 0 unlabelled, classes.txt."""
+    folder = make_label_maps(tmp_path_factory.mktemp('example') / 'maps', 12)
+    removed(*(file for file in folder.glob('*/validation/*') if int(file.stem) > 2))
+    return folder
 
 
 @pytest.fixture
@@ -48,26 +48,20 @@ def classes(folder: Path, *names: str) -> None:
     (folder / 'classes.txt').write_text('\n'.join(names))
 
 
-def nothing(folder: Path) -> None:
-    (folder / 'classes.txt').unlink()
-
-
 def only(folder: Path, kept: int) -> None:
-    for file in folder.glob('annotations/*/*.png'):
-        if int(file.stem) >= kept:
-            file.unlink()
+    removed(*(file for file in folder.glob('annotations/*/*') if int(file.stem) >= kept))
 
 
-def removed(folder: Path, *names: str) -> None:
-    for name in names:
-        shutil.rmtree(folder / name)
+def removed(*paths: Path) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 # what somebody did, and what is said of it
 WITHOUT = 'images left out, without a map: '
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
-    'no maps': (lambda f: removed(f, 'annotations'), 'no label maps in .*, only images/; expected images/a.jpg and'),
-    'no maps of a part': (lambda f: removed(f, 'annotations/validation'), "no folder '.*annotations/validation'"),
+    'no maps': (lambda f: removed(f / 'annotations'), 'no label maps in .*, only images/; expected images/a.jpg and'),
+    'no maps of a part': (lambda f: removed(f / 'annotations/validation'), "no folder '.*annotations/validation'"),
     'empty folder': (lambda f: only(f, 0), "no label map has the name of an image: 'none' in "),
     'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
     'few pairs': (lambda f: only(f, 9), f'9 images with label maps .*; 10 or more .*; 3 of 12 {WITHOUT}.*/10.png'),
@@ -80,12 +74,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     '16 bits': (lambda f: change(f, lambda a: a.astype(np.uint16) * 900), 'holds 2700, classes.txt names 3 classes'),
     'fewer names': (lambda f: classes(f, 'red', 'green'), 'holds 3, .* names 2 classes; expected 0 to 1, or 1 to 2'),
     'more names': (lambda f: classes(f, *'abcdefgh'), 'hold 0 to 3, .* names 8 classes: what is 0. say --reduce-zero'),
-    'no names, and a 0': (nothing, 'hold 0 and 3 other numbers, and no classes.txt tells of 0; say --reduce'),
-    'one class': (lambda f: (nothing(f), change(f, lambda a: a * 0 + 1)), r'hold 1 classes \(.*expected 2 to 254'),
+    'no names, and a 0': (lambda f: removed(f / 'classes.txt'), 'hold 0 and 3 other .*, and no classes.txt tells of 0'),
+    'one class': (lambda f: (removed(f / 'classes.txt'), change(f, np.ones_like)), r'hold 1 classes .*expected 2 to'),
     'all ignored': (lambda f: change(f, lambda a: a * 0 + 255), 'every pixel of the label maps is 255'),
     'all unlabelled': (lambda f: change(f, lambda a: a * 0), 'hold 0 to 0, classes.txt names 3 classes: what is 0'),
     'empty classes.txt': (lambda f: classes(f), 'holds 3, classes.txt names 0 classes'),
-    'a file': (lambda f: (shutil.rmtree(f), f.write_text('')), 'is a file; expected a folder of images'),
+    'a file': (lambda f: (removed(f), f.write_text('')), 'is a file; expected a folder of images'),
 }
 
 
@@ -113,7 +107,7 @@ def pairs(found: LabelMaps, lists: Path) -> dict[str, list]:
 
 def layouts(folder: Path, kind: str) -> None:
     """The same pairs in another layout, in `folder`."""
-    for split in SPLITS:
+    for split in ('training', 'validation'):
         short = dict(training='train', validation='val')[split]
         for part in ('images', 'annotations'):
             for file in sorted((folder / part / split).iterdir()):
@@ -136,7 +130,7 @@ def test_layouts_hold_the_same_pairs(folder, tmp_path, kind):
     truth = pairs(find_label_maps(folder), tmp_path / 'lists')
     found = find_label_maps(folder / 'new')
     read = pairs(found, tmp_path / 'new_lists')
-    assert [*map(len, read.values())] == ([22, 2] if kind == 'no validation' else [12, 12])
+    assert [*map(len, read.values())] == ([13, 2] if kind == 'no validation' else [12, 3])
     expected = {f't{name}': labels for name, labels in truth['train']}
     expected |= {f'v{name}': labels for name, labels in truth['held_out']}
     for name, labels in sum(read.values(), []):
@@ -162,7 +156,7 @@ def test_numbers_mean_what_the_names_say(folder, tmp_path, values, names, option
     before = pairs(find_label_maps(folder), tmp_path / 'before')['held_out']
     table = np.array(values, np.uint16 if max(values) > 255 else np.uint8)
     change(folder, lambda labels: table[labels])
-    nothing(folder) if names is None else classes(folder, *names)
+    removed(folder / 'classes.txt') if names is None else classes(folder, *names)
     found = find_label_maps(folder, **options)
     numbers, called = expected
     assert found.classes == called
