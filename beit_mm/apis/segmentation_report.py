@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,20 +54,23 @@ class PositionAndColour:
         np.add.at(self.of_colour, (colours[kept], labels[kept]), 1)
 
     def answers(self, image: np.ndarray, size: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Labels (H, W) by the `most_frequent` class, the most frequent one at each `position`, and `position_colour`.
+        """Labels (H, W) by the `most_frequent` class, and by `position_colour`.
 
         Args:
             image: uint8 (h, w, 3).
             size: (H, W).
         """
-        most = self.at_position.sum(axis=(0, 1)).argmax()
-        position = np.where(self.at_position.any(axis=2), self.at_position.argmax(axis=2), most)
-        # one more of everything, so that what was never seen is unlikely rather than impossible
-        log_position = np.log((self.at_position + 1) / (self.at_position + 1).sum(axis=2, keepdims=True))
-        log_colour = np.log((self.of_colour + 1) / (self.of_colour + 1).sum(axis=0))
+        most, log_position, log_colour = self.tables
         by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2)
-        found = dict(most_frequent=np.full(GRID, most), position=position, position_colour=by_colour)
-        return {name: nearest(labels, size) for name, labels in found.items()}
+        return dict(most_frequent=np.full(size, most), position_colour=nearest(by_colour, size))
+
+    @cached_property
+    def tables(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """The most frequent class, log P(class | position) and log P(colour | class), once all images are counted."""
+        # one more of everything, so that what was never seen is unlikely rather than impossible
+        positions, colours = self.at_position + 1, self.of_colour + 1
+        most = self.at_position.sum(axis=(0, 1)).argmax()
+        return most, np.log(positions / positions.sum(axis=2, keepdims=True)), np.log(colours / colours.sum(axis=0))
 
 
 def colours_of(image: np.ndarray) -> np.ndarray:

@@ -26,7 +26,6 @@ def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
     figures = {name: 100 * mean_iou(count) for name, count in counts.items()}
     # right is half of what is labelled, and nothing else is predicted
     assert figures['most_frequent'] == pytest.approx(100 / 3 / 2, abs=1)
-    assert 40 < figures['position'] < 70  # the two halves, with holes, and no ball
     assert figures['position_colour'] > 90
 
 
