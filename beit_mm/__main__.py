@@ -125,6 +125,7 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default on a CPU: demo)'
     verb.add_argument('--init', metavar='CKPT', help=init)
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
+    verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
     length = verb.add_mutually_exclusive_group()
     length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')

@@ -36,6 +36,7 @@ REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and picture
 FIRST_STEPS = 4  # slow ones, before those that are measured
 MIN_BANK, MAX_BANK = 200, 2000  # images that held-out ones are compared with; MIN_BANK even if time is short
 MAX_WORKERS = 1024
+MAX_SEED = 2**32  # numpy's
 MAX_TOKENIZER_STEPS = 4000  # more of them make its tokens hardly better
 MAX_VALIDATIONS, VALIDATION_SHARE = 5, 0.05  # of a stage, and of the images that pass through the model
 
@@ -49,6 +50,7 @@ def pretrain(
     tokenizer: str | None = None,
     workers: int | None = None,
     batch: int | None = None,
+    seed: int | None = None,
 ) -> Path:
     """Pretrains a BEiT on a folder of images; labels are not looked at. The same call resumes an unfinished run.
 
@@ -62,12 +64,13 @@ def pretrain(
         tokenizer: 'demo', the packaged one, or 'new' for one of these images; by default that of `init`.
         workers: processes that read images.
         batch: images of a step.
+        seed: of every random choice, by default 0.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
     with quiet():
-        return Run('pretrain', images, out, init, tokenizer, workers, batch, minutes=minutes, steps=steps).run()
+        return Run('pretrain', images, out, init, tokenizer, workers, batch, seed, minutes=minutes, steps=steps).run()
 
 
 def finetune(
@@ -78,13 +81,14 @@ def finetune(
     epochs: float | None = None,
     workers: int | None = None,
     batch: int | None = None,
+    seed: int | None = None,
     reduce_zero_label: bool | None = None,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
 
     Args:
         images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
-        out, workers, batch: as of `pretrain`.
+        out, workers, batch, seed: as of `pretrain`.
         init: checkpoint of any BEiT, or the folder of a run; by default on a CPU 'demo'; 'none' for random weights.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
@@ -95,7 +99,7 @@ def finetune(
     """
     with quiet():
         lengths = dict(minutes=minutes, epochs=epochs)
-        return Run('finetune', images, out, init, None, workers, batch, reduce_zero_label, **lengths).run()
+        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **lengths).run()
 
 
 class Run:
@@ -110,6 +114,7 @@ class Run:
         tokenizer: str | None = None,
         workers: int | None = None,
         batch: int | None = None,
+        seed: int | None = None,
         reduce_zero_label: bool | None = None,
         **lengths: float | None,
     ) -> None:
@@ -123,6 +128,8 @@ class Run:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
         if workers is not None and not 0 <= workers <= MAX_WORKERS:
             raise UserError(f'workers is {workers}; expected 0 to {MAX_WORKERS}')
+        if seed is not None and not 0 <= seed < MAX_SEED:
+            raise UserError(f'seed is {seed}; expected 0 to {MAX_SEED - 1}')
         if tokenizer not in (None, DEMO, NEW):
             raise UserError(f'tokenizer is {tokenizer!r}; expected {DEMO} or {NEW}')
         if init not in (None, DEMO, NONE) and '://' not in str(init):
@@ -139,6 +146,7 @@ class Run:
             tokenizer_option=tokenizer,
             length=next((f'{number:g} {name}' for name, number in given.items()), None),
             batch=batch,
+            seed=seed,
             reduce_zero_label=reduce_zero_label,
             seconds=0.0,
             stages={},
@@ -160,7 +168,7 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'reduce_zero_label')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length'].split()
             fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
@@ -170,7 +178,12 @@ class Run:
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
             fits &= [*known['stages']] == stages and {*map(type, [known['workers'], *whole])} == {int}
-            fits &= min(whole) > 0 and 0 <= known['workers'] <= MAX_WORKERS
+            fits &= (
+                type(known['seed']) is int
+                and 0 <= known['seed'] < MAX_SEED
+                and min(whole) > 0
+                and 0 <= known['workers'] <= MAX_WORKERS
+            )
             numbers = [number for stage in known['stages'].values() for number in stage.values()]
             fits &= {*map(type, numbers)} <= {int, float}
             # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
@@ -256,6 +269,7 @@ class Run:
             digest=digest,
             length=self.record['length'] or '15 minutes',
             batch=plan.batch,
+            seed=self.record['seed'] or 0,
             workers=plan.workers,
             device=plan.device,
             tokenizer=plan.tokenizer_name,
@@ -302,7 +316,7 @@ class Run:
             validated = min(validated, images.num_validated) * images.validation_cost
         affordable = 3 * VALIDATION_SHARE * steps * plan.batch / validated  # a validation has no backward pass
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
-        return base, dict(work_dir=str(self.folder / stage), **settings)
+        return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record['seed']), **settings)
 
     def train(self, images: Images, stage: str) -> None:
         """Writes the stage's config, trains to its last step unless that is done, and records the results."""

@@ -147,7 +147,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length='9 steps', batch=4)
-RECORD |= dict(reduce_zero_label=None, workers=0, device='cpu', tokenizer=None, tokenizer_option=None)
+RECORD |= dict(reduce_zero_label=None, workers=0, device='cpu', seed=0, tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[
         {'../outside': {}},
@@ -158,6 +158,7 @@ DAMAGES = dict(  # values that no run writes
     seconds=['x', math.nan, -1],
     workers=[-1, 10**9, '0'],
     batch=[0],
+    seed=[-1, 0.5, None],
     device=['meta'],
 )
 
@@ -207,7 +208,7 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     """Configs are Python with templates, which are executed; they hold folders' names as data."""
     folder = tmp_path / 'a"""; print("RAN"); """\\x \udcff {{$GONE:or+}} {{ fileDirname }} {{_base_.model}} {{{{'
     shutil.copytree(images, folder)
-    run = planned(folder, tmp_path / 'run """')
+    run = planned(folder, tmp_path / 'run """', seed=3)
     base, settings = run.settings(split.find_images(folder), 'tokenizer', 9)
     written, dumped = run.config_path('tokenizer'), tmp_path / 'dumped.py'
     configs.write_config(written, 'Text.', base, settings)
@@ -215,7 +216,7 @@ def test_names_of_folders_are_never_code(images, tmp_path):
     cfg = configs.run_config(base, settings, written)
     cfg.dump(dumped)  # as mmengine does in the work directory; checkpoints hold the same text
     assert Config.fromfile(written).to_dict() == Config.fromfile(dumped).to_dict() == cfg.to_dict()
-    assert cfg.train_dataloader.dataset.data_root == str(folder)
+    assert cfg.train_dataloader.dataset.data_root == str(folder) and cfg.randomness.seed == 3
 
 
 def test_minutes_become_steps_by_measuring(images, tmp_path, monkeypatch):
