@@ -34,7 +34,7 @@ BACKBONE = 'beit_mm.BEiTBackbone'
 NARROW = 192  # width of models up to which the demo's recipes hold
 NARROW_PRETRAINING, WIDE_PRETRAINING = 'demo/pretrain.py', 'beit/pretrain_300e.py'
 FINETUNING = 'demo/finetune_folder.py'
-NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_setr_pup.py', 'beit/upernet_512_ade20k_160k.py'
+NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
 NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
@@ -383,19 +383,18 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
     indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
     options.update(out_type='featmap', out_indices=indices, drop_path_rate=0.1)
     recipe, channels, num_classes = base.optim_wrapper, plan.width, len(images.classes)
+    auxiliary = dict(in_channels=channels, num_classes=num_classes)
     model: dict[str, Any] = dict(
         backbone=dict(options, _delete_=True, type=BACKBONE),
+        neck=dict(
+            embed_dim=channels, rescales=[4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
+        ),
+        decode_head=dict(in_channels=[channels] * 4, num_classes=num_classes),
+        # of a narrow model it takes a sixth of a step, which more steps use better
+        auxiliary_head=None if plan.base == NARROW_SEGMENTOR else auxiliary,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    if plan.base == NARROW_SEGMENTOR:
-        head = dict(in_channels=channels, num_classes=num_classes)
-        model['auxiliary_head'] = None  # they take half of a step, which twice as many steps use better
-        model['decode_head'] = dict(head, num_convs=round(math.log2(plan.backbone['patch_size'])))
-    else:
-        model['neck'] = dict(embed_dim=channels)
-        model['decode_head'] = dict(in_channels=[channels] * 4, num_classes=num_classes)
-        model['auxiliary_head'] = dict(in_channels=channels, num_classes=num_classes)
     settings = loaders(images, lists, plan, [base.train_pipeline, base.test_pipeline])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
     return dict(

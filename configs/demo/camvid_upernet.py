@@ -9,7 +9,7 @@ Command: python tools/train.py configs/demo/camvid_upernet.py
          python tools/test.py configs/demo/camvid_upernet.py work_dirs/camvid_upernet/iter_600.pth --tta
 Data:    data/camvid/{images,annotations}/{training,validation} and data/camvid/classes.txt, 11 lines after its header;
          in the annotations 0 is unlabelled and 1 the first class
-Batch:   1 process x 8 images, lr 6e-3
+Batch:   1 process x 8 images, lr 2e-3
 Differs: from segment_upernet.py in the data, as a pattern for folders and classes of your own, and in length: 600
          steps, 13 times through the 367 frames
 """
@@ -39,7 +39,7 @@ train_dataloader = dict(dataset=dict(folder, data_prefix=training))
 val_dataloader = dict(dataset=dict(folder, data_prefix=validation))
 test_dataloader = val_dataloader
 
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=6e-3))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-3))
 auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=600, val_interval=600)
 # mmengine's schedulers arrive at their last factor one step before `end`

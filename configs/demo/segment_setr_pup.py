@@ -8,7 +8,7 @@ Command: python tools/train.py configs/demo/segment_setr_pup.py
 Data:    data/demo/{train,val} and data/demo/annotations/{train,val}, in which 0 is unlabelled and 1 the first class,
          and data/demo/meta/segmentation_classes.txt, 13 names. Other folders and classes:
          camvid_setr_pup.py is a pattern
-Batch:   1 process x 8 images, lr 6e-3
+Batch:   1 process x 8 images, lr 2e-3
 Differs: from ../beit/setr_pup_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; three upsamplings, where patches of 16 pixels take four), in resizing by 0.75 to 1.5, in rate,
          warm-up and layer decay, and in no distortion of colours, with which a short run learns less
@@ -32,7 +32,7 @@ model = dict(
     auxiliary_head=[dict(head, **narrow) for head in _base_.model.auxiliary_head],  # noqa: F821
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
 
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=6e-3))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-3))
 auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=300, val_interval=300)
 # mmengine's schedulers arrive at their last factor one step before `end`

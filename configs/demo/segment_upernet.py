@@ -6,7 +6,7 @@ Command: python tools/train.py configs/demo/segment_upernet.py
          python tools/train.py configs/demo/segment_upernet.py --work-dir work_dirs/segment_upernet_scratch \
              --cfg-options model.backbone.init_cfg=None optim_wrapper.paramwise_cfg.layer_decay_rate=1.0
 Data:    as segment_setr_pup.py; other folders and classes: camvid_upernet.py is a pattern
-Batch:   1 process x 8 images, lr 6e-3
+Batch:   1 process x 8 images, lr 2e-3
 Differs: from ../beit/upernet_512_ade20k_160k.py in size (128-pixel crops of images of 160 in 8 x 8 patches, heads of
          64 channels; a pyramid of x2, 1, /2 and /4, as patches of 16 pixels take x4 to /2), in resizing by 0.75 to
          1.5, in rate, warm-up and layer decay, and in no distortion of colours, with which a short run learns less
@@ -30,7 +30,7 @@ model = dict(
     auxiliary_head=dict(in_channels=128, channels=64, num_classes=13),
     test_cfg=dict(crop_size=(128, 128), stride=(85, 85)))
 
-optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=6e-3))
+optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8), optimizer=dict(lr=2e-3))
 auto_scale_lr = dict(base_batch_size=8)
 train_cfg = dict(max_iters=300, val_interval=300)
 # mmengine's schedulers arrive at their last factor one step before `end`
