@@ -26,7 +26,7 @@ def main() -> None:
     for path in args.images:
         try:
             begin, image = time.perf_counter(), read(path)
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's of a broken PNG is a SyntaxError
+        except Exception as error:  # Pillow's decoders raise nearly everything
             print(f'{path}: unreadable: {error}')
             continue
         if 'crop_size' in model.notes:
@@ -81,6 +81,8 @@ class Model:
 def read(path: Path) -> np.ndarray:
     """Pixels uint8 (H, W, 3): RGB, upright, transparency on white."""
     image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode[0] in 'IF':
+        raise ValueError('more than 8 bits a channel')
     if 'A' in image.getbands() or 'transparency' in image.info:
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
     return np.asarray(image.convert('RGB'))
@@ -102,9 +104,8 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
             ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
             size = int(height * ratio + 0.5), int(width * ratio + 0.5)
         if step['backend'] == 'pillow':
-            image = np.asarray(
-                Image.fromarray(image).resize(size[::-1], Image.Resampling[step['interpolation'].upper()])
-            )
+            method = Image.Resampling[step['interpolation'].upper()]
+            image = np.asarray(Image.fromarray(image).resize(size[::-1], method))
         else:
             image = resize(image, size)
     return image
@@ -119,8 +120,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         place = ((np.arange(target) + 0.5) * (source / target) - 0.5).astype(np.float32)
         low = np.floor(place).astype(int)
         part = place - low.astype(np.float32)
-        # along a row the border is repeated, down a column it is read twice
-        part[((low < 0) | (low >= source - 1)) & bool(sides)] = 0
+        part[((low < 0) | (low >= source - 1)) & bool(sides)] = 0  # in a row the border is repeated
         weights = (np.rint(share * np.float32(2048)).astype(np.int64)[:, None] for share in (1 - part, part))
         sides.append((low.clip(0, source - 1), (low + 1).clip(0, source - 1), *weights))
     (top, bottom, *by_row), (left, right, *by_column) = sides

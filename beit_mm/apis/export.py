@@ -46,7 +46,7 @@ def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = N
         notes['steps'] = [step for step in map(describe_step, inferencer.reader.prepare.transforms) if step]
         if isinstance(inferencer, SegmentationInferencer):
             test_cfg = inferencer.model.test_cfg
-            notes |= {key: list(test_cfg[key]) for key in ('crop_size', 'stride')}
+            notes |= {key: list(test_cfg.get(key, ())) for key in ('crop_size', 'stride')}
             notes['palette'] = inferencer.palette
             if inferencer.views.get('type') == 'beit_mm.MultiScaleViews':
                 notes['short_sides'] = [*TRANSFORMS.build(inferencer.views).short_sides.elements()]
@@ -61,14 +61,14 @@ def describe_step(transform: Any) -> dict[str, Any] | None:
     name = type(transform).__name__
     if name.startswith('Pack'):
         return None
-    if name == 'CenterCrop':
+    if name == 'CenterCrop' and not getattr(transform, 'auto_pad', False):
         return dict(type=name, crop_size=transform.crop_size)
-    usual = name == 'Resize' and transform.keep_ratio or name == 'ResizeEdge' and transform.edge == 'short'
+    usual = name == 'Resize' and getattr(transform, 'keep_ratio', False) and transform.scale
+    usual = usual or name == 'ResizeEdge' and transform.edge == 'short'
     if not usual or (transform.backend != 'pillow' and transform.interpolation != 'bilinear'):
         expected = 'Resize with keep_ratio, ResizeEdge of the short edge, CenterCrop, by Pillow or bilinear'
         raise UserError(f'the test pipeline has {transform}, which no ONNX file describes; expected {expected}')
-    keys = 'scale', 'interpolation', 'backend'
-    return dict(type=name, **{key: getattr(transform, key) for key in keys})
+    return dict(type=name, scale=transform.scale, interpolation=transform.interpolation, backend=transform.backend)
 
 
 class WholeImage(nn.Module):
@@ -113,12 +113,13 @@ def export_onnx(
         found = f'{type(model).__name__} on {type(backbone).__name__}'
         raise UserError(f'ONNX export takes a model whose backbone is a BEiTBackbone, not {found}')
     segments, patch = hasattr(model, 'decode_head'), backbone.patch_size
+    if segments and (not hasattr(model, 'divisor') or model.decode_head.out_channels == 1):
+        raise UserError('ONNX export takes a beit_mm.SlidingSegmentor with one logit for each class')
     divisor = model.divisor if segments else patch
     most = max(MIN_MOST, *(2 * side for side in backbone.grid)) * patch // divisor * divisor
     grid = [-(-side * patch // divisor) * divisor for side in backbone.grid]
     metadata = dict(preprocessing_of_model(model), size=grid, divisor=divisor, most=most, **(notes or {}))
-    original = copy.deepcopy(model).cpu().float().eval()
-    original = WholeImage(original).eval() if segments else original
+    original = copy.deepcopy(WholeImage(model) if segments else model).cpu().float().eval()
     exported = copy.deepcopy(original)
     take_any_size(exported, most // patch)
     generator = torch.Generator().manual_seed(0)
@@ -176,14 +177,11 @@ def _difference(path: Path, batches: list[Tensor], logits: list[Tensor], toleran
     return difference
 
 
-# Any size: resampling is linear along each axis, so one matrix for each number of patches, made beforehand, is all that
-# a graph needs.
-
-
 def take_any_size(model: nn.Module, most: int) -> None:
     """Changes a model in place, so that torch.export keeps height and width open, up to `most` patches a side.
 
-    mmseg, which may be missing, is known by names.
+    Resampling is linear along each axis: a graph needs one matrix for each number of patches, made beforehand. mmseg,
+    which may be missing, is known by names.
     """
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:

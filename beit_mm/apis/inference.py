@@ -174,7 +174,7 @@ def segment_by_neighbours(
     """
     root = folder_of_images(labelled)
     folders = find_folders(root)
-    if not folders or not (root / 'classes.txt').is_file():
+    if not folders or folders[0][0] == folders[0][1] or not (root / 'classes.txt').is_file():
         expected = 'expected images/, annotations/ of the same names, and classes.txt with a name a line'
         raise FileNotFoundError(f'--labelled: no label maps and names of classes in {str(root)!r}; {expected}')
     prefix = dict(zip(('img_path', 'seg_map_path'), map(str, folders[0]), strict=True))

@@ -121,7 +121,7 @@ def plan_training(
     if segments:
         base = NARROW_SEGMENTOR if sizes['embed_dims'] <= NARROW else WIDE_SEGMENTOR
         backbone['img_size'] = own_config(base).model.test_cfg.crop_size
-    height, width = as_size(backbone['img_size'])
+    size = height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
         most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
@@ -156,7 +156,6 @@ def plan_training(
         if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')
-    size = height, width
     return Plan(device, base, backbone, size, preprocessing, batch, workers, init, known, keeps_head, reasons)
 
 
@@ -384,11 +383,10 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
     options.update(out_type='featmap', out_indices=indices, drop_path_rate=0.1)
     recipe, channels, num_classes = base.optim_wrapper, plan.width, len(images.classes)
     auxiliary = dict(in_channels=channels, num_classes=num_classes)
+    rescales = [4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
     model: dict[str, Any] = dict(
         backbone=dict(options, _delete_=True, type=BACKBONE),
-        neck=dict(
-            embed_dim=channels, rescales=[4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
-        ),
+        neck=dict(embed_dim=channels, rescales=rescales),
         decode_head=dict(in_channels=[channels] * 4, num_classes=num_classes),
         # of a narrow model it takes a sixth of a step, which more steps use better
         auxiliary_head=None if plan.base == NARROW_SEGMENTOR else auxiliary,

@@ -95,14 +95,10 @@ class Tested(NamedTuple):
     counts: Tensor  # (K, K) of the segmentor's pixels, by the right class and the predicted one
     learned: int = 0  # images that PositionAndColour has seen
 
-    def class_ious(self, name: str) -> list[float]:
-        """IoU in % of each class, nan of one that is neither there nor predicted."""
-        return (100 * self.hits[name].sum(dim=0) / self.unions[name].sum(dim=0)).tolist()
-
-    def mean_ious(self, name: str, drawn: Tensor | None = None) -> Tensor:
-        """mIoU in % of all images (1,); of samples of them (R,), by how often each has each image (R, N)."""
+    def ious(self, name: str, drawn: Tensor | None = None) -> Tensor:
+        """IoU in % of all images (1, K), or of samples (R, K) with each so often (R, N); nan of what is nowhere."""
         times = torch.ones(1, len(self.indices), dtype=torch.float64) if drawn is None else drawn
-        return 100 * ((times @ self.hits[name]) / (times @ self.unions[name])).nanmean(dim=1)
+        return 100 * (times @ self.hits[name]) / (times @ self.unions[name])
 
 
 def describe_segmentation(
@@ -117,19 +113,20 @@ def describe_segmentation(
     segmentor = SegmentationInferencer(weights)
     tested = compare_segmentor(segmentor, images, folder / 'lists', seconds)
     number = len(tested.indices)
+    least = math.inf if number == 1 else 0.0  # one image says nothing of others
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(number, (RESAMPLED, number), generator=generator)  # bootstrap
     drawn = torch.stack([row.bincount(minlength=number) for row in drawn]).double()
-    means = {name: tested.mean_ious(name, drawn) for name in tested.hits}
+    means = {name: tested.ious(name, drawn).nanmean(dim=1) for name in tested.hits}
     for name, of_samples in means.items():
-        numbers |= {name: float(tested.mean_ious(name)), f'{name}_error': float(of_samples.std())}
+        numbers |= {name: float(tested.ious(name).nanmean()), f'{name}_error': max(least, float(of_samples.std()))}
     others = dict(position_colour='position and colour', most_frequent='the most frequent class')
-    errors = {name: float((means['mIoU'] - means[name]).std()) for name in others}
+    errors = {name: max(least, float((means['mIoU'] - means[name]).std())) for name in others}
     gains = {text: (numbers['mIoU'] - numbers[name], errors[name]) for name, text in others.items()}
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: numbers[name] for name, text in others.items()})
     draw_overlays(segmentor, tested, folder / 'overlays.png')
     table = [['class', 'IoU, %', 'by position and colour, %', 'pixels']]
-    columns = tested.class_ious('mIoU'), tested.class_ious('position_colour'), tested.counts.sum(dim=1).tolist()
+    columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
         table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
     told: list[Paragraph] = [
@@ -158,13 +155,15 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     counts: dict[str, list[Tensor]] = {}
     for index, sample in samples(held_out, begin + seconds):
         truth = sample['gt_seg_map']  # H, W
+        if not (truth < number).any():  # nothing to be right or wrong about
+            continue
         (result,) = segmentor(sample['img_path'])
         indices.append(index)
         for name, labels in dict(mIoU=result['labels'], **baseline.answers(sample['img'], truth.shape)).items():
             found = confusion(torch.from_numpy(labels.astype(np.int64)), torch.from_numpy(truth), number)
             counts.setdefault(name, []).append(found)
     if not indices:
-        raise UnreadableImageError('none of the held-out images and label maps can be read')
+        raise UnreadableImageError('none of the held-out images can be read and has labels')
     hits = {name: torch.stack([each.diagonal() for each in found]) for name, found in counts.items()}
     sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
     unions = {name: sums[name] - hits[name] for name in hits}

@@ -24,7 +24,6 @@ IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in w
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION = ('training', 'train'), ('validation', 'val')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
-LOSSY = ('.jpg', '.jpeg', '.webp')
 MIN_PAIRS = 10  # to learn from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
 
@@ -123,21 +122,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.write(('\n'.join(lines) + '\n').encode())
 
 
-class Labels(NamedTuple):
-    """What the numbers in label maps mean."""
-
-    classes: list[str]
-    values: list[int]  # number of each class; all others are unlabelled
-    said: str
-
-
 @dataclass
 class LabelMaps(Images):
     """Images with label maps; the roots of their lists are folders of images."""
 
     maps: tuple[Path, Path]  # folders of the maps of images to learn from, and of held-out ones
     suffix: str  # what stands in a map's path below its folder for the ending of its image
-    labels: Labels
+    values: list[int]  # number of each class in the maps; all others are unlabelled
     notes: list[str]  # what was found, for the user
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
@@ -147,9 +138,8 @@ class LabelMaps(Images):
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
-        values = self.labels.values
-        reduced = values == [*range(1, len(values) + 1)]
-        usual = reduced or values == [*range(len(values))]
+        reduced = self.values == [*range(1, len(self.values) + 1)]
+        usual = reduced or self.values == [*range(len(self.values))]
         return dict(
             data_root='',
             data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
@@ -157,7 +147,7 @@ class LabelMaps(Images):
             seg_map_suffix=self.suffix,
             classes=str(lists / 'classes.txt'),
             reduce_zero_label=reduced,
-            label_values=None if usual else values,
+            label_values=None if usual else self.values,
         )
 
 
@@ -191,11 +181,12 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed'
         raise UserError('; '.join([few, *notes]))
     file = root / 'classes.txt'
-    labels = choose_labels(examples, named_classes(str(file))[0] if file.is_file() else None, reduce_zero_label)
-    known = sum(pixels[value] for value in labels.values)
-    notes.insert(0, f'{labels.said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
+    names = named_classes(str(file))[0] if file.is_file() else None
+    classes, values, said = choose_labels(examples, names, reduce_zero_label)
+    known = sum(pixels[value] for value in values)
+    notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
     maps = folders[0][1], folders[1 if has_validation else 0][1]
-    return LabelMaps(train, held_out, labels.classes, maps, suffix, labels, notes)
+    return LabelMaps(train, held_out, classes, maps, suffix, values, notes)
 
 
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
@@ -212,12 +203,12 @@ def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
     if images and maps:
         splits = [split for names in (TRAINING, VALIDATION) if (split := first(root / images, names))] or ['']
         folders = [(root / images / split, root / maps / split) for split in splits]
-    elif images and [path.name for path in root.iterdir() if path.is_dir()] == [images]:  # no class of that name
-        raise FileNotFoundError(f'no label maps in {str(root)!r}, only {images}/; {EXPECTED}')
+    elif images and not first(root, (*TRAINING, *VALIDATION)):  # no class has that name
+        others = ', '.join(sorted(f'{path.name}/' for path in root.iterdir() if path.is_dir()))
+        raise FileNotFoundError(f'no label maps in {str(root)!r}, only {others}; {EXPECTED}')
     else:
-        splits = [split for names in (TRAINING, VALIDATION) if (split := first(root, names))]
         folders = []
-        for split in splits:
+        for split in filter(None, (first(root, names) for names in (TRAINING, VALIDATION))):
             found = find_folders(root / split, 1 if folders else least)[:1]
             if folders and not found:
                 raise FileNotFoundError(f'no label maps in {str(root / split)!r}; {EXPECTED}')
@@ -246,7 +237,7 @@ def find_suffix(images: Path, maps: Path) -> str:
         which = f'{examples[0]!r} in {str(maps)!r}, {examples[1]!r} in {str(images)!r}'
         raise UserError(f'no label map has the name of an image: {which}; {EXPECTED}')
     suffix = suffixes.most_common(1)[0][0]
-    if suffix.lower().endswith(LOSSY):
+    if suffix.lower().endswith(('.jpg', '.jpeg', '.webp')):
         raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return suffix
 
@@ -285,8 +276,10 @@ def find_pairs(
     return kept
 
 
-def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, reduce_zero_label: bool | None) -> Labels:
-    """What the numbers in label maps mean, by the names of the classes, if there are any.
+def choose_labels(
+    examples: Mapping[int, str], names: Sequence[str] | None, reduce_zero_label: bool | None
+) -> tuple[list[str], list[int], str]:
+    """The classes, the number of each in label maps, and a sentence on them, by the classes' names, if there are any.
 
     Args:
         examples: number -> a map that holds it.
@@ -299,7 +292,7 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
         numbers = [0, IGNORE_INDEX]  # a mask: nothing else would be left to learn
     if numbers in ([0, 1], [0, IGNORE_INDEX]) and not reduce_zero_label and len(names or ()) < 3:
         classes = [*(['background'] if len(names or ()) < 2 else []), *(names or ['foreground'])]
-        return Labels(classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}')
+        return classes, numbers, f'masks of two classes: 0 is {classes[0]}, {numbers[1]} is {classes[1]}'
     ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
         if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
@@ -318,11 +311,13 @@ def choose_labels(examples: Mapping[int, str], names: Sequence[str] | None, redu
         first = int(top == number if reduce_zero_label is None else reduce_zero_label)
         values = [*range(first, first + number)]
         said = f'{number} classes of classes.txt, 0 is {"unlabelled" if first else repr(names[0])}'
+        if not first and reduce_zero_label is None:
+            said += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
         if never := [name for name, value in zip(names, values, strict=True) if value not in numbers]:
             said += f', never seen: {", ".join(never)}'
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'the label maps hold {len(values)} classes ({said}); expected 2 to {IGNORE_INDEX - 1}')
-    return Labels([*names], values, said)
+    return [*names], values, said
 
 
 def upright_size(path: str) -> tuple[int, int]:

@@ -126,10 +126,9 @@ class Run:
                 raise UserError(f'{name} is {number:g}; expected more than 0')
         if given.get('steps', MIN_STEPS) < MIN_STEPS:
             raise UserError(f'steps is {given["steps"]}; expected at least {MIN_STEPS}')
-        if workers is not None and not 0 <= workers <= MAX_WORKERS:
-            raise UserError(f'workers is {workers}; expected 0 to {MAX_WORKERS}')
-        if seed is not None and not 0 <= seed < MAX_SEED:
-            raise UserError(f'seed is {seed}; expected 0 to {MAX_SEED - 1}')
+        for name, whole, most in (('workers', workers, MAX_WORKERS), ('seed', seed, MAX_SEED - 1)):
+            if whole is not None and not 0 <= whole <= most:
+                raise UserError(f'{name} is {whole}; expected 0 to {most}')
         if tokenizer not in (None, DEMO, NEW):
             raise UserError(f'tokenizer is {tokenizer!r}; expected {DEMO} or {NEW}')
         if init not in (None, DEMO, NONE) and '://' not in str(init):
@@ -177,13 +176,8 @@ class Run:
             # stages are names of folders: only those that `make_plan` gives
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
-            fits &= [*known['stages']] == stages and {*map(type, [known['workers'], *whole])} == {int}
-            fits &= (
-                type(known['seed']) is int
-                and 0 <= known['seed'] < MAX_SEED
-                and min(whole) > 0
-                and 0 <= known['workers'] <= MAX_WORKERS
-            )
+            fits &= [*known['stages']] == stages and {*map(type, [known['workers'], known['seed'], *whole])} == {int}
+            fits &= 0 <= known['seed'] < MAX_SEED and 0 <= known['workers'] <= MAX_WORKERS and min(whole) > 0
             numbers = [number for stage in known['stages'].values() for number in stage.values()]
             fits &= {*map(type, numbers)} <= {int, float}
             # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
@@ -222,6 +216,8 @@ class Run:
         images: Images | None = None
         if self.verb == 'finetune':
             images = find_label_maps(self.record['images'], self.record['reduce_zero_label'])
+            if images is None and self.record['reduce_zero_label'] is not None:
+                raise UserError(f'{self.record["images"]} has no label maps; leave --reduce- and --keep-zero-label out')
         images = images or find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
             expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
@@ -247,7 +243,7 @@ class Run:
     def make_plan(self, images: Images) -> None:
         """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
         names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
-        names += [images.labels.values, images.suffix] if isinstance(images, LabelMaps) else []
+        names += [images.values, images.suffix] if isinstance(images, LabelMaps) else []
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
         counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:

@@ -64,8 +64,7 @@ class SegmentationFolder(UnlabeledImages):
     def load_data_list(self) -> list[dict]:
         meta = self._metainfo
         more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        more |= dict(label_values=self.label_values) if self.label_values else {}
-        samples = [sample | more for sample in super().load_data_list()]
+        samples = [dict(sample, **more, label_values=self.label_values) for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples

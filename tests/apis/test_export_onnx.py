@@ -170,8 +170,9 @@ def test_classes_are_those_of_the_classifier_in_half_precision_too(tmp_path):
             name, probability = line.split(': ')[1].split(', ')[0].split()
             best, second, *_ = [score for _, score in result['scores']]
             assert abs(float(probability) - best) < tolerance and (name == result['name'] or best - second < tolerance)
-    with pytest.raises(subprocess.CalledProcessError):  # a classifier has no scales
+    with pytest.raises(subprocess.CalledProcessError) as raised:  # a classifier has no scales
         predict(path, *images, '--multi-scale')
+    assert 'names no scales; export a segmentor' in raised.value.stderr
     sizes = [(tmp_path / f'{float16}.onnx').stat().st_size for float16 in (False, True)]
     assert sizes[1] < 0.75 * sizes[0]
     notes = {entry.key: entry.value for entry in onnx.load(tmp_path / 'False.onnx').metadata_props}
