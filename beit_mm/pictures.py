@@ -26,7 +26,7 @@ from torch import Tensor
 from beit_mm.engine.steps import unwrap, written_if_possible
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer
-from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
+from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 from beit_mm.registry import HOOKS
@@ -128,7 +128,7 @@ class ReconstructionHook(Hook):
     """Shows what a pretraining or a tokenizer makes of eight held-out images, at each validation and test.
 
     Of a pretraining: image, masked image, the prediction in the masked patches, and the right tokens decoded; of a
-    DiscreteVAE: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
+    tokenizer: image and decoded tokens. They go to the run's visualizer, hence to TensorBoard and others, and as
     `iter_<step>.png` and `test.png` to `pictures/` in the work directory.
 
     Args:
@@ -144,7 +144,9 @@ class ReconstructionHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: dict, outputs: list | None = None, mode: str = 'train'
     ) -> None:
         model = unwrap(runner)
-        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, DiscreteVAE)):
+        if mode == 'train' or batch_idx > 0 or not isinstance(model, (BEiTPretrainer, Tokenizer)):
+            return
+        if not getattr(model, 'can_decode', True):  # VQKD without a pixel decoder
             return
         loader = runner.test_dataloader if mode == 'test' else runner.val_dataloader
         number = min(8, len(loader.dataset))  # spread evenly: where class follows class, each is of another one

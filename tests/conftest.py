@@ -50,9 +50,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def narrow_pretraining(images: Path, folder: Path) -> Config:
-    """The demo's pretraining config shrunk to a narrow model, twelve images, three steps an epoch."""
-    cfg = Config.fromfile(ROOT / 'configs/demo/pretrain.py')
+def narrow_pretraining(images: Path, folder: Path, name: str = 'demo/pretrain.py') -> Config:
+    """A pretraining config shrunk to a narrow model, twelve images, three steps an epoch."""
+    cfg = Config.fromfile(ROOT / 'configs' / name)
     cfg.model = narrow_model()
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.batch_size = 4

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -25,9 +26,10 @@ KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused',
 MAX_SKIPPED_IN_A_ROW = 25  # a float16 loss scale, 2**16 at first, has come down to 1 by then
 LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the layer of a parameter
 STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
-# What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, and
-# the center of DINOPretrainer.
-CHANGED_BY_FORWARD = ('running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center')
+# What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, the
+# center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with what is known of their use.
+CHANGED_BY_FORWARD = {'running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center'}
+CHANGED_BY_FORWARD |= {'codebook', 'usage', 'started'}
 
 
 class SkippedSteps(NamedTuple):
@@ -77,7 +79,7 @@ class AutocastOptimWrapper(OptimWrapper):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         if self.should_update():  # counted before the batch: it is the first of a step
-            named = model.named_buffers()
+            named = chain(model.named_buffers(), model.named_parameters())
             self.buffers = [buffer for name, buffer in named if name.rpartition('.')[2] in CHANGED_BY_FORWARD]
             self.buffers_before = [buffer.clone() for buffer in self.buffers]
         enabled = self.dtype is not torch.float32

@@ -4,5 +4,5 @@ from .beit import BEiTMIMHead, BEiTPretrainer, PixelRegressionHead, TwoViewDataP
 from .beit_v2 import BEiTV2Pretrainer
 from .dino import DINOHead, DINOPretrainer, MultiCropDataPreprocessor
 from .probe import ClassificationDataPreprocessor, LinearProbe
-from .tokenizers import DALLETokenizer, DiscreteVAE, Tokenizer, VQKDTokenizer
+from .tokenizers import VQKD, DALLETokenizer, DiscreteVAE, Tokenizer, VQKDTokenizer
 from .vit import BEiTBackbone

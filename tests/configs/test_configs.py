@@ -85,7 +85,7 @@ def test_every_trained_parameter_gets_a_gradient(monkeypatch):
 
     def check(name: str) -> None:
         cfg, model = load_config(name), build_on_meta(name)
-        if 'large' in name or cfg.model.type == 'beit_mm.DiscreteVAE' or id(model) in shown:
+        if 'large' in name or hasattr(model, 'stride') or id(model) in shown:
             return
         shown.add(id(model.train()))
         with torch.device('meta'):

@@ -18,8 +18,8 @@ kill_loop = runpy.run_path(str(KILL_LOOP))
 differences = kill_loop['differences']
 
 
-def pretraining(folder: Path, images: Path) -> Config:
-    config = narrow_pretraining(images, folder)
+def pretraining(folder: Path, images: Path, name: str = 'demo/pretrain.py') -> Config:
+    config = narrow_pretraining(images, folder, name)
     config.model.backbone.drop_path_rate = 0.3
     config.train_cfg = dict(type='beit_mm.EpochLoop', max_epochs=2)
     config.param_scheduler = [
@@ -50,6 +50,18 @@ def with_dino(folder: Path, images: Path) -> Config:
         dict(type='CosineAnnealingWeightDecay', T_max=6, end=6, by_epoch=False, eta_min=0.4),
         *pretraining(folder, images).param_scheduler,
     ]
+    return config
+
+
+def of_vqkd(folder: Path, images: Path) -> Config:
+    """With codes that begin anew in each step, by vectors that are drawn."""
+    config = pretraining(folder, images, 'demo/vqkd.py')
+    sizes = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32, patch_size=8, decoder_layers=1)
+    codes = dict(vocab_size=24, code_dims=6, restart_below=2.0, pixel_decoder=dict(hidden=8, width=8))
+    codes['pixel_decoder']['bottleneck_blocks'] = 1
+    teacher = dict(teacher=dict(type='beit_mm.BEiTTeacher', checkpoint='demo', layer=2), teacher_dims=128)
+    data = dict(data_preprocessor=config.model.data_preprocessor)
+    config.model = dict(type='beit_mm.VQKD', **sizes, **codes, **teacher, **data)
     return config
 
 
@@ -85,7 +97,7 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-@pytest.mark.parametrize('task', [pretraining, accumulating, by_iterations, with_dino, fine_tuning])
+@pytest.mark.parametrize('task', [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning])
 def test_a_resumed_run_ends_as_the_uninterrupted_one(task, images, tmp_path):
     config = task(tmp_path, images)
     whole = run(config, tmp_path / 'whole')

@@ -97,6 +97,7 @@ def architecture(config: str) -> str:
     model = load(config).model
     if 'backbone' not in model:
         kinds = dict(dalle="DALL-E's discrete VAE", conv='discrete VAE of strided convolutions and residual blocks')
+        kinds['base'] = 'ViT-Base, VQ-KD with a decoder of three blocks'
         return kinds[model.arch]
     backbone = model.backbone
     parts = [f'ViT-{backbone.arch.capitalize()}']

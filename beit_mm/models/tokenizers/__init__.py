@@ -4,5 +4,6 @@ from .base import Tokenizer
 from .dalle import DALLETokenizer
 from .discrete_vae import DiscreteVAE
 from .vqkd import VQKDTokenizer
+from .vqkd_training import VQKD, BEiTTeacher, CLIPTeacher
 
-__all__ = ['DALLETokenizer', 'DiscreteVAE', 'Tokenizer', 'VQKDTokenizer']
+__all__ = ['VQKD', 'BEiTTeacher', 'CLIPTeacher', 'DALLETokenizer', 'DiscreteVAE', 'Tokenizer', 'VQKDTokenizer']

@@ -115,6 +115,14 @@ class CodebookTokenizer(Tokenizer):
         return self.encoder.features(self.to_input(images.float()))
 
 
+def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """How many different tokens occur in int64 (N,), and exp of the entropy of how often, for a log."""
+    counts = torch.zeros(vocab_size, device=tokens.device)
+    counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))  # does not wait for the device
+    perplexity = torch.special.entr(counts / counts.sum()).sum().exp()
+    return dict(codes_used=(counts > 0).float().sum(), perplexity=perplexity)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
     """Tokens are an argmax: autocast's rounding of the logits would silently change targets."""
     return torch.autocast(tensor.device.type, enabled=False)

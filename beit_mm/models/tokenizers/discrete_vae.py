@@ -154,16 +154,8 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
         beta = _cosine(0.0, self.kl_weight, self.steps / self.kl_steps)
         if self.training:
             self.steps += 1
-        tokens = logits.argmax(dim=1).flatten()  # B*h*w
-        counts = torch.zeros(self.vocab_size, device=tokens.device)
-        counts.scatter_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))  # does not wait for the device
-        return dict(
-            loss_recon=loss_recon,
-            loss_kl=beta * kl.sum() / target.numel(),
-            temperature=tau,
-            codes_used=(counts > 0).float().sum(),
-            perplexity=torch.special.entr(counts / counts.sum()).sum().exp(),
-        )
+        losses = dict(loss_recon=loss_recon, loss_kl=beta * kl.sum() / target.numel(), temperature=tau)
+        return losses | base.usage_of(logits.argmax(dim=1).flatten(), self.vocab_size)
 
     @torch.no_grad()
     def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:

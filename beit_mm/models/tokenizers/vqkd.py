@@ -12,20 +12,21 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.names import Weights
 from beit_mm.models.tokenizers import base
+from beit_mm.models.tokenizers.discrete_vae import ConvDecoder
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
-from beit_mm.terminal import check_choice, log
+from beit_mm.terminal import UserError, check_choice, log
 
 VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'
 )
 ADVICE = (
-    f'Get {VQKD_URL} and name the file in model.target_generator.checkpoint; '
-    'for a smoke run set model.target_generator.random_weights=True.'
+    f'Get {VQKD_URL}, or train one by configs/beit_v2/vqkd_base_in1k.py, and name the file in '
+    'model.target_generator.checkpoint; for a smoke run set model.target_generator.random_weights=True.'
 )
-# In the released files, and of no use for encoding: what decodes the teacher's features, and statistics of training.
+# Of no use for encoding: what decodes the teacher's features, and statistics of training.
 UNUSED = tuple(
-    'decoder. decode_task_layer. teacher_model. scaling_layer. loss quantize.cluster_size '
+    'decoder. decode_task_layer. usage started teacher_model. scaling_layer. loss quantize.cluster_size '
     'quantize.embedding.cluster_size quantize.embedding.embed_avg quantize.embedding.initted'.split()
 )
 RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder.norm.'}
@@ -35,17 +36,18 @@ RENAMED = {'quantize.embedding.weight': 'codebook', 'encoder.fc_norm.': 'encoder
 class VQKDTokenizer(base.Tokenizer):
     """The encoder and the codebook of BEiT v2's VQ-KD as the source of visual tokens.
 
-    Tokens are 16 x 16 pixels, so the tokenizer sees the backbone's own view. There is no `decode`: VQ-KD's decoder
-    gives features, not pixels.
+    Tokens are 16 x 16 pixels, so the tokenizer sees the backbone's own view. VQ-KD's decoder gives features, not
+    pixels: `decode` needs a `pixel_decoder`, which the released files do not have.
 
     Args:
-        checkpoint: a path or a URL: a released file (any of the three), or mmpretrain's vqkd_encoder.pth.
+        checkpoint: a path or a URL: a released file (any of the three), mmpretrain's vqkd_encoder.pth, or a run's.
         precision: of the encoder: 'fp16', which is fp32 on a CPU, as in the original; 'bf16'; 'fp32'. The layers after
             it are fp32.
         random_weights: no file, seeded random weights: for smoke runs only.
         sha256: expected hash of the file.
         arch, img_size, patch_size: of the encoder, as BEiTBackbone.
         vocab_size, code_dims: number of visual tokens, and width of the codebook.
+        pixel_decoder: `hidden`, `width` and `bottleneck_blocks` of a ConvDecoder, for pictures.
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
@@ -61,6 +63,7 @@ class VQKDTokenizer(base.Tokenizer):
         patch_size: int = 16,
         code_dims: int = 32,
         vocab_size: int = 8192,
+        pixel_decoder: dict | None = None,
     ) -> None:
         super().__init__()
         check_choice('precision', precision, base.PRECISIONS)
@@ -72,10 +75,18 @@ class VQKDTokenizer(base.Tokenizer):
             dims = self.encoder.embed_dims
             self.encode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, code_dims))
             self.codebook = nn.Parameter(F.normalize(torch.randn(vocab_size, code_dims), dim=-1))
+            self.pixel_decoder = None
+            if pixel_decoder is not None:
+                if patch_size & (patch_size - 1):
+                    raise UserError(f'a pixel decoder doubles sides: patch_size is {patch_size}; expected 8, 16 or 32')
+                sizes = dict(num_levels=patch_size.bit_length() - 1, channels=3, **pixel_decoder)
+                self.pixel_decoder = ConvDecoder(vocab_size=vocab_size, **sizes)
+        self.can_decode = self.pixel_decoder is not None
         if not random_weights:
             self.to_empty(device='cpu')  # never initialised in vain
             state, file = base.read_weights(checkpoint, sha256, ADVICE)
-            base.load_exactly(self, _own_weights(state, checkpoint), checkpoint)
+            unused = UNUSED if self.can_decode else (*UNUSED, 'pixel_decoder.')
+            base.load_exactly(self, _own_weights(state, checkpoint, unused), checkpoint)
             self.provenance.update(file)
         self.encoder._load_state_dict_pre_hooks.clear()  # they want weights of any file; a pretraining's has none of it
         self.requires_grad_(False)
@@ -85,22 +96,40 @@ class VQKDTokenizer(base.Tokenizer):
         grid = self.grid_size(*images.shape[-2:])
         dtype = base.dtype_on(self.precision, images.device)
         with torch.autocast(images.device.type, dtype, enabled=dtype is not torch.float32):
-            x = self.encoder(2 * images.float() - 1)[0][:, 1:]  # B, h*w, C
-        with base.without_autocast(images):
-            x = F.normalize(self.encode_task_layer(x.float()), dim=-1)  # B, h*w, D
-            # The nearest vector: |x - c|^2 is 1 + |c|^2 - 2 x.c. Released ones have unit length.
-            scores = x @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # B, h*w, V
-        return scores.argmax(dim=-1).unflatten(1, grid)
+            hidden = self.encoder(2 * images.float() - 1)[0][:, 1:]  # B, h*w, C
+        return self.nearest(self.vectors(hidden)).unflatten(1, grid)
+
+    def vectors(self, hidden: Tensor) -> Tensor:
+        """Unit vectors (B, h*w, D), whose nearest codes are the tokens, of patches (B, h*w, C) by the encoder."""
+        with base.without_autocast(hidden):
+            return F.normalize(self.encode_task_layer(hidden.float()), dim=-1)
+
+    def nearest(self, vectors: Tensor) -> Tensor:
+        """Vectors (..., D) to the places int64 (...) of the nearest codes."""
+        with base.without_autocast(vectors):
+            # |x - c|^2 is 1 + |c|^2 - 2 x.c. Released codes have unit length.
+            scores = vectors @ self.codebook.T - self.codebook.square().sum(dim=-1) / 2  # ..., V
+        return scores.argmax(dim=-1)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor) -> Tensor:
+        if self.pixel_decoder is None:
+            return super().decode(tokens)  # says so
+        with base.without_autocast(tokens):
+            output = (
+                self.pixel_decoder(tokens) if tokens.is_floating_point() else self.pixel_decoder.from_tokens(tokens)
+            )
+        return (0.5 * output + 0.5).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """What mmpretrain's BEiT v2 expects of VQKD: of RGB images (B, 3, H, W) in [-1, 1] tokens int64 (B, h*w)."""
         return self.encode((images + 1) / 2).flatten(1)
 
 
-def _own_weights(weights: Weights, source: str) -> Weights:
+def _own_weights(weights: Weights, source: str, unused: tuple[str, ...]) -> Weights:
     """The tokenizer's weights; those of the encoder may have the released names or mmpretrain's."""
-    own = {name: tensor for name, tensor in weights.items() if not name.startswith(UNUSED)}
-    prefixes = ', '.join(part.strip('.') for part in UNUSED if any(name.startswith(part) for name in weights)) or 'none'
+    own = {name: tensor for name, tensor in weights.items() if not name.startswith(unused)}
+    prefixes = ', '.join(part.strip('.') for part in unused if any(name.startswith(part) for name in weights)) or 'none'
     log(f'VQ-KD from {source}: {len(own)} tensors used, {len(weights) - len(own)} not needed ({prefixes})')
     for theirs, ours in RENAMED.items():
         own = {name.replace(theirs, ours): tensor for name, tensor in own.items()}

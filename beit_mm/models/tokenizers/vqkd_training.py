@@ -1,0 +1,301 @@
+"""Training of BEiT v2's tokenizer, VQ-KD: visual tokens from which a decoder tells a teacher's features of the patches.
+
+Shapes: B images, h x w patches, C the encoder's width, D numbers of a code, V visual tokens, T the teacher's features.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from mmengine.dist import all_gather, all_reduce, broadcast
+from mmengine.model import BaseModel
+from torch import Tensor, nn
+
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.models.tokenizers import base
+from beit_mm.models.tokenizers.vqkd import RENAMED, VQKDTokenizer
+from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
+from beit_mm.positions import Grid
+from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
+
+KMEANS_STEPS = 10
+
+
+@MODELS.register_module()
+class VQKD(VQKDTokenizer, BaseModel):
+    """VQ-KD: an algorithm to train, whose checkpoints VQKDTokenizer reads (BEiT v2, arXiv 2208.06366, section 2.2).
+
+    The decoder is given the code that is nearest to a patch's vector, with a straight-through gradient. It minimises
+
+        loss_feature   1 - cosine of the decoder's and the teacher's features, mean over patches
+        loss_commit    mean squared difference of vector and code, numbers of unit vectors
+        loss_pixels    of the pixel decoder, mean squared error on [-1, 1]; no gradient comes from it to the tokens
+
+    A code is the moving average of the vectors that are nearest to it, over all processes and batches, of unit length.
+    Weights start as a pretraining's do, patch embeddings and task layers as in the released code.
+
+    Args:
+        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; it is built when a loss needs it.
+        teacher_dims: features that it has of a patch (CLIP ViT-B/16: 512, the BEiTs: their width).
+        decoder_layers: blocks of the decoder, of the encoder's width (released: 3 or 1).
+        decay: of the moving average.
+        kmeans_init: begin with 10 steps of k-means on the first batch, of all processes; otherwise codes begin random.
+        restart_below: a code that fewer patches of all processes were nearest to, on the moving average of a batch,
+            becomes a vector of the batch, and `codes_restarted` of the log counts it. None: none, as released.
+        data_preprocessor: must give `images` in [0, 1].
+        arch, img_size, patch_size, vocab_size, code_dims, precision, pixel_decoder: as of VQKDTokenizer; `precision`
+            is that of tests.
+
+    Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
+    """
+
+    def __init__(
+        self,
+        teacher: dict,
+        teacher_dims: int,
+        decoder_layers: int = 3,
+        decay: float = 0.99,
+        kmeans_init: bool = True,
+        restart_below: float | None = None,
+        data_preprocessor: dict | None = None,
+        **options,
+    ) -> None:
+        super().__init__(checkpoint='', sha256=None, random_weights=True, **options)
+        if data_preprocessor is not None:
+            self.data_preprocessor = MODELS.build(data_preprocessor)
+        self.decay, self.restart_below = decay, restart_below
+        self.teacher_config, self.teacher_dims = teacher, teacher_dims
+        code_dims = self.codebook.shape[1]
+        sizes = sizes_of(options.get('arch', 'base'))
+        self.decoder = BEiTBackbone(dict(sizes, num_layers=decoder_layers), self.encoder.grid, 1, code_dims)
+        self.decoder._load_state_dict_pre_hooks.clear()  # as of the encoder
+        dims = self.encoder.embed_dims
+        self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
+        self.encoder._init_transformer()  # by the run's seed
+        for network in (self.encoder, self.decoder):
+            network.patch_embed.proj.reset_parameters()
+        for layer in (*self.encode_task_layer, *self.decode_task_layer):
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=INIT_STD)
+                nn.init.zeros_(layer.bias)
+        self.requires_grad_(True)
+        self.codebook.requires_grad_(False).copy_(F.normalize(torch.randn_like(self.codebook), dim=-1))
+        self.register_buffer('usage', torch.ones(self.vocab_size))  # patches nearest to each code, moving average
+        self.register_buffer('started', torch.tensor(not kmeans_init))
+        self.has_started = False  # what the host knows of it
+        self.register_load_state_dict_pre_hook(_rename_released)
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        _ = self.teacher  # if its file is missing, this is said before the first step
+
+    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
+        """mmengine's entry, for `images` float (B, 3, H, W) in [0, 1].
+
+        Returns:
+            mode 'loss': the losses and, for the log, of this batch `codes_used` and `perplexity`. 'predict': per image
+            `feature_distance`, `tokens`, int32 (h, w), `vocab_size` and, with a pixel decoder, `recon_mae_01`.
+        """
+        if isinstance(inputs, Tensor):
+            return super().forward(inputs)
+        return self._losses(inputs['images']) if mode == 'loss' else self._predict(inputs['images'])
+
+    def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        images = inputs['images']
+        return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
+
+    def _losses(self, images: Tensor) -> dict[str, Tensor]:
+        grid = self.grid_size(*images.shape[-2:])
+        vectors = self.vectors(self.encoder(2 * images - 1)[0][:, 1:])  # B, h*w, D
+        flat = vectors.detach().flatten(0, 1)  # B*h*w, D
+        if not self.has_started:
+            if self.started:  # also where a first step was skipped, which undoes k-means
+                self.has_started = True
+            else:
+                self._start(flat)
+        tokens = self.nearest(vectors.detach())  # B, h*w
+        codes = F.embedding(tokens, self.codebook)  # B, h*w, D, a copy
+        told = self._tell(vectors + (codes - vectors).detach(), grid)  # B, h*w, T
+        results = dict(
+            loss_feature=(1 - F.cosine_similarity(told, self._target(images, grid), dim=-1)).mean(),
+            loss_commit=F.mse_loss(vectors, codes),
+        )
+        if self.pixel_decoder is not None:
+            drawn = self.pixel_decoder.from_tokens(tokens.unflatten(1, grid)).float()
+            results['loss_pixels'] = F.mse_loss(drawn, 2 * images - 1)
+        if self.training:
+            results |= self._learn(flat, tokens.flatten())
+        return results | base.usage_of(tokens.flatten(), self.vocab_size)
+
+    def _tell(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The teacher's features (B, h*w, T) by the decoder, of codes (B, h*w, D)."""
+        hidden = self.decoder(codes.transpose(1, 2).unflatten(2, grid))[0][:, 1:]  # B, h*w, C
+        return self.decode_task_layer(hidden).float()
+
+    @cached_property
+    def teacher(self) -> 'tuple[Teacher]':
+        """In a tuple it is no part of the model: neither trained nor in checkpoints."""
+        with torch.random.fork_rng(devices=[]):  # a resumed run builds it in another step
+            return (MODELS.build(self.teacher_config).to(self.codebook.device),)
+
+    def _target(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
+        features = self.teacher[0](images, grid)
+        if features.shape[1:] != (expected := (grid[0] * grid[1], self.teacher_dims)):
+            found = f'{[*features.shape[1:]]} patches and features'
+            raise UserError(f'{self.teacher_config["type"]} gives {found}; expected {[*expected]}: set teacher_dims')
+        return features.float()
+
+    @torch.no_grad()
+    def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
+        grid = self.grid_size(*images.shape[-2:])
+        tokens = self.encode(images)  # B, h, w
+        told = self._tell(F.embedding(tokens.flatten(1), self.codebook), grid)
+        distance = 1 - F.cosine_similarity(told, self._target(images, grid), dim=-1)  # B, h*w
+        values = dict(feature_distance=distance.mean(dim=1), tokens=tokens.int())
+        if self.can_decode:
+            values['recon_mae_01'] = (self.decode(tokens) - images).abs().mean(dim=(1, 2, 3))
+        rows = zip(*values.values(), strict=True)
+        return [dict(zip(values, row, strict=True), vocab_size=self.vocab_size) for row in rows]
+
+    @torch.no_grad()
+    def _start(self, vectors: Tensor) -> None:
+        """k-means by cosines on vectors (N, D) of all processes."""
+        vectors = torch.cat(all_gather(vectors))
+        vectors = vectors[vectors.isfinite().all(dim=1)]
+        if not len(vectors):
+            return
+        codes = self._draw(vectors)
+        with base.without_autocast(vectors):
+            for _ in range(KMEANS_STEPS):
+                counts, sums = self._gather((vectors @ codes.T).argmax(dim=1), vectors)
+                codes = torch.where(counts > 0, F.normalize(sums, dim=-1), codes)
+        broadcast(codes)  # a GPU adds in any order
+        self.codebook.copy_(codes)
+        self.started.fill_(True)
+
+    def _draw(self, vectors: Tensor) -> Tensor:
+        """As many of the vectors (N, D) as there are codes, all different if there are enough; process 0's."""
+        number, enough = len(vectors), len(vectors) >= self.vocab_size
+        device = vectors.device
+        chosen = (
+            torch.randperm(number, device=device)
+            if enough
+            else torch.randint(number, (self.vocab_size,), device=device)
+        )
+        drawn = vectors[chosen[: self.vocab_size]]
+        broadcast(drawn)
+        return drawn
+
+    @torch.no_grad()
+    def _learn(self, vectors: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        """Moves each code towards the mean of its vectors (N, D), by their tokens (N,)."""
+        counts, sums = self._gather(tokens, vectors, everywhere=True)
+        means = torch.where(counts > 0, F.normalize(sums, dim=-1), self.codebook)
+        self.codebook.copy_(F.normalize(self.codebook.lerp(means, 1 - self.decay), dim=-1))
+        self.usage.lerp_(counts[:, 0], 1 - self.decay)
+        if self.restart_below is None:
+            return {}
+        dead = self.usage < self.restart_below  # V
+        self.codebook.copy_(torch.where(dead[:, None], self._draw(vectors), self.codebook))
+        self.usage.masked_fill_(dead, 1.0)
+        return dict(codes_restarted=dead.float().sum())
+
+    def _gather(self, tokens: Tensor, vectors: Tensor, everywhere: bool = False) -> tuple[Tensor, Tensor]:
+        """Numbers (V, 1) and sums (V, D) of the vectors (N, D) that have each token, of this process or of all."""
+        found = torch.zeros(self.vocab_size, 1 + vectors.shape[1], device=vectors.device)
+        found.index_add_(0, tokens, F.pad(vectors, (1, 0), value=1.0))
+        if everywhere:
+            all_reduce(found)
+        return found[:, :1], found[:, 1:]
+
+
+def _rename_released(model: VQKD, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Load hook: a released file, so that it can be tested and trained further."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        own = name
+        for theirs, ours in (RENAMED | {'decoder.fc_norm.': 'decoder.norm.'}).items():
+            own = own.replace(theirs, ours)
+        state_dict[own] = state_dict.pop(name)
+    if f'{prefix}codebook' in state_dict:
+        state_dict.setdefault(f'{prefix}started', torch.tensor(True))
+
+
+class Teacher(nn.Module, ABC):
+    """A frozen network, in evaluation mode, whose features of patches are learned.
+
+    Args:
+        network: what has the weights.
+        patch_size: pixels of a patch's side.
+        mean, std: of its images, a number for each channel, 0-255.
+    """
+
+    def __init__(self, network: nn.Module, patch_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.network, self.patch_size = network, patch_size
+        self.register_buffer('mean', torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer('std', torch.tensor(std).view(-1, 1, 1))
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, grid: Grid) -> Tensor:
+        """Features (B, h*w, T) of images (B, 3, H, W) in [0, 1], resized where the patches have another size."""
+        size = [side * self.patch_size for side in grid]
+        if size != [*images.shape[2:]]:
+            images = F.interpolate(images, size, mode='bicubic', antialias=True).clamp(0, 1)
+        return self.patches((255 * images - self.mean) / self.std)
+
+    @abstractmethod
+    def patches(self, images: Tensor) -> Tensor:
+        """Features (B, h*w, T) of normalised images."""
+
+
+@MODELS.register_module()
+class BEiTTeacher(Teacher):
+    """A BEiT or plain ViT of any format: ours, DINO's, DeiT's, timm's, transformers'.
+
+    Args:
+        checkpoint: a file, the folder of a run or a name, as of `Checkpoint.open`.
+        layer: block, 0-based, negative from the end; of the last one the norm follows, where there is one.
+    """
+
+    def __init__(self, checkpoint: CheckpointInput, layer: int = -1) -> None:
+        opened = Checkpoint.open(checkpoint)
+        backbone = BEiTBackbone.from_checkpoint(opened)
+        (self.layer,) = block_indices(layer, backbone.num_layers)
+        levels = {name: opened.preprocessing.get(name, IMAGENET[name]) for name in ('mean', 'std')}
+        super().__init__(backbone, backbone.patch_size, **levels)
+
+    def patches(self, images: Tensor) -> Tensor:
+        network = self.network
+        x, grid, shared_bias = network.embed(images, None)
+        x = network.run_blocks(network.blocks[: self.layer + 1], x, grid, shared_bias)[:, 1:]
+        return network.norm(x) if network.norm and self.layer == network.num_layers - 1 else x
+
+
+@MODELS.register_module()
+class CLIPTeacher(Teacher):
+    """The vision part of a CLIP of transformers, each patch projected to where images and texts meet.
+
+    Args:
+        name: of the model, such as 'openai/clip-vit-base-patch16', which BEiT v2 has, or a folder; its weights are
+            safetensors.
+
+    Source: microsoft/unilm `beit2/modeling_vqkd.py`, `get_regress_target`.
+    """
+
+    def __init__(self, name: str) -> None:
+        from transformers import CLIPVisionModelWithProjection
+
+        network = CLIPVisionModelWithProjection.from_pretrained(name, use_safetensors=True).float()
+        mean, std = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+        levels = ([255 * level for level in levels] for levels in (mean, std))
+        super().__init__(network, network.config.patch_size, *levels)
+
+    def patches(self, images: Tensor) -> Tensor:
+        vision = self.network.vision_model
+        hidden = vision(images, interpolate_pos_encoding=True).last_hidden_state[:, 1:]
+        return self.network.visual_projection(vision.post_layernorm(hidden))
