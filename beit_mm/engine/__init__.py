@@ -7,4 +7,4 @@ from .dino import DINOHook
 from .interruption import EpochLoop, InterruptionHook, IterLoop
 from .metrics import DenseKNNHook, KNNHook, LayerAccuracy, MIMMetric, Predictions, TokenizerMetric
 from .optim import AutocastOptimWrapper, BEiTOptimWrapperConstructor
-from .steps import CompileHook, LoggerHook, RuntimeInfoHook, StepSeedHook, ThroughputHook
+from .steps import CompileHook, CompressGradientsHook, LoggerHook, RuntimeInfoHook, StepSeedHook, ThroughputHook

@@ -1,20 +1,29 @@
 """One process or two, no workers or two: the same samples, masks and tokens in each step, and equal losses."""
 
 import copy
+import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import narrow_dino_pretraining, narrow_pretraining
-from helpers import make_runner, run_ranks
+from helpers import ROOT, make_runner, run_ranks
 from mmengine.config import Config
 from mmengine.dist import all_gather
 from mmengine.hooks import Hook
+from PIL import Image
 
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets import SeededSampler
 from beit_mm.engine.checkpoints import in_main_process
 from beit_mm.engine.interruption import batches
 from beit_mm.engine.steps import unwrap
+from beit_mm.registry import MODELS
 
 
 @pytest.fixture
@@ -108,6 +117,70 @@ def test_two_processes_need_half_the_batches_where_one_accumulated_two(config, t
             assert torch.equal(shown[key], torch.cat([first[key], second[key]])), key
     for name, tensor in weights.items():
         assert torch.allclose(tensor, other_weights[name], atol=1e-6), name
+
+
+def test_gradients_in_bfloat16_are_half_the_bytes_and_learn_alike(config, tmp_path):
+    def trained(rank: int) -> tuple[list, int]:
+        exchange, sent = torch.distributed.all_reduce, []
+        torch.distributed.all_reduce = lambda tensor, *args, **kwargs: (
+            sent.append(tensor) or exchange(tensor, *args, **kwargs)
+        )
+        steps, _ = train(config, work_dir=f'{tmp_path}/two', **TWO_RANKS, **hook)
+        return [loss.item() for _, loss in steps], sum(
+            2 * each.numel() for each in sent if each.dtype == torch.bfloat16
+        )
+
+    hook: dict = {}
+    (losses, nothing), _ = run_ranks(trained, tmp_path)
+    hook = {'default_hooks.gradients': dict(type='beit_mm.CompressGradientsHook')}
+    (others, sent), _ = run_ranks(trained, tmp_path)
+    parameters = MODELS.build(config.model).parameters()
+    assert nothing == 0 and sent == 2 * len(losses) * sum(each.numel() for each in parameters if each.requires_grad)
+    assert others == pytest.approx(losses, abs=1e-3) and others != losses
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(('', 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_sixteen_processes_that_are_killed_take_the_steps_of_one(tmp_path):
+    """Of a narrow model of the paper's pretraining, by the launcher, on whatever cores there are."""
+    (tmp_path / 'images').mkdir()
+    for index in range(32):
+        pixels = np.random.default_rng(index).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f'images/{index:02}.png')
+    config = narrow_pretraining(tmp_path / 'images', tmp_path, 'beit/pretrain_800e.py')
+    config.train_dataloader.dataset.pipeline[3].variant = 'exact'
+    config.optim_wrapper.dtype, config.env_cfg.dist_cfg.backend = 'float32', 'gloo'
+    config.train_cfg, config.log_processor.by_epoch = dict(type='beit_mm.IterLoop', max_iters=20), False
+    config.default_hooks.checkpoint.update(by_epoch=False, interval=10)
+    config.dump(tmp_path / 'config.py')
+    words = [str(tmp_path / 'config.py'), '--no-validate']
+
+    def start(work_dir: str, *more: str) -> subprocess.Popen:
+        command = ['bash', str(ROOT / 'tools/dist_train.sh'), words[0], '16', *words[1:], '--work-dir', work_dir, *more]
+        environment = dict(os.environ, OVERSUBSCRIBE='1', PORT=str(free_port()))
+        return subprocess.Popen([*command, '--cfg-options', 'train_dataloader.batch_size=1'], env=environment)
+
+    many, one = tmp_path / 'many', tmp_path / 'one'
+    begun = start(str(many))
+    while not (many / 'iter_10.pth').exists():
+        assert begun.poll() is None
+        time.sleep(0.1)
+    while subprocess.run(['pkill', '-KILL', '-f', str(many)], check=False).returncode == 0:  # torchrun and its workers
+        time.sleep(0.1)
+    assert begun.wait() and not (many / 'iter_20.pth').exists()
+    assert start(str(many), '--resume').wait() == 0
+    assert any('iter_10.pth' in log.read_text() for log in many.glob('*/*.log'))  # from which it resumed
+    alone = [sys.executable, str(ROOT / 'tools/train.py'), *words, '--work-dir', str(one)]
+    subprocess.run([*alone, '--cfg-options', 'train_dataloader.batch_size=16'], check=True)
+    found, expected = (Checkpoint.open(folder / 'iter_20.pth').state_dict for folder in (many, one))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6), name
 
 
 def test_another_effective_batch_is_refused(config, tmp_path):
