@@ -1,12 +1,26 @@
 """The host never waits for the device within a step: nothing asks for a value on it, except where the log is due."""
 
+import copy
+import runpy
+import traceback
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
-from helpers import make_runner
+from helpers import ROOT, build_on_meta, check_all, list_configs, load_config, make_runner
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from mmengine.structures import PixelData
+from mmpretrain.structures import DataSample
+from mmseg.structures import SegDataSample
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from beit_mm.engine.interruption import EpochLoop
+from beit_mm.models import VQKD, Tokenizer
 
 # What makes the host wait where its argument is on a CUDA device: values, and shapes that depend on values.
 WAITING = {'_local_scalar_dense', 'is_nonzero', 'equal', 'nonzero', 'masked_select', '_unique2', 'unique_dim'}
@@ -46,3 +60,74 @@ def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
     first = {0, 1}  # where the optimizer has no state, the host decides
     assert all(steps[step] for step in due)
     assert not {step: counts for step, counts in enumerate(steps) if counts and step not in {*due, *first}}
+
+
+# What a step waits for all the same, by the file that asks: of mmseg the accuracy, of mmpretrain the check of labels
+# where there is no mixup; in a test what a probe has predicted, and in a segmentor a small matrix, which is on the CPU.
+IN_TRAINING = {'mmseg/models/losses/accuracy.py', 'mmpretrain/models/losses/utils.py'}
+IN_TESTS = {'beit_mm/models/probe.py', 'beit_mm/segmentation/segmentor.py'}
+
+
+def on_fake_device(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy whose parameters and buffers are on 'cuda' for what torch dispatches, and nowhere."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    with mode:
+                        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device='cuda')
+                    table[name] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+        if isinstance(module, Tokenizer):
+            module.precision = 'fp32'  # modules cannot be cast there
+        if isinstance(module, VQKD):  # k-means begins a training once
+            sizes, module.has_started = (1, 144 if module.stride == 8 else 196, module.teacher_dims), True
+            module.__dict__['teacher'] = [lambda images, grid, sizes=sizes: images.new_zeros(sizes)]
+    return model
+
+
+def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
+    mode = 'loss' if model.training else 'predict'
+    settings = cfg.model.get('backbone', cfg.model)  # a VQKD has `img_size` itself
+    size = settings.get('img_size', 224)
+    images = torch.zeros(2, settings.get('in_channels', 3), size, size, device='cuda')
+    labels = torch.zeros(1, size, size, dtype=torch.int64, device='cuda')
+    if hasattr(model, 'decode_head'):
+        meta = dict(ori_shape=(size, size), img_shape=(size, size))
+        model(images, [SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=meta) for _ in images], mode=mode)
+    elif hasattr(model, 'target_generator'):
+        model(views(model, cfg, images[:1]), mode='loss')  # in a test `predict` fetches figures once
+    elif isinstance(model, Tokenizer):
+        model(dict(images=images[:1]), mode='loss')
+    else:
+        samples = [DataSample().set_gt_label(labels[0, 0, :1]) for _ in images]
+        if model.training and (augment := getattr(model.data_preprocessor, 'batch_augments', None)):
+            images, scores = augment(images, torch.zeros(2, cfg.model.head.num_classes, device='cuda'))
+            samples = [DataSample().set_gt_score(score) for score in scores]
+        model(images, samples, mode=mode)
+
+
+@pytest.mark.parametrize(('training', 'known'), [(True, IN_TRAINING), (False, IN_TESTS)])
+def test_every_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone(training, known, monkeypatch):
+    """torch dispatches it as on a GPU, and raises where the host asks for a value."""
+    monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: True)
+    views = runpy.run_path(str(ROOT / 'tools/dev/flops.py'))['views']
+    mode, asking, shown = FakeTensorMode(allow_non_fake_inputs=True), set(), set()
+
+    def check(name: str) -> None:
+        cfg, model = load_config(name), build_on_meta(name)
+        if id(model) in shown or 'large' in name:
+            return
+        shown.add(id(model))
+        init_default_scope(cfg.default_scope)
+        model = on_fake_device(model, mode).train(training)
+        try:
+            with mode, torch.autocast('cuda', torch.bfloat16), torch.set_grad_enabled(training):
+                take_step(model, cfg, views)
+        except (DataDependentOutputException, DynamicOutputShapeException) as wait:
+            files = [Path(frame.filename) for frame in traceback.extract_tb(wait.__traceback__)]
+            asking.add(next('/'.join(file.parts[-4:]) for file in files[::-1] if 'torch' not in file.parts))
+
+    check_all(list_configs(demo=True), check)
+    assert len(shown) > 20 and {next((end for end in known if file.endswith(end)), file) for file in asking} == known
