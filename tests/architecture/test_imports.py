@@ -14,7 +14,7 @@ MAX_TOTAL = 13755  # lines of the package: may only fall
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
 KNOWN = {'beit_mm', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', *sys.stdlib_module_names}
 KNOWN |= set('torch torchvision numpy PIL scipy safetensors matplotlib tensorboard cv2 rich'.split())
-KNOWN |= {'onnx', 'onnxruntime', 'torchcodec', 'pillow_heif', 'huggingface_hub', 'tifffile'}
+KNOWN |= {'onnx', 'onnxruntime', 'torchcodec', 'pillow_heif', 'huggingface_hub', 'tifffile', 'transformers'}
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

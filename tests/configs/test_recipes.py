@@ -239,10 +239,11 @@ PROBES = {  # block from 1; parameters: embeddings, blocks, no last norm, and th
 }
 BEIT, BOTH = 'beit/pretrain_300e.py', 'beit_dino/pretrain_beit_dino_300e.py'
 DINO, DALLE, DVAE = 'beit_dino/pretrain_dino_400e.py', 'dvae/dalle_8k_in1k.py', 'dvae/discrete_vae_8k_in1k.py'
+VQKD = 'beit_v2/vqkd_base_in1k.py'
 
 
 def test_every_config_has_one_row():
-    named = [*PROBES, BOTH, DINO, DALLE, DVAE, *(name for rows in KINDS.values() for name in rows)]
+    named = [*PROBES, BOTH, DINO, DALLE, DVAE, VQKD, *(name for rows in KINDS.values() for name in rows)]
     assert sorted(named) == list_configs()
 
 
@@ -291,6 +292,25 @@ def test_dino_is_that_of_its_released_vit_and_beit_stays_beit():
     keys_bias = 12 * 768  # which timm's ViT-B/16 of 85,798,656 parameters has, and which changes no attention
     assert count_parameters(DINO) == 85_798_656 - keys_bias + projection
     assert count_parameters(BOTH) == count_parameters(BEIT) + projection
+
+
+def test_vqkd_is_trained_as_the_released_one():
+    """The command of beit2/TOKENIZER.md, with a rate of 5e-5 for 128 images."""
+    crop = ours('TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.08, 1.0))
+    warmup, cosine = (
+        dict(type='LinearLR', begin=0, end=10),
+        dict(type='CosineAnnealingLR', begin=10, end=100, eta_min=1e-5),
+    )
+    published = {
+        'model': dict(arch='base', vocab_size=8192, code_dims=32, decoder_layers=3, decay=0.99, kmeans_init=True),
+        'optim_wrapper.optimizer': adamw(5e-5 * 512 / 128, 1e-4, 0.99),
+        'param_scheduler': [warmup, cosine],
+        'train_cfg.max_epochs': 100,
+        'auto_scale_lr.base_batch_size': 512,
+        'train_dataloader.dataset.pipeline': [LOAD, crop, ours('PackViews')],
+    }
+    check(published, VQKD)
+    check_header(VQKD, SimpleNamespace(batch=512, ep=100, warm=10))
 
 
 def test_tokenizers_are_the_published_ones():
