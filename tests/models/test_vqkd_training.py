@@ -1,5 +1,6 @@
 """VQ-KD in training: the codebook's moving averages, its losses, its teachers, and what a tokenizer reads of it."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mmpretrain.models.utils import NormEMAVectorQuantizer
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.engine import AutocastOptimWrapper
 from beit_mm.models import VQKD, BEiTBackbone, VQKDTokenizer
 from beit_mm.models.tokenizers import BEiTTeacher, CLIPTeacher
 
@@ -76,6 +78,20 @@ def test_codes_that_are_not_used_begin_anew_where_that_is_wanted(teacher):
             restarted.append(losses.get('codes_restarted', torch.zeros(())).item())
         used.append(losses['codes_used'].item())
     assert used[0] < 8 and used[1] > 12 and sum(restarted[:12]) == 0 < sum(restarted[12:])
+
+
+def test_a_skipped_step_moves_no_code_and_undoes_k_means(teacher):
+    model = vqkd(teacher, restart_below=0.5).train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    wrapper = AutocastOptimWrapper('float32', optimizer=torch.optim.AdamW(parameters, 1e-3))
+    for step, factor in enumerate((math.nan, 1.0, math.nan, 1.0)):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with wrapper.optim_context(model):
+            losses = model(dict(images=images_of(step)))
+        wrapper.update_params(factor * (losses['loss_feature'] + losses['loss_commit']))
+        moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert {'codebook', 'usage'} <= moved if factor == 1 else not moved
+    assert model.started
 
 
 def test_a_tokenizer_reads_what_was_trained(teacher, tmp_path):
