@@ -52,11 +52,10 @@ class Model:
 
     def logits(self, image: np.ndarray) -> np.ndarray:
         """Logits (classes,), or (classes, h, w), of an image (h, w, 3), which is padded to whole cells."""
-        height, width = image.shape[:2]
         pixels = (image.astype(np.float32) - np.float32(self.notes['mean'])) / np.float32(self.notes['std'])
-        pixels = np.pad(pixels, [(0, -side % self.notes['divisor']) for side in (height, width)] + [(0, 0)])
+        pixels = np.pad(pixels, [(0, -side % self.notes['divisor']) for side in image.shape[:2]] + [(0, 0)])
         (logits,) = self.session.run(['logits'], {'images': pixels.transpose(2, 0, 1)[None]})
-        return logits[0, ..., :height, :width] if logits.ndim == 4 else logits[0]
+        return logits[0, :, : len(image), : len(image[0])] if logits.ndim == 4 else logits[0]
 
     def segment(self, image: np.ndarray, multi_scale: bool) -> np.ndarray:
         """Labels (H, W), by the logits at one scale or the mean of probabilities at all, each with its mirror image."""
