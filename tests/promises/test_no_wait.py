@@ -107,7 +107,9 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
         model(images, samples, mode=mode)
 
 
-@pytest.mark.parametrize(('training', 'known'), [(True, IN_TRAINING), (False, IN_TESTS)])
+@pytest.mark.parametrize(
+    ('training', 'known'), [(True, IN_TRAINING), pytest.param(False, IN_TESTS, marks=pytest.mark.slow)]
+)
 def test_every_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone(training, known, monkeypatch):
     """torch dispatches it as on a GPU, and raises where the host asks for a value."""
     monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
