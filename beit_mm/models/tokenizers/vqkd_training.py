@@ -39,7 +39,7 @@ class VQKD(VQKDTokenizer, BaseModel):
     Weights start as a pretraining's do, patch embeddings and task layers as in the released code.
 
     Args:
-        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; it is built when a loss needs it.
+        teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; built by `init_weights`, or by the first loss.
         teacher_dims: features that it has of a patch (CLIP ViT-B/16: 512, the BEiTs: their width).
         decoder_layers: blocks of the decoder, of the encoder's width (released: 3 or 1).
         decay: of the moving average.
