@@ -186,7 +186,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
     if len(weights.get('head.lm_head.weight', ())) != DALLE_VOCABULARY:
         raise CheckpointError(message)
     if any(name.startswith('patch_aggregation.') for name in weights):
-        raise CheckpointError(f"{message}; BEiT v2's cannot be drawn: VQ-KD decodes them into features")
+        raise CheckpointError(f"{message}; the released files of BEiT v2's decode them into features, not pixels")
     if dalle := find_dalle():
         return dalle
     folder = f'${WEIGHTS_VARIABLE} or {Path(torch.hub.get_dir(), "checkpoints")}'

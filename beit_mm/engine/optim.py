@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -28,8 +27,13 @@ LAYERED = (BEiTBackbone, BEiTViT, VisionTransformer)  # backbones that know the 
 STEPS_BETWEEN_LOOKS = 50  # at most, at the counters on the device: the host waits for it then
 # What a forward pass changes in a model: statistics of batch norm, the step that DiscreteVAE's temperature follows, the
 # center of DINOPretrainer, and the codes of VQKD, a frozen parameter, with what is known of their use.
-CHANGED_BY_FORWARD = {'running_mean', 'running_var', 'num_batches_tracked', 'steps', 'center'}
-CHANGED_BY_FORWARD |= {'codebook', 'usage', 'started'}
+CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps center codebook usage started'.split())
+
+
+def changed_by_forward(model: nn.Module) -> list[Tensor]:
+    """The buffers and parameters of CHANGED_BY_FORWARD, but for those of frozen parts, which are in evaluation mode."""
+    parts = ({**part._parameters, **part._buffers} for part in model.modules() if part.training)
+    return [tensor for part in parts for name, tensor in part.items() if name in CHANGED_BY_FORWARD]
 
 
 class SkippedSteps(NamedTuple):
@@ -71,7 +75,8 @@ class AutocastOptimWrapper(OptimWrapper):
         self.counters = torch.tensor(self.seen)  # float32, which counts to 16 million exactly
         self.norms: list[Tensor] = []  # of the gradient, since the last look
         self.bad_loss: Tensor | bool = False  # of this rank, since the last step
-        self.buffers: list[Tensor] = []  # of the model, that the forward pass changes
+        self.model: nn.Module | None = None  # of the last step
+        self.buffers: list[Tensor] = []  # of it, that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
         instead = '' if used == dtype else f' ({dtype} is not available there)'
         log(f'Training on {self.device_type} in {used}{instead}.')
@@ -79,8 +84,8 @@ class AutocastOptimWrapper(OptimWrapper):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         if self.should_update():  # counted before the batch: it is the first of a step
-            named = chain(model.named_buffers(), model.named_parameters())
-            self.buffers = [buffer for name, buffer in named if name.rpartition('.')[2] in CHANGED_BY_FORWARD]
+            if model is not self.model:
+                self.model, self.buffers = model, changed_by_forward(model)
             self.buffers_before = [buffer.clone() for buffer in self.buffers]
         enabled = self.dtype is not torch.float32
         with super().optim_context(model), torch.autocast(self.device_type, self.dtype, enabled=enabled):

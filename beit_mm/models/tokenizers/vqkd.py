@@ -52,6 +52,8 @@ class VQKDTokenizer(base.Tokenizer):
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
 
+    trains = False  # then its weights are drawn by the run's seed
+
     def __init__(
         self,
         checkpoint: str = VQKD_URL,
@@ -67,10 +69,12 @@ class VQKDTokenizer(base.Tokenizer):
     ) -> None:
         super().__init__()
         check_choice('precision', precision, base.PRECISIONS)
-        self.vocab_size, self.stride, self.precision = vocab_size, patch_size, precision
+        self.arch, self.vocab_size, self.stride, self.precision = arch, vocab_size, patch_size, precision
         self.provenance = dict(type='VQKDTokenizer', precision=precision, path='random weights', sha256='')
-        with torch.random.fork_rng(devices=[]), nullcontext() if random_weights else torch.device('meta'):
-            torch.default_generator.manual_seed(base.SMOKE_SEED)
+        smoke = random_weights and not self.trains
+        with torch.random.fork_rng([], smoke), nullcontext() if random_weights else torch.device('meta'):
+            if smoke:
+                torch.default_generator.manual_seed(base.SMOKE_SEED)
             self.encoder = BEiTBackbone(arch, img_size, patch_size)
             dims = self.encoder.embed_dims
             self.encode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, code_dims))
@@ -115,11 +119,9 @@ class VQKDTokenizer(base.Tokenizer):
     def decode(self, tokens: Tensor) -> Tensor:
         if self.pixel_decoder is None:
             return super().decode(tokens)  # says so
+        draw = self.pixel_decoder if tokens.is_floating_point() else self.pixel_decoder.from_tokens
         with base.without_autocast(tokens):
-            output = (
-                self.pixel_decoder(tokens) if tokens.is_floating_point() else self.pixel_decoder.from_tokens(tokens)
-            )
-        return (0.5 * output + 0.5).clamp(0, 1)
+            return (0.5 * draw(tokens) + 0.5).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """What mmpretrain's BEiT v2 expects of VQKD: of RGB images (B, 3, H, W) in [-1, 1] tokens int64 (B, h*w)."""

@@ -35,7 +35,7 @@ class VQKD(VQKDTokenizer, BaseModel):
         loss_commit    mean squared difference of vector and code, numbers of unit vectors
         loss_pixels    of the pixel decoder, mean squared error on [-1, 1]; no gradient comes from it to the tokens
 
-    A code is the moving average of the vectors that are nearest to it, over all processes and batches, of unit length.
+    A code is the unit-length moving average of its nearest vectors, of all processes and batches (accumulated too).
     Weights start as a pretraining's do, patch embeddings and task layers as in the released code.
 
     Args:
@@ -52,6 +52,8 @@ class VQKD(VQKDTokenizer, BaseModel):
 
     Source: microsoft/unilm `beit2/modeling_vqkd.py`, `beit2/norm_ema_quantizer.py`.
     """
+
+    trains = True
 
     def __init__(
         self,
@@ -70,12 +72,12 @@ class VQKD(VQKDTokenizer, BaseModel):
         self.decay, self.restart_below = decay, restart_below
         self.teacher_config, self.teacher_dims = teacher, teacher_dims
         code_dims = self.codebook.shape[1]
-        sizes = sizes_of(options.get('arch', 'base'))
-        self.decoder = BEiTBackbone(dict(sizes, num_layers=decoder_layers), self.encoder.grid, 1, code_dims)
+        self.decoder = BEiTBackbone(
+            dict(sizes_of(self.arch), num_layers=decoder_layers), self.encoder.grid, 1, code_dims
+        )
         self.decoder._load_state_dict_pre_hooks.clear()  # as of the encoder
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
-        self.encoder._init_transformer()  # by the run's seed
         for network in (self.encoder, self.decoder):
             network.patch_embed.proj.reset_parameters()
         for layer in (*self.encode_task_layer, *self.decode_task_layer):
@@ -83,7 +85,7 @@ class VQKD(VQKDTokenizer, BaseModel):
                 nn.init.trunc_normal_(layer.weight, std=INIT_STD)
                 nn.init.zeros_(layer.bias)
         self.requires_grad_(True)
-        self.codebook.requires_grad_(False).copy_(F.normalize(torch.randn_like(self.codebook), dim=-1))
+        self.codebook.requires_grad_(False)
         self.register_buffer('usage', torch.ones(self.vocab_size))  # patches nearest to each code, moving average
         self.register_buffer('started', torch.tensor(not kmeans_init))
         self.has_started = False  # what the host knows of it
@@ -112,11 +114,9 @@ class VQKD(VQKDTokenizer, BaseModel):
         grid = self.grid_size(*images.shape[-2:])
         vectors = self.vectors(self.encoder(2 * images - 1)[0][:, 1:])  # B, h*w, D
         flat = vectors.detach().flatten(0, 1)  # B*h*w, D
+        self.has_started = self.has_started or bool(self.started)  # a first step that is skipped undoes k-means
         if not self.has_started:
-            if self.started:  # also where a first step was skipped, which undoes k-means
-                self.has_started = True
-            else:
-                self._start(flat)
+            self._start(flat)
         tokens = self.nearest(vectors.detach())  # B, h*w
         codes = F.embedding(tokens, self.codebook)  # B, h*w, D, a copy
         told = self._tell(vectors + (codes - vectors).detach(), grid)  # B, h*w, T
@@ -179,15 +179,8 @@ class VQKD(VQKDTokenizer, BaseModel):
 
     def _draw(self, vectors: Tensor) -> Tensor:
         """As many of the vectors (N, D) as there are codes, all different if there are enough; process 0's."""
-        number, enough = len(vectors), len(vectors) >= self.vocab_size
-        device = vectors.device
-        chosen = (
-            torch.randperm(number, device=device)
-            if enough
-            else torch.randint(number, (self.vocab_size,), device=device)
-        )
-        drawn = vectors[chosen[: self.vocab_size]]
-        broadcast(drawn)
+        chosen = torch.randperm(max(len(vectors), self.vocab_size), device=vectors.device) % len(vectors)
+        broadcast(drawn := vectors[chosen[: self.vocab_size]])
         return drawn
 
     @torch.no_grad()
