@@ -62,9 +62,9 @@ def test_a_step_asks_for_no_value_of_the_device(pretrain_config, monkeypatch):
     assert not {step: counts for step, counts in enumerate(steps) if counts and step not in {*due, *first}}
 
 
-# What a step waits for all the same, by the file that asks: of mmseg the accuracy, of mmpretrain the check of labels
-# where there is no mixup; in a test what a probe has predicted, and in a segmentor a small matrix, which is on the CPU.
-IN_TRAINING = {'mmseg/models/losses/accuracy.py', 'mmpretrain/models/losses/utils.py'}
+# What a step waits for all the same, by the file that asks: of mmseg the accuracy; in a test what a probe predicts,
+# and in a segmentor a small matrix, which is on the CPU.
+IN_TRAINING = {'mmseg/models/losses/accuracy.py'}
 IN_TESTS = {'beit_mm/models/probe.py', 'beit_mm/segmentation/segmentor.py'}
 
 
@@ -100,18 +100,23 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
     elif isinstance(model, Tokenizer):
         model(dict(images=images[:1]), mode='loss')
     else:
+        model.data_preprocessor._device = images.device
         samples = [DataSample().set_gt_label(labels[0, 0, :1]) for _ in images]
-        if model.training and (augment := getattr(model.data_preprocessor, 'batch_augments', None)):
-            images, scores = augment(images, torch.zeros(2, cfg.model.head.num_classes, device='cuda'))
-            samples = [DataSample().set_gt_score(score) for score in scores]
+        batch = model.data_preprocessor(dict(inputs=images.byte(), data_samples=samples), model.training)
+        images, samples = batch['inputs'], batch['data_samples']
         model(images, samples, mode=mode)
 
 
 @pytest.mark.parametrize(
-    ('training', 'known'), [(True, IN_TRAINING), pytest.param(False, IN_TESTS, marks=pytest.mark.slow)]
+    ('training', 'every', 'known'),
+    [
+        (True, False, IN_TRAINING),
+        pytest.param(True, True, IN_TRAINING, marks=pytest.mark.slow),
+        pytest.param(False, True, IN_TESTS, marks=pytest.mark.slow),
+    ],
 )
-def test_every_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone(training, known, monkeypatch):
-    """torch dispatches it as on a GPU, and raises where the host asks for a value."""
+def test_a_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone(training, every, known, monkeypatch):
+    """torch dispatches it as on a GPU, and raises where the host asks for a value; one of each kind, or every one."""
     monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *_, **__: True)
     views = runpy.run_path(str(ROOT / 'tools/dev/flops.py'))['views']
@@ -119,9 +124,11 @@ def test_every_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone
 
     def check(name: str) -> None:
         cfg, model = load_config(name), build_on_meta(name)
-        if id(model) in shown or 'large' in name:
+        augments = bool(cfg.model.get('train_cfg')) and 'decode_head' not in cfg.model
+        kind = id(model) if every else (augments, frozenset(map(type, model.modules())))
+        if kind in shown or 'large' in name:
             return
-        shown.add(id(model))
+        shown.add(kind)
         init_default_scope(cfg.default_scope)
         model = on_fake_device(model, mode).train(training)
         try:
@@ -132,4 +139,7 @@ def test_every_configs_step_is_right_for_a_gpu_and_waits_for_what_is_known_alone
             asking.add(next('/'.join(file.parts[-4:]) for file in files[::-1] if 'torch' not in file.parts))
 
     check_all(list_configs(demo=True), check)
-    assert len(shown) > 20 and {next((end for end in known if file.endswith(end)), file) for file in asking} == known
+    assert (
+        len(shown) > (20 if every else 10)
+        and {next((end for end in known if file.endswith(end)), file) for file in asking} == known
+    )

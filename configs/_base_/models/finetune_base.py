@@ -4,6 +4,7 @@ model = dict(
     data_preprocessor=dict(
         type='beit_mm.ClassificationDataPreprocessor',
         num_classes=1000,
+        to_onehot=True,  # of class numbers mmpretrain's loss would fetch the largest from the device
         mean=[123.675, 116.28, 103.53],
         std=[58.395, 57.12, 57.375]),
     backbone=dict(
