@@ -196,7 +196,7 @@ def call(words: list[str], log: Path) -> float:
 def run_row(row: str, seed: int, args: argparse.Namespace, lock: Lock) -> None:
     """The stages of a row that are not finished; each one's figures and minutes go to results.json when it is."""
     steps = args.steps or steps_of(row)
-    name = f'{row}-{seed}' + (f'-rate{args.rate:g}-{steps}' if args.rate or args.steps else '')
+    name = f'{row}-{seed}' + (f'-rate_{args.rate or "own"}-{steps}' if args.rate or args.steps else '')
     folder = args.out / name
     stages = ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
     if args.rate or args.steps:
