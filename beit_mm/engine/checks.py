@@ -189,7 +189,7 @@ def channels_of(inputs: Any) -> int | None:
     if isinstance(inputs, dict):
         images = inputs.get('images')  # B, H, W, C
         return images.shape[-1] if isinstance(images, Tensor) else None
-    return inputs[0].shape[0] if inputs is not None else None  # B, C, H, W, or a list of C, H, W
+    return inputs[0].shape[-3] if inputs is not None else None  # B, C, H, W, or a list of C, H, W or of views
 
 
 def check_channels(model: nn.Module, channels: int | None = None) -> None:

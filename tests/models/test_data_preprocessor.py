@@ -9,7 +9,7 @@ from mmengine.registry import TRANSFORMS
 from mmpretrain.models import ClsDataPreprocessor
 from PIL import Image
 
-from beit_mm.engine.checks import check_channels
+from beit_mm.engine.checks import channels_of, check_channels
 from beit_mm.models import TwoViewDataPreprocessor
 from beit_mm.registry import MODELS
 
@@ -101,6 +101,10 @@ def test_numbers_of_channels_that_differ_are_told_in_one_line_and_one_mean_stand
     model = pretrainer(6)
     model.data_preprocessor = TwoViewDataPreprocessor([127.5], [60])
     check_channels(model, 6)
+    images = torch.zeros(4, 6, 8, 8)
+    assert (
+        channels_of(images) == channels_of([*images]) == channels_of([images, images]) == 6
+    )  # two views: mmpretrain's BEiT
 
 
 # --- classification: normalise, erase, mix, in this order, and only in training ----------------------
