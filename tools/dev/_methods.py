@@ -86,6 +86,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
     views = dict(type='beit_mm.PeerViews', **IMAGENET) if path == 'ours' else theirs
     arch = dict(embed_dims=DIMS, num_layers=DEPTH, num_heads=HEADS, feedforward_channels=4 * DIMS)
     vit = dict(arch=arch, img_size=SIDE, patch_size=PATCH)
+    plain = dict(vit, use_abs_pos_emb=True, use_shared_rel_pos_bias=False, layer_scale_init_value=0)  # as ours
     truncated = [dict(type='TruncNormal', std=0.02, layer=layer) for layer in ('Linear', 'Conv2d')]
     init = dict(init_cfg=[*truncated, dict(type='Constant', layer='LayerNorm', val=1.0, bias=0.0)])
     pixels = dict(type='PixelReconstructionLoss', criterion='L1', channel=3)
@@ -109,7 +110,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
     if method == 'beit':
         return dict(
             type='BEiT',
-            backbone=dict(vit, type='BEiTPretrainViT', layer_scale_init_value=0.1, **init),
+            backbone=dict(plain, type='BEiTPretrainViT', **init),
             head=dict(type='BEiTV1Head', embed_dims=DIMS, num_embed=CODES, loss=dict(type='CrossEntropyLoss')),
             target_generator=dict(type='beit_mm.PeerTokenizer', tokenizer=ours['target_generator']),
             data_preprocessor=views,
@@ -117,7 +118,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
     if method == 'simmim':
         return dict(
             type='SimMIM',
-            backbone=dict(vit, type='beit_mm.PeerViT', layer_scale_init_value=0.1, **init),
+            backbone=dict(plain, type='beit_mm.PeerViT', **init),
             neck=dict(type='SimMIMLinearDecoder', in_channels=DIMS, encoder_stride=PATCH),
             head=dict(type='SimMIMHead', patch_size=PATCH, loss=pixels),
             data_preprocessor=views,

@@ -146,9 +146,6 @@ def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folde
     }
     for loader in ('val', 'test'):
         options |= {f'{loader}_dataloader.dataset.pipeline.{key}': value for key, value in PREPARED.items()}
-    if row.startswith('mae'):  # a plain ViT
-        options |= {'model.backbone.abs_pos_embed': True, 'model.backbone.rel_pos_bias': None}
-        options |= {'model.backbone.layer_scale_init': None}
     if row in UNTRAINED:
         rate = {'optim_wrapper.optimizer.lr': 1e-3, 'optim_wrapper.paramwise_cfg.layer_decay_rate': 1.0}
         options |= {'model.backbone.init_cfg': None, **rate}
