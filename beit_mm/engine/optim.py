@@ -33,7 +33,7 @@ CHANGED_BY_FORWARD = set('running_mean running_var num_batches_tracked steps cen
 def changed_by_forward(model: nn.Module) -> list[Tensor]:
     """The buffers and parameters of CHANGED_BY_FORWARD, but for those of frozen parts, which are in evaluation mode."""
     parts = ({**part._parameters, **part._buffers} for part in model.modules() if part.training)
-    return [tensor for part in parts for name, tensor in part.items() if name in CHANGED_BY_FORWARD]
+    return [it for part in parts for name, it in part.items() if name in CHANGED_BY_FORWARD and it is not None]
 
 
 class SkippedSteps(NamedTuple):
