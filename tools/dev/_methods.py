@@ -62,18 +62,9 @@ def settings(row: str, data: Path, out: Path) -> Any:
     if row == 'dino':
         hooks.append(dict(type='beit_mm.DINOHook', momentum=0.99, freeze_last_layer=0))
         cfg.optim_wrapper.optimizer.update(betas=(0.9, 0.999), weight_decay=0.04)
-    cfg.merge_from_dict(
-        dict(
-            custom_hooks=hooks,
-            val_dataloader=None,
-            val_evaluator=None,
-            val_cfg=None,
-            test_dataloader=None,
-            test_evaluator=None,
-            test_cfg=None,
-            log_processor=dict(by_epoch=False, custom_cfg=None),
-        )
-    )
+    unused = (f'{loop}_{part}' for loop in ('val', 'test') for part in ('dataloader', 'evaluator', 'cfg'))
+    log = dict(by_epoch=False, custom_cfg=None)
+    cfg.merge_from_dict(dict(dict.fromkeys(unused), custom_hooks=hooks, log_processor=log))
     return cfg
 
 

@@ -58,6 +58,7 @@ def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> No
     import torch
 
     from beit_mm.checkpoint.names import convert_state_dict
+    from beit_mm.checkpoint.read import write_checkpoint
     from beit_mm.models import BEiTBackbone
 
     if row in UNTRAINED:
@@ -75,8 +76,7 @@ def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> No
             weights[int(path.stem.partition('_')[2])] = convert_state_dict(ours).state_dict
     meta = dict(beit_mm_format=1, architecture=dict(num_heads=HEADS), preprocessing=dict(IMAGENET, size=[SIDE, SIDE]))
     for step, state in weights.items():
-        with atomic_file(folder / f'encoder_{step}.pth') as file:
-            torch.save(dict(state_dict=state, meta=meta), file)
+        write_checkpoint(folder / f'encoder_{step}.pth', dict(state_dict=state, meta=meta))
 
 
 def last_encoder(folder: Path) -> Path:
