@@ -29,7 +29,9 @@ ROWS = dict(
 )
 UNTRAINED = ('random', 'supervised')
 SHARED = dict(single='tokens', all='tokens', vqkd='tokens')  # steps of another row: compared at equal steps
-RATES = dict(tokens=2e-3, pixels=2e-3, dino=1e-3, beit=2e-3, mae=2e-3, simmim=2e-3)
+RATES = dict(tokens=2e-3, pixels=2e-3, dino=1e-3, beit=2e-3, mae=2e-3, simmim=2e-3)  # peak, of pilots
+BETA2 = dict(dino=0.999, beit=0.999, mae=0.95, simmim=0.999)  # each method's own, as are the norms of gradients
+CLIP = dict(mae=None, simmim=5.0)
 STEPS = dict(  # in MINUTES of one core of an AMD EPYC with bfloat16, by --calibrate on 24 November 2026
     tokens=5082,
     pixels=6520,
@@ -40,7 +42,12 @@ STEPS = dict(  # in MINUTES of one core of an AMD EPYC with bfloat16, by --calib
     mae_ours=3089,
     simmim_theirs=5725,
     simmim_ours=5542,
+    supervised=5300,  # of fine-tuning
 )
+
+
+def rate_of(row: str) -> float:
+    return RATES.get(row.partition('_')[0], RATES['tokens'])
 
 
 def settings(row: str, data: Path, out: Path) -> Any:
@@ -57,11 +64,13 @@ def settings(row: str, data: Path, out: Path) -> Any:
         sampler = dict(type='DefaultSampler', shuffle=True)
         cfg.train_dataloader.update(sampler=sampler)
         cfg.train_dataloader.dataset = dict(dataset, pipeline=their_pipeline(method))
-    cfg.optim_wrapper.optimizer.lr = RATES.get(method, RATES['tokens'])
+    cfg.optim_wrapper.optimizer.update(lr=rate_of(row), betas=(0.9, BETA2.get(method, 0.98)))
+    if method in CLIP:
+        cfg.optim_wrapper.clip_grad = CLIP[method] and dict(max_norm=CLIP[method])
     hooks = [hook for hook in cfg.custom_hooks if 'Reconstruction' not in hook.type and 'Meta' not in hook.type]
     if row == 'dino':
         hooks.append(dict(type='beit_mm.DINOHook', momentum=0.99, freeze_last_layer=0))
-        cfg.optim_wrapper.optimizer.update(betas=(0.9, 0.999), weight_decay=0.04)
+        cfg.optim_wrapper.optimizer.weight_decay = 0.04
     unused = (f'{loop}_{part}' for loop in ('val', 'test') for part in ('dataloader', 'evaluator', 'cfg'))
     log = dict(by_epoch=False, custom_cfg=None)
     cfg.merge_from_dict(dict(dict.fromkeys(unused), custom_hooks=hooks, log_processor=log))
@@ -80,7 +89,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
     plain = dict(vit, use_abs_pos_emb=True, use_shared_rel_pos_bias=False, layer_scale_init_value=0)  # as ours
     truncated = [dict(type='TruncNormal', std=0.02, layer=layer) for layer in ('Linear', 'Conv2d')]
     init = dict(init_cfg=[*truncated, dict(type='Constant', layer='LayerNorm', val=1.0, bias=0.0)])
-    pixels = dict(type='PixelReconstructionLoss', criterion='L1', channel=3)
+    loss = dict(type='PixelReconstructionLoss')
     if method in ('tokens', 'single', 'short'):
         return ours
     if method == 'all':
@@ -111,7 +120,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
             type='SimMIM',
             backbone=dict(plain, type='beit_mm.PeerViT', **init),
             neck=dict(type='SimMIMLinearDecoder', in_channels=DIMS, encoder_stride=PATCH),
-            head=dict(type='SimMIMHead', patch_size=PATCH, loss=pixels),
+            head=dict(type='SimMIMHead', patch_size=PATCH, loss=dict(loss, criterion='L1', channel=3)),
             data_preprocessor=views,
         )
     decoder = dict(decoder_embed_dim=96, decoder_depth=3, decoder_num_heads=4)  # two thirds of the encoder, as theirs
@@ -119,7 +128,7 @@ def model_of(row: str, ours: dict, out: Path) -> dict:
         type='MAE',
         backbone=dict(vit, type='MAEViT', mask_ratio=0.75),
         neck=dict(type='MAEPretrainDecoder', num_patches=64, patch_size=PATCH, embed_dim=DIMS, **decoder),
-        head=dict(type='MAEPretrainHead', norm_pix=True, patch_size=PATCH, loss=dict(pixels, criterion='L2')),
+        head=dict(type='MAEPretrainHead', norm_pix=True, patch_size=PATCH, loss=dict(loss, criterion='L2')),
         init_cfg=[dict(type='Xavier', layer='Linear', distribution='uniform'), init['init_cfg'][-1]],
         data_preprocessor=views,
     )
@@ -177,7 +186,6 @@ def register_peers() -> None:
     """What joins mmpretrain's methods with our data path, our tokenizer and a ViT."""
     import torch
     from mmpretrain.models import BEiTPretrainViT
-    from torch.nn.functional import one_hot
 
     from beit_mm.models.beit import TwoViewDataPreprocessor
     from beit_mm.registry import MODELS
@@ -201,7 +209,8 @@ def register_peers() -> None:
             self.tokenizer = MODELS.build(tokenizer).requires_grad_(False)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return one_hot(self.tokenizer.encode(images), CODES).permute(0, 3, 1, 2)
+            codes = self.tokenizer.encode(images)[:, None]  # B, 1, h, w
+            return torch.zeros(len(codes), CODES, *GRID, dtype=torch.uint8).scatter_(1, codes, 1)
 
     @MODELS.register_module()
     class PeerViT(BEiTPretrainViT):
@@ -215,6 +224,7 @@ def register_peers() -> None:
 def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed: int, rate: float | None) -> Any:
     """mmengine's runner of a row's pretraining, which is resumed."""
     from mmengine.runner import Runner
+    from mmpretrain.models.utils import attention
 
     register_peers()
     cfg = settings(row, data, out)
@@ -230,4 +240,8 @@ def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed:
     cfg.default_hooks.checkpoint.update(interval=math.ceil(steps / 4), max_keep_ckpts=5)
     cfg.randomness = dict(seed=seed)
     cfg.resume, cfg.work_dir = True, str(folder)
-    return Runner.from_cfg(cfg)
+    runner = Runner.from_cfg(cfg)
+    for module in runner.model.modules():
+        if isinstance(module, attention.MultiheadAttention):  # torch's kernel takes twice the time on a CPU in bfloat16
+            module.scaled_dot_product_attention = attention.scaled_dot_product_attention_pyimpl
+    return runner

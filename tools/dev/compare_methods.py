@@ -3,14 +3,16 @@
     tar xf train.tar -C tiny; tar xf val.tar -C tiny               64-pixel photos in a folder a class
     python tools/dev/compare_methods.py tiny --rows tokens mae_ours --seeds 0 1    what is finished is not run again
     python tools/dev/compare_methods.py tiny --rows mae_ours --rate 1e-3 --steps 750    to choose a rate: no fine-tuning
-    python tools/dev/compare_methods.py tiny --table                           the table and the curves of what there is
+    python tools/dev/compare_methods.py tiny --rows mae_ours --finetune-rate 2e-3   the same, of fine-tuning
+    python tools/dev/compare_methods.py tiny --table                          the tables and the curves of what there is
     python tools/dev/compare_methods.py tiny --calibrate                       how many steps a row makes in MINUTES
 
 Rows: see --help. One process and one thread a row, bfloat16, and as many steps as it made in MINUTES of a core when all
 were timed in turn (STEPS), with its data path. A row is pretrained without labels, then measured by
 
-k-NN, linear: of frozen features, the mean of the patches after the block whose k-NN is best on a tenth of the training
-photos; fine-tuned: with 20 and with all labels a class, by configs/demo/finetune_folder.py, the same for all.
+k-NN, linear: of frozen features, the mean of the patches or the class token after one block, which are chosen on a
+tenth of the training photos; fine-tuned: with 20 and with all labels a class, by configs/demo/finetune_folder.py, the
+same for all. Rates are chosen on that tenth too.
 
 Everything lies in --out; results.json there has the figures, and put there again from a record it spares their rows.
 """
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -43,18 +46,22 @@ from _methods import (
     STEPS,
     UNTRAINED,
     make_runner,
+    rate_of,
 )
 
 from beit_mm.files import atomic_file
 from beit_mm.terminal import Parser, UserError, run
 
+Locks = defaultdict[str, Lock]
 MINUTES, BATCH = 15, 256  # of a core; photos at a time
 PREPARED = {'1.scale': SIDE, '2.crop_size': SIDE}  # of the test pipeline
-FINETUNE = {'20': 1500, 'all': 1875}  # steps: 24 times through 4,000 photos, 3 times through 40,000
+FINETUNE = {'20': 1000, 'all': 1250}  # steps: 16 times through 4,000 photos, twice through 40,000
+COLUMNS = dict(knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels')
+CLAIMS = (('tokens', 'pixels'), ('tokens', 'single'), ('tokens', 'all'), ('tokens', 'short'), ('tokens', 'vqkd'))
 
 
 def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> None:
-    """A row's pretraining, resumed; writes the encoder of each quarter in our format, and the last one's minutes."""
+    """A row's pretraining, resumed; writes the encoder of each quarter in our format."""
     import torch
 
     from beit_mm.checkpoint.names import convert_state_dict
@@ -70,7 +77,7 @@ def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> No
         make_runner(row, args.data, args.out, steps, folder, args.seeds[0], args.rate).train()
         part = 'teacher.backbone.' if row == 'dino' else 'backbone.'
         weights = {}
-        for path in [folder / f'iter_{steps}.pth'] if args.rate else folder.glob('iter_*.pth'):
+        for path in folder.glob('iter_*.pth'):
             found = torch.load(path, weights_only=False, map_location='cpu')['state_dict']  # written by this command
             ours = {f'backbone.{name.removeprefix(part)}': it for name, it in found.items() if name.startswith(part)}
             weights[int(path.stem.partition('_')[2])] = convert_state_dict(ours).state_dict
@@ -84,7 +91,7 @@ def last_encoder(folder: Path) -> Path:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Figures of frozen features, % of the held-out photos: k-NN at each quarter, and the linear layer at the end."""
+    """Figures of frozen features, % of the held-out photos, and of each quarter's encoder by least squares (curve)."""
     import numpy as np
     import torch
 
@@ -99,42 +106,54 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         pixels = torch.from_numpy(np.stack([sample['img'] for sample in samples])).permute(0, 3, 1, 2)
         return pixels, torch.tensor([sample['gt_label'] for sample in samples])
 
-    def features(extractor: FeatureExtractor, pixels: torch.Tensor) -> torch.Tensor:
-        """Of all blocks: (N, blocks, C)."""
-        return torch.cat([extractor.features(part, range(DEPTH))['mean'] for part in pixels.split(BATCH)])
+    def features(encoder: Path, pixels: torch.Tensor) -> list[torch.Tensor]:
+        """Of each block the mean of the patches, then of each block the class token: (N, C)."""
+        extractor = FeatureExtractor(encoder)
+        parts = [extractor.features(part, range(DEPTH)) for part in pixels.split(BATCH)]
+        return [
+            torch.cat([part[kind][:, block] for part in parts])
+            for kind in ('mean', 'class_token')
+            for block in range(DEPTH)
+        ]
 
     def right(predicted: torch.Tensor, labels: torch.Tensor) -> float:
         return round(100 * float((predicted == labels).double().mean()), 2)
 
-    (pixels, labels), (held_out, truth), curve = photos('train'), photos('val'), {}
+    def knn(bank: torch.Tensor, y: torch.Tensor, queries: torch.Tensor, answers: torch.Tensor) -> float:
+        return right(evaluation.knn_predict(queries, bank, y, CLASSES), answers)
+
+    def least_squares(bank: torch.Tensor, y: torch.Tensor, queries: torch.Tensor, answers: torch.Tensor) -> float:
+        return right(evaluation.ridge(bank.double(), y, queries.double()), answers)
+
+    (pixels, labels), (held_out, truth), found = photos('train'), photos('val'), {}
+    tenth, last = torch.arange(len(labels)) % 10 == 0, last_encoder(folder)
+    banks, queries = features(last, pixels), features(last, held_out)
+    for name, method in dict(knn=knn, linear=least_squares).items():
+        by = [method(bank[~tenth], labels[~tenth], bank[tenth], labels[tenth]) for bank in banks]
+        found[name] = dict(features=max(range(len(by)), key=by.__getitem__), tenth=by)
+    feature = found['knn']['features']
+    found['knn']['top1'] = knn(banks[feature], labels, queries[feature], truth)
+    feature = found['linear']['features']
+    standard = evaluation.standardiser(banks[feature])
+    rows = torch.arange(len(labels))
+    layer, how = evaluation.choose_penalty(standard(banks[feature]), labels, CLASSES, rows, by_class=False)
+    found['linear']['top1'] = right(layer(standard(queries[feature])).argmax(dim=1), truth)
+    found['linear']['chosen'] = round(max(how['held_out'].values()), 2)
+    curve = {}
     for encoder in folder.glob('encoder_*.pth'):
-        last, extractor = encoder == last_encoder(folder), FeatureExtractor(encoder)
-        every = 1 if last else 4  # photo of the bank; a quarter is enough for the curve
-        bank, y = features(extractor, pixels[::every]), labels[::every]
-        tenth = torch.arange(len(y)) % 10 == 0
-        chosen = [
-            right(evaluation.knn_predict(x[tenth], x[~tenth], y[~tenth], CLASSES), y[tenth]) for x in bank.unbind(1)
-        ]
-        block = max(range(DEPTH), key=chosen.__getitem__)
-        bank, queries = bank[:, block], features(extractor, held_out)[:, block]
-        step = int(encoder.stem.partition('_')[2])
-        curve[step] = right(evaluation.knn_predict(queries, bank[:: 4 // every], y[:: 4 // every], CLASSES), truth)
-        if last:
-            standard = evaluation.standardiser(bank)
-            layer, how = evaluation.choose_penalty(standard(bank), y, CLASSES, torch.arange(len(bank)), False)
-            linear = right(layer(standard(queries)).argmax(dim=1), truth)
-            knn = right(evaluation.knn_predict(queries, bank, y, CLASSES), truth)
-            found = dict(knn=knn, linear=linear, block=block, linear_train=round(max(how['held_out'].values()), 2))
+        fourth, seen = features(encoder, pixels[::4])[feature], features(encoder, held_out)[feature]
+        curve[int(encoder.stem.partition('_')[2])] = least_squares(fourth, labels[::4], seen, truth)
     return dict(found, curve=dict(sorted(curve.items())))
 
 
 def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folder: Path) -> list[list[str]]:
-    """Commands of a fine-tuning and its test, which writes metrics.json."""
-    steps, place = FINETUNE[labels], folder / f'finetune_{labels}'
+    """Commands of a fine-tuning and its test, which writes metrics.json; `tenth`: of that tenth of the photos."""
+    steps, place = FINETUNE.get(labels, FINETUNE['all']), folder / f'finetune_{labels}'
     if row == 'supervised':
-        steps += STEPS['pixels']
+        steps += STEPS['supervised']
+    rate = args.finetune_rate or (1e-3 if row in UNTRAINED else 4e-3)
     options: dict[str, Any] = {
-        'data_root': args.data.resolve(),
+        'data_root': args.data,
         'model.head.num_classes': CLASSES,
         'model.data_preprocessor.num_classes': CLASSES,
         'model.backbone.img_size': SIDE,
@@ -142,38 +161,49 @@ def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folde
         'train_dataloader.num_workers': 0,
         'train_dataloader.persistent_workers': False,
         'train_dataloader.dataset.pipeline.1.size': SIDE,
+        'optim_wrapper.optimizer.lr': rate,
         'randomness.seed': seed,
     }
     for loader in ('val', 'test'):
         options |= {f'{loader}_dataloader.dataset.pipeline.{key}': value for key, value in PREPARED.items()}
     if row in UNTRAINED:
-        rate = {'optim_wrapper.optimizer.lr': 1e-3, 'optim_wrapper.paramwise_cfg.layer_decay_rate': 1.0}
-        options |= {'model.backbone.init_cfg': None, **rate}
+        options |= {'model.backbone.init_cfg': None, 'optim_wrapper.paramwise_cfg.layer_decay_rate': 1.0}
         del options['model.backbone.init_cfg.checkpoint']
     if labels != 'all':
-        options['train_dataloader.dataset.ann_file'] = f'labels_{labels}_{seed}.txt'
+        options['train_dataloader.dataset.ann_file'] = folder / f'labels_{labels}.txt'
+    if labels.startswith('tenth'):
+        tenth, photos = folder / 'tenth.txt', sorted(args.data.glob('train/*/*'))
+        options |= {'test_dataloader.dataset.data_prefix': 'train', 'test_dataloader.dataset.ann_file': tenth}
+        rest = sorted({*photos} - {*photos[::10]})
+        for path, part in ((tenth, photos[::10]), (folder / f'labels_{labels}.txt', rest)):
+            path.write_text(''.join(f'{photo.relative_to(args.data / "train")}\n' for photo in part))
     words = ['configs/demo/finetune_folder.py', '--work-dir', place, '--cfg-options']
     words += [f'{key}={value}' for key, value in options.items()]
     tested = [words[0], place / f'iter_{steps}.pth', '--out', place / 'metrics.json', *words[1:]]
-    sample = ['tools/datasets/sample_labels.py', args.data / 'train', labels, args.data / f'labels_{labels}_{seed}.txt']
+    sample = ['tools/datasets/sample_labels.py', args.data / 'train', labels, folder / f'labels_{labels}.txt']
     commands = [['tools/train.py', words[0], '--steps', steps, '--resume', '--no-validate', *words[1:]]]
     commands += [['tools/test.py', *tested]]
-    if labels != 'all':
+    if labels.isdecimal():
         commands.insert(0, [*sample, '--seed', seed])
     return [[str(word) for word in command] for command in commands]
 
 
-def tokenizer(kind: str, args: argparse.Namespace) -> list[str]:
-    """The command that trains the discrete VAE on the photos, or the VQ-KD, whose teacher is the row `tokens`."""
-    options = [f'data_root={args.data.resolve()}', 'train_dataloader.num_workers=0']
+def train_tokenizer(kind: str, args: argparse.Namespace, locks: Locks) -> None:
+    """Trains the discrete VAE on the photos, or the VQ-KD, whose teacher is the row `tokens`."""
+    options = [f'data_root={args.data}', 'train_dataloader.num_workers=0']
     options += ['train_dataloader.persistent_workers=False']
     if kind == 'vqkd':
-        teacher = last_encoder(args.out / 'tokens-0')
-        options += [f'model.img_size={SIDE}', f'model.vocab_size={CODES}', f'model.teacher.checkpoint={teacher}']
+        train_tokenizer('tokenizer', args, locks)
+        teacher = argparse.Namespace(**{**vars(args), 'rate': None, 'steps': None})
+        run_stage('pretrain', 'tokens', 0, teacher, locks)
+        options += [f'model.img_size={SIDE}', f'model.vocab_size={CODES}']
+        options += [f'model.teacher.checkpoint={last_encoder(folder_of("tokens", 0, teacher))}']
         options += [f'train_dataloader.dataset.pipeline.1.size={SIDE}']
-    config = dict(tokenizer='dvae', vqkd='vqkd')[kind]
+    config, steps = dict(tokenizer=('dvae', 3000), vqkd=('vqkd', 1000))[kind]
     words = [f'configs/demo/{config}.py', '--work-dir', str(args.out / kind), '--resume', '--no-validate']
-    return ['tools/train.py', *words, '--cfg-options', *options]
+    with locks[kind]:
+        if not (args.out / kind / f'iter_{steps}.pth').exists():
+            call(['tools/train.py', *words, '--cfg-options', *options], args.out / f'{kind}.log')
 
 
 def call(words: list[str], log: Path) -> float:
@@ -190,42 +220,62 @@ def call(words: list[str], log: Path) -> float:
     return round((usage.ru_utime + usage.ru_stime) / 60, 2)
 
 
-def run_row(row: str, seed: int, args: argparse.Namespace, lock: Lock) -> None:
-    """The stages of a row that are not finished; each one's figures and minutes go to results.json when it is."""
-    steps = args.steps or steps_of(row)
-    name = f'{row}-{seed}' + (f'-rate_{args.rate or "own"}-{steps}' if args.rate or args.steps else '')
-    folder = args.out / name
+def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
+    """The stages of a row that are not finished."""
     stages = ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
-    if args.rate or args.steps:
+    if row == 'supervised':
+        stages = ['finetune_all']
+    elif args.finetune_rate:
+        stages = [f'finetune_tenth_{args.finetune_rate:g}']
+    elif args.rate or args.steps:
         stages = stages[:2]
-    for stage in ('pretrain', 'finetune_all') if row == 'supervised' else stages:
-        with lock:
-            if stage in read_results(args).get(name, {}):
-                continue
+    with locks['results']:
+        finished = read_results(args).get(folder_of(row, seed, args).name, {})
+    left = [stage for stage in stages if stage not in finished]
+    if left and row not in UNTRAINED:
+        train_tokenizer('vqkd' if row == 'vqkd' else 'tokenizer', args, locks)
+    for stage in ['pretrain', *left] if left else []:
+        run_stage(stage, row, seed, args, locks)
+
+
+def run_stage(stage: str, row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
+    """A stage, unless it is finished; its figures and minutes go to results.json."""
+    folder = folder_of(row, seed, args)
+    with locks[folder.name]:
+        with locks['results']:
+            done = stage in read_results(args).get(folder.name, {})
+        steps = args.steps or steps_of(row)
+        if done and (stage != 'pretrain' or (folder / f'encoder_{steps}.pth').exists()):
+            return
         words = [__file__, str(args.data), '--out', str(args.out), '--rows', row, '--seeds', str(seed)]
         words += ['--rate', str(args.rate)] * bool(args.rate) + ['--steps', str(steps)]
         commands = [[*words, '--child', stage, str(folder)]]
+        folder.mkdir(parents=True, exist_ok=True)
         if stage.startswith('finetune'):
-            commands = finetuning(row, seed, stage.partition('_')[2], args, folder)
+            commands = finetuning(row, seed, stage.removeprefix('finetune_'), args, folder)
         minutes = sum(call(command, folder / f'{stage}.log') for command in commands)
         figures: dict[str, Any] = dict(minutes=minutes)
         if stage == 'measure':
             figures |= json.loads((folder / 'measure.json').read_text())
         elif stage != 'pretrain':
             figures['top1'] = round(json.loads((folder / stage / 'metrics.json').read_text())['accuracy/top1'], 2)
-        else:
-            figures['steps'] = 0 if row in UNTRAINED else steps
-        with lock:
+        with locks['results']:
             results = read_results(args)
-            results.setdefault(name, {})[stage] = figures
+            results.setdefault(folder.name, {})[stage] = figures
             with atomic_file(args.out / 'results.json') as file:
                 file.write((json.dumps(results, indent=1) + '\n').encode())
-        print(f'{time.strftime("%H:%M")} {name} {stage} {figures}', flush=True)
+        print(f'{time.strftime("%H:%M")} {folder.name} {stage} {figures}', flush=True)
 
 
 def read_results(args: argparse.Namespace) -> dict[str, Any]:
     path = args.out / 'results.json'
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def folder_of(row: str, seed: int, args: argparse.Namespace) -> Path:
+    """Its name says all that the options set, so that no run is resumed as another."""
+    how = '' if row in UNTRAINED else f'-{args.rate or rate_of(row):g}-{args.steps or steps_of(row)}'
+    return args.out / f'{row}-{seed}{how}'
 
 
 def steps_of(row: str) -> int:
@@ -262,42 +312,63 @@ def calibrate(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Prints the table of what is finished, and draws the k-NN of each row's quarters."""
+    """Prints rows, and differences of rows, over seeds; draws the quarters of each row.
+
+    Errors are standard errors: of a row by the spread of seeds within all rows, of a difference by that of its seeds.
+    """
     import matplotlib.pyplot as plt
 
     results, figure = read_results(args), plt.figure(figsize=(8, 5), layout='constrained')
-    columns = dict(
-        knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels'
-    )
-    print(f'| row | steps | seeds | {" | ".join(columns.values())} |\n|{" --- |" * (3 + len(columns))}')
+    found = {(row, seed): results.get(folder_of(row, seed, args).name, {}) for row in ROWS for seed in range(9)}
+
+    def values(row: str, column: str) -> dict[int, float]:
+        """By seed."""
+        stage, *key = ('measure', column) if column in ('knn', 'linear') else (column,)
+        runs = {seed: found[row, seed][stage] for seed in range(9) if stage in found[row, seed]}
+        return {seed: (run[key[0]] if key else run)['top1'] for seed, run in runs.items()}
+
+    spread = {}
+    for column in COLUMNS:
+        rows = [[*values(row, column).values()] for row in ROWS]
+        free = sum(len(row) - 1 for row in rows if row)
+        squares = sum((value - statistics.mean(row)) ** 2 for row in rows for value in row)
+        spread[column] = math.sqrt(squares / free) if free else math.nan
+    heads = ' | '.join(COLUMNS.values())
+    print(f'| row | steps | seeds | {heads} |\n|{" --- |" * (3 + len(COLUMNS))}')
     for row, title in ROWS.items():
-        runs = [run for name, run in results.items() if name.rpartition('-')[0] == row]
-        if not runs:
-            continue
-        values = dict(
-            knn=[run['measure']['knn'] for run in runs if 'measure' in run],
-            linear=[run['measure']['linear'] for run in runs if 'measure' in run],
-            **{name: [run[name]['top1'] for run in runs if name in run] for name in columns if name.startswith('fine')},
-        )
-        steps = runs[0]['pretrain']['steps']
-        print(f'| {title} | {steps:,} | {len(runs)} | {" | ".join(cell(values[name]) for name in columns)} |')
-        curves = [run['measure']['curve'] for run in runs if 'measure' in run and steps]
-        if curves:
-            minutes = [0, *(MINUTES * int(step) / steps_of(row if row != 'short' else 'tokens') for step in curves[0])]
+        of = {column: [*values(row, column).values()] for column in COLUMNS}
+        seeds = max(map(len, of.values()))
+        cells = [
+            f'{statistics.mean(of[column]):.1f} ± {spread[column] / math.sqrt(len(of[column])):.1f}'
+            if of[column]
+            else '–'
+            for column in COLUMNS
+        ]
+        if seeds:
+            print(f'| {title} | {steps_of(row) or "–"} | {seeds} | {" | ".join(cells)} |')
+    print(f'\n| difference | seeds | {heads} |\n|{" --- |" * (2 + len(COLUMNS))}')
+    for first, second in CLAIMS:
+        of = {column: (values(first, column), values(second, column)) for column in COLUMNS}
+        differences = {column: [a[seed] - b[seed] for seed in a if seed in b] for column, (a, b) in of.items()}
+        if seeds := min(map(len, differences.values())):
+            print(f'| {first} - {second} | {seeds} | {" | ".join(map(cell, differences.values()))} |')
+    start = [run['measure']['curve']['0'] for (row, _), run in found.items() if row == 'random' and 'measure' in run]
+    for row, title in ROWS.items():
+        curves = [found[row, seed]['measure']['curve'] for seed in range(9) if 'measure' in found[row, seed]]
+        if curves and row not in UNTRAINED:
+            minutes = [MINUTES * int(step) / steps_of('tokens' if row == 'short' else row) for step in curves[0]]
             heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
-            start = [run['measure']['knn'] for name, run in results.items() if name.startswith('random-')]
-            plt.plot(minutes[not start :], start[:1] + heights, marker='o', label=title)
+            plt.plot([0] * bool(start) + minutes, start[:1] + heights, marker='o', label=title)
     plt.xlabel('minutes of a core')
-    plt.ylabel('k-NN, % of 5,000 held-out photos')
+    plt.ylabel('least squares on frozen features,\n% of 5,000 held-out photos')
     plt.legend(fontsize='small')
     figure.savefig(args.out / 'curves.png', dpi=120)
 
 
 def cell(values: list[float]) -> str:
     """Mean and standard error over seeds."""
-    if len(values) < 2:
-        return f'{values[0]:.1f}' if values else '–'
-    return f'{statistics.mean(values):.1f} ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}'
+    error = f' ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}' if len(values) > 1 else ''
+    return f'{statistics.mean(values):+.1f}{error}'
 
 
 def main() -> None:
@@ -309,11 +380,12 @@ def main() -> None:
     parser.add_argument('--jobs', type=int, default=2, help='rows at a time, each on one core')
     parser.add_argument('--rate', type=float, help='learning rate instead of the one chosen')
     parser.add_argument('--steps', type=int, help='of pretraining')
+    parser.add_argument('--finetune-rate', type=float, help='tried on a tenth of the training photos')
     parser.add_argument('--calibrate', action='store_true')
     parser.add_argument('--table', action='store_true')
     parser.add_argument('--child', nargs=2, help=argparse.SUPPRESS)  # a stage in a process of its own
     args = parser.parse_args()
-    args.out = args.out.resolve()
+    args.data, args.out = args.data.resolve(), args.out.resolve()
     if args.child:
         stage, folder = args.child[0], Path(args.child[1])
         folder.mkdir(parents=True, exist_ok=True)
@@ -324,13 +396,9 @@ def main() -> None:
     elif args.calibrate or args.table:
         (calibrate if args.calibrate else table)(args)
     else:
-        if not (args.out / 'tokenizer/iter_3000.pth').exists():
-            call(tokenizer('tokenizer', args), args.out / 'tokenizer.log')
-        if 'vqkd' in args.rows and not (args.out / 'vqkd/iter_1000.pth').exists():
-            call(tokenizer('vqkd', args), args.out / 'vqkd.log')
-        lock = Lock()
+        locks: Locks = defaultdict(Lock)
         with ThreadPoolExecutor(args.jobs) as pool:
-            futures = [pool.submit(run_row, row, seed, args, lock) for seed in args.seeds for row in args.rows]
+            futures = [pool.submit(run_row, row, seed, args, locks) for seed in args.seeds for row in args.rows]
             for future in futures:
                 future.result()
 
