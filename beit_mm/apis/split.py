@@ -180,8 +180,7 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
     if len(train.names) < MIN_PAIRS:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed'
         raise UserError('; '.join([few, *notes]))
-    file = root / 'classes.txt'
-    names = named_classes(str(file))[0] if file.is_file() else None
+    names = named_classes(str(file))[0] if (file := root / 'classes.txt').is_file() else None
     classes, values, said = choose_labels(examples, names, reduce_zero_label)
     known = sum(pixels[value] for value in values)
     notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
@@ -233,10 +232,12 @@ def find_suffix(images: Path, maps: Path) -> str:
         cuts = [(name, [cut for cut in range(len(name)) if name[:cut] in stems]) for name in evenly(names, 100)]
         suffixes = Counter(name[found[-1] :] for name, found in cuts if found)
     if not suffixes:
-        examples = [next(iter(list_images(str(folder))), 'none') for folder in (maps, images)]
-        which = f'{examples[0]!r} in {str(maps)!r}, {examples[1]!r} in {str(images)!r}'
+        which = ', '.join(f'{next(iter(list_images(str(f))), "none")!r} in {str(f)!r}' for f in (maps, images))
         raise UserError(f'no label map has the name of an image: {which}; {EXPECTED}')
-    suffix = suffixes.most_common(1)[0][0]
+    (suffix, number), *others = suffixes.most_common(2)
+    if others and others[0][1] > number / 2:
+        kinds = f'{str(maps)!r} end in {suffix} and in {others[0][0]}'
+        raise UserError(f'label maps in {kinds}: two kinds for the same images; keep the one to learn from there')
     if suffix.lower().endswith(('.jpg', '.jpeg', '.webp')):
         raise UserError(f'maps in {str(maps)!r} end in {suffix}, whose compression changes numbers; save them as PNG')
     return suffix
@@ -253,11 +254,10 @@ def find_pairs(
     """
     listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
-    map_of = {path: os.path.splitext(path)[0] + suffix for path in listed}
-    left_out = {'without a map': [path for path in listed if map_of[path] not in existing]}
-    kept = [path for path in listed if map_of[path] in existing]
-    for path in with_bar([*kept], len(kept)):
-        file = str(maps / map_of[path])
+    map_of = {path: name for path in listed if (name := os.path.splitext(path)[0] + suffix) in existing}
+    left_out, kept = {'without a map': [path for path in listed if path not in map_of]}, [*map_of]
+    for path, name in with_bar(map_of.items(), len(map_of)):
+        file = str(maps / name)
         try:
             labels = read_labels(file)
             what = '' if upright_size(str(images / path)) == labels.shape[::-1] else 'whose map has another size'

@@ -44,6 +44,13 @@ def rename(folder: Path, new: Callable[[str], str]) -> None:
         file.rename(file.with_name(new(file.name)))
 
 
+def colour_too(folder: Path) -> None:
+    """Each map a second time, in colours, beside the first, as Cityscapes has them."""
+    rename(folder, lambda name: name.replace('.png', '_ids.png'))
+    for file in folder.glob('annotations/*/*'):
+        Image.open(file).convert('RGB').save(str(file).replace('_ids', '_color'))
+
+
 def classes(folder: Path, *names: str) -> None:
     (folder / 'classes.txt').write_text('\n'.join(names))
 
@@ -64,6 +71,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'no maps of a part': (lambda f: removed(f / 'annotations/validation'), "no folder '.*annotations/validation'"),
     'empty folder': (lambda f: only(f, 0), "no label map has the name of an image: 'none' in "),
     'other names': (lambda f: rename(f, 'map{}'.format), "no label map has the name .*: 'map0.png' in .*'0.png' in"),
+    'two kinds of maps': (colour_too, 'end in _.*.png and in _.*.png: two kinds for the same .*; keep the one to'),
     'few pairs': (lambda f: only(f, 9), f'9 images with label maps .*; 10 or more .*; 3 of 12 {WITHOUT}.*/10.png'),
     'other sizes': (lambda f: change(f, lambda a: a[:20]), '0 images .*; 12 of 12 images left out, whose map has'),
     'colours': (lambda f: change(f, lambda a: np.stack([a] * 3, 2)), 'image of mode RGB; expected one number a pixel'),
