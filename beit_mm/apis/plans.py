@@ -90,7 +90,7 @@ def plan_training(
     """Model, batch and workers, from the number of images, the device and its memory.
 
     Args:
-        init: checkpoint; 'none' for random weights; None: 'demo' on a CPU, on a GPU random weights.
+        init: checkpoint; 'none' for random weights; None: 'demo', but for pretraining on a GPU random weights.
         tokenizer: 'demo'; 'new' for one of these images; None: that of `init`, else DALL-E's on a GPU that has it.
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
@@ -100,9 +100,7 @@ def plan_training(
     number = len(images.train.names)
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     preprocessing: dict[str, Any] = dict(IMAGENET)
-    if verb == 'finetune' and device != 'cpu' and init is None:
-        raise UserError(f'--init is missing; expected a checkpoint, or {NONE} for random weights')
-    init = None if init == NONE else init or (DEMO if device == 'cpu' else None)
+    init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
     checkpoint = Checkpoint.open(init) if init else None
     if checkpoint:
         backbone, preprocessing = backbone_of(checkpoint)
@@ -200,7 +198,9 @@ def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[
         described = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
         config = check_part(described, TOKENIZERS, 'target_generator')
     except RefusedError as error:
-        raise CheckpointError(f'The config in {checkpoint} asks for {error}, which is no tokenizer of ours') from None
+        raise CheckpointError(
+            f'The config in {checkpoint} asks for {error}; expected {" or ".join(TOKENIZERS)}'
+        ) from None
     beside = checkpoint.path.resolve().parent  # the run may have been moved
     for key, path in files.items():
         if str(path) == DEMO:

@@ -59,8 +59,8 @@ def pretrain(
         out: folder of the run.
         minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
         steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
-        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept. By default on a
-            CPU 'demo', the packaged weights; 'none' for random ones, which are the default on a GPU.
+        init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept. 'demo',
+            the packaged weights, is the default on a CPU; 'none', random ones, on a GPU.
         tokenizer: 'demo', the packaged one, or 'new' for one of these images; by default that of `init`.
         workers: processes that read images.
         batch: images of a step.
@@ -89,7 +89,7 @@ def finetune(
     Args:
         images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
         out, workers, batch, seed: as of `pretrain`.
-        init: checkpoint of any BEiT, or the folder of a run; by default on a CPU 'demo'; 'none' for random weights.
+        init: checkpoint of any BEiT, or the folder of a run; by default 'demo'; 'none' for random weights.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.

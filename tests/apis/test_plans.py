@@ -124,8 +124,7 @@ def test_a_gpu_gets_the_papers_config_and_dalles_tokens_where_they_lie(images, t
     assert steps['beit_mm.TwoViewRandomResizedCrop']['second_size'] == (112, 112)  # as the paper's
     assert steps['beit_mm.BlockwiseMask'] == dict(type='beit_mm.BlockwiseMask', grid=(14, 14), num_masked=75)
     assert (cfg.model.backbone.arch, cfg.model.head.embed_dims, cfg.model.head.vocab_size) == ('small', 384, 8192)
-    with pytest.raises(ValueError, match='--init is missing; expected a checkpoint, or none'):
-        plan_training(images, 'finetune', device='cuda')
+    assert plan_training(images, 'finetune', device='cuda').init == 'demo'
 
 
 def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
