@@ -58,10 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
     length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
-    of_maps = verb.add_mutually_exclusive_group()
-    for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
-        option, said = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
-        of_maps.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=said)
+    add_zero_label(verb)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -72,12 +69,10 @@ def parser() -> argparse.ArgumentParser:
 
     verb = add('segment', 'name the class of each pixel', 'segmentor.pth images/ --out maps')
     add_inputs(verb, 'three drawn scenes')
-    labelled = 'with images/, annotations/ and classes.txt: the nearest of these patches decide'
-    verb.add_argument('--labelled', metavar='FOLDER', help=labelled)
+    verb.add_argument('--labelled', metavar='FOLDER', help='images/ and annotations/, whose nearest patches decide')
     side = "with --labelled: short side of images (default: the checkpoint's)"
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
-    zero = 'with --labelled: 0 is a class (default: unlabelled)'
-    verb.add_argument('--keep-zero-label', dest='reduce_zero_label', action='store_false', help=zero)
+    add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
@@ -118,11 +113,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def add_zero_label(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_mutually_exclusive_group()
+    for option, value, meaning in (('reduce', True, 'marks unlabelled pixels'), ('keep', False, 'is a class')):
+        option, said = f'--{option}-zero-label', f'0 in label maps {meaning} (default: as classes.txt shows)'
+        group.add_argument(option, dest='reduce_zero_label', action='store_const', const=value, help=said)
+
+
 def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     """Adds what trainings have in common; returns the group of options that say how long."""
     verb.add_argument('images', help=images)
     verb.add_argument('--out', required=True, metavar='FOLDER', help='of the run; the same command resumes it')
-    init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default on a CPU: demo)'
+    init = 'weights to begin with: any BEiT, by file, run folder or name; none: random ones (default: demo)'
     verb.add_argument('--init', metavar='CKPT', help=init)
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
-from beit_mm.apis.split import find_folders, find_suffix, list_folder, write_lines
+from beit_mm.apis.split import EXPECTED, LabelMaps, find_label_maps, list_folder, write_lines, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
@@ -125,7 +126,7 @@ def segment(
     out: str | Path = 'segmentation',
     labelled: str | Path | None = None,
     short_side: int | None = None,
-    reduce_zero_label: bool = True,
+    reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
@@ -135,10 +136,9 @@ def segment(
         images: files and folders.
         out: folder; gets classes.txt, labels/<name>.png, whose pixels are places in it from 0 with the classes' colours
             as palette (without one from 257 classes on), and overlays/<name>.png with the names of the colours.
-        labelled: folder with images/, annotations/ and classes.txt, for a model without classes of its own. Of
-            images/training, where there is one, only that is used.
+        labelled: folder of images and label maps, see `find_label_maps`, for a model without classes of its own.
         short_side: with `labelled`, of the images that the model sees, in pixels; None: the checkpoint's.
-        reduce_zero_label: in `labelled` 0 marks unlabelled pixels; otherwise it is the first class.
+        reduce_zero_label: whether 0 marks unlabelled pixels in `labelled`; None: as its classes.txt shows.
         multi_scale: of a segmentor: at all scales with flip.
 
     Returns:
@@ -151,9 +151,11 @@ def segment(
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
-            results, meta = segment_by_neighbours(checkpoint, images, labelled, short_side, reduce_zero_label)
+            if not (found := find_label_maps(labelled, reduce_zero_label, whole=True)):
+                raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {EXPECTED}')
+            results, meta = segment_by_neighbours(checkpoint, images, found, short_side)
             return write_maps(results, meta['classes'], meta['palette'], folder)
-        if short_side is not None or not reduce_zero_label:
+        if short_side is not None or reduce_zero_label is not None:
             raise UserError('--short-side and --keep-zero-label say how --labelled FOLDER is read; give that too')
         if (task := checkpoint.task) != 'segmentation':
             model = 'a classifier' if task == 'classification' else 'pretrained'
@@ -166,22 +168,16 @@ def segment(
 
 
 def segment_by_neighbours(
-    checkpoint: Checkpoint, images: Sources, labelled: str | Path, short_side: int | None, reduce_zero_label: bool
+    checkpoint: Checkpoint, images: Sources, labelled: LabelMaps, short_side: int | None
 ) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
     Of each image dict(path, image, labels=uint8 (H, W)) or dict(path, error); and the labelled images' metainfo.
     """
-    root = folder_of_images(labelled)
-    folders = find_folders(root)
-    if not folders or folders[0][0] == folders[0][1] or not (root / 'classes.txt').is_file():
-        expected = 'expected images/, annotations/ of the same names, and classes.txt with a name a line'
-        raise FileNotFoundError(f'--labelled: no label maps and names of classes in {str(root)!r}; {expected}')
-    prefix = dict(zip(('img_path', 'seg_map_path'), map(str, folders[0]), strict=True))
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
-    options: dict[str, Any] = dict(classes='classes.txt', reduce_zero_label=reduce_zero_label, data_prefix=prefix)
-    options['seg_map_suffix'] = find_suffix(*folders[0])
-    dataset = patch_dataset(extract, data_root=str(root), **options)
+    with TemporaryDirectory() as lists:
+        write_lists(labelled, Path(lists))
+        dataset = patch_dataset(extract, **labelled.dataset(Path(lists), 'train'))
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))
 

@@ -151,7 +151,7 @@ class LabelMaps(Images):
         )
 
 
-def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -> LabelMaps | None:
+def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, whole: bool = False) -> LabelMaps | None:
     """The images and label maps of a folder, some of them held out; None where there are no label maps.
 
     Either two folders hold them, `images` and `annotations` (IMAGES, MAPS), in which a map has the name of its image
@@ -161,12 +161,14 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
     Args:
         folder: may hold classes.txt, see `named_classes`.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
+        whole: hold none out of those to learn from, which may be few.
 
     Raises:
         UserError: images and maps do not fit, or it cannot be known what 0 means.
     """
     root = folder_of_images(folder)
-    folders = find_folders(root)
+    least = 1 if whole else MIN_PAIRS
+    folders = find_folders(root, least)
     if not folders:
         return None
     notes: list[str] = []
@@ -176,9 +178,9 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None) -
     found = [find_pairs(*pair, suffix, pixels, examples, notes) for pair in folders]
     lists = [ImageList(images, dict.fromkeys(names, '')) for (images, _), names in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
-    train, held_out = lists if has_validation else hold_out(lists[0])
-    if len(train.names) < MIN_PAIRS:
-        few = f'{len(train.names)} images with label maps in {str(root)!r}; {MIN_PAIRS} or more are needed'
+    train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
+    if len(train.names) < least:
+        few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
     names = named_classes(str(file))[0] if (file := root / 'classes.txt').is_file() else None
     classes, values, said = choose_labels(examples, names, reduce_zero_label)

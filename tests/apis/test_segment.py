@@ -118,7 +118,6 @@ def test_a_model_without_classes_segments_by_labelled_patches(tmp_path):
     for part in ('images', 'annotations'):  # without training/ and validation/, numbered from 0
         shutil.move(data / part / 'validation', tmp_path / 'flat' / part)
     (tmp_path / 'flat/classes.txt').write_text('\n'.join(['nothing', *CLASSES_OF_MAPS]))
-    settings = dict(labelled=tmp_path / 'flat', reduce_zero_label=False)
-    (again,) = segment(pretrained, tmp_path / 'flat/images/0.png', tmp_path / 'again', **settings)
+    (again,) = segment(pretrained, tmp_path / 'flat/images/0.png', tmp_path / 'again', labelled=tmp_path / 'flat')
     truth, labels = (np.array(Image.open(path)) for path in (tmp_path / 'flat/annotations/0.png', again['labels']))
     assert (truth == labels).mean() > 0.6
