@@ -8,6 +8,7 @@ Batch:   8 GPUs x 64 = 512 images, lr 2e-4
 Steps:   100 epochs x 2,502 = 250,200 updates, 25,020 of them warm-up
 Data:    ImageNet-1K, 1,281,167 images
 
+Needs:   pip install transformers, and its CLIP from the network, or model.teacher.name=FOLDER
 Then:    name the checkpoint in model.target_generator.checkpoint of a pretraining of this folder
 Differs: from the released command in bfloat16 (theirs: float16), in float32 arithmetic between encoder and decoder, in
          one k-means over all processes (theirs: each has its own), and in a pixel decoder of 64 channels for pictures,

@@ -4,9 +4,8 @@ Command: python tools/train.py configs/demo/caltech101_beit_dino.py
 Data:    data/caltech101/{train,val}/<class>/*.jpg; class folders are not looked at
 Batch:   1 process x 32 images, lr 1e-3
 Steps:   400, 3 times through 4,084 images, half an hour on a free core
-Expect:  loss_mim 6.08 at step 50, 5.22 at 800, 5.12 at 1,150, where it was stopped; loss_dino 6.71, 6.35, 6.23;
-         teacher_entropy 6.27, falling to 5.65, while teacher_mean_entropy stays at 6.5 to 6.8: the gap, which a
-         collapse would close, grows from 0.4 to 1.0
+Expect:  loss_mim 6.08, loss_dino 6.71, teacher_entropy 6.27 at step 50; in a longer run 5.12, 6.23, 5.65 at step 1,150,
+         while teacher_mean_entropy stays at 6.5 to 6.8: the gap, which a collapse would close, grows from 0.4 to 1.0
 Differs: from pretrain.py in the second task, rate and length; from ../beit_dino/pretrain_beit_dino_300e.py in size
          (crops of 96 and 48 pixels in 8 x 8 patches, four small ones, 1024 prototypes) and in having no
          stochastic depth
