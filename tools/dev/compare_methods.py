@@ -141,8 +141,12 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     found['linear']['chosen'] = round(max(how['held_out'].values()), 2)
     curve = {}
     for encoder in folder.glob('encoder_*.pth'):
-        fourth, seen = features(encoder, pixels[::4])[feature], features(encoder, held_out)[feature]
-        curve[int(encoder.stem.partition('_')[2])] = least_squares(fourth, labels[::4], seen, truth)
+        bank, seen = (
+            (banks[feature][::4], queries[feature])
+            if encoder == last
+            else (features(encoder, pixels[::4])[feature], features(encoder, held_out)[feature])
+        )
+        curve[int(encoder.stem.partition('_')[2])] = least_squares(bank, labels[::4], seen, truth)
     return dict(found, curve=dict(sorted(curve.items())))
 
 
