@@ -338,10 +338,6 @@ class ImageFolder(UnlabeledImages):
         # the name that mmpretrain's tools ask for
         return self._metainfo['classes']
 
-    def get_cat_ids(self, index: int) -> list[int]:
-        # what mmengine's ClassBalancedDataset asks for
-        return [self.get_data_info(index)['gt_label']]
-
     def find_images(self, folder: str, shards: Shards | None) -> tuple[Sequence[str], np.ndarray]:
         if shards:
             folders = list(shards.classes)

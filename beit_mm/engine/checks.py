@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.names import class_names, meta_of
 from beit_mm.checkpoint.read import blaming
+from beit_mm.datasets import UnlabeledImages
 from beit_mm.datasets.masking import BlockwiseMask, RandomMask
 from beit_mm.datasets.reading import LoadImage
+from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
@@ -37,10 +39,11 @@ CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructo
 class FitCheckHook(Hook):
     """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
-    It refuses a mask or second view that does not fit the backbone; images, means and model of different numbers of
-    channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in the first batch that
-    has no class; swapped colours; an optimizer made by rules for other names than the backbone's; auto_scale_lr where
-    batches are accumulated; NaN or infinity in weights, or in the state of an optimizer to resume with.
+    It refuses another sampler than ours; a mask or second view that does not fit the backbone; images, means and model
+    of different numbers of channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in
+    the first batch that has no class; swapped colours; an optimizer made by rules for other names than the backbone's;
+    auto_scale_lr where batches are accumulated; NaN or infinity in weights, or in the state of an optimizer to resume
+    with.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -50,6 +53,7 @@ class FitCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.loaded = {}  # what is tested afterwards are this run's weights
+        check_sampler(runner.train_dataloader)
         state_effective_batch(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         if runner.val_loop is not None:
@@ -113,6 +117,16 @@ def check_number_of_images(loader: DataLoader) -> None:
     images, batch = loader.dataset, loader.batch_size
     if not len(loader):
         raise UserError(f'{path_of(images)} has {len(images)} images, less than one batch of {batch} for each process')
+
+
+def check_sampler(loader: DataLoader) -> None:
+    """Our datasets draw by the keys of our samplers: with plain numbers each epoch would have the same views."""
+    dataset = loader.dataset
+    within = getattr(dataset, 'datasets', [getattr(dataset, 'dataset', None)])  # of mmengine's wrappers
+    own = [one for one in (dataset, *within) if isinstance(one, UnlabeledImages)]
+    if own and not (own[0] is dataset and isinstance(loader.sampler, SeededSampler)):
+        needed = "sampler.type='beit_mm.SeededSampler', and no dataset around it"
+        raise UserError(f'{type(own[0]).__name__} has new views in each epoch only with {needed}')
 
 
 def path_of(dataset: Dataset) -> str:

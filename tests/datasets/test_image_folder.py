@@ -55,7 +55,7 @@ def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
     ours, mmpretrain, torchvision = build(folder), CustomDataset(data_root=str(folder)), TorchvisionFolder(folder)
     assert list(ours.CLASSES) == list(mmpretrain.CLASSES) == torchvision.classes == ['Zebra', *CLASSES]
     theirs = [(os.path.relpath(path, folder), label) for path, label in torchvision.samples]
-    assert sorted(found(ours)) == sorted(theirs) and ours.get_cat_ids(4) == [2]
+    assert sorted(found(ours)) == sorted(theirs)
     assert [ours.get_data_info(i)['img_path'] for i in range(9)] == [info['img_path'] for info in mmpretrain]
 
 

@@ -37,6 +37,18 @@ def test_number_of_classes(cfg):
     refused(cfg, 'images/val has 3 classes', loop='test')
 
 
+@pytest.mark.parametrize('wrapped', [False, True])
+def test_a_sampler_whose_numbers_would_repeat_every_view(cfg, wrapped):
+    loader = cfg.train_dataloader
+    if wrapped:
+        loader.dataset = dict(type='ConcatDataset', datasets=[loader.dataset, loader.dataset])
+    else:
+        loader.sampler = dict(type='DefaultSampler', shuffle=True)
+    refused(
+        cfg, "ImageFolder has new views in each epoch only with sampler.type='beit_mm.SeededSampler', and no dataset"
+    )
+
+
 def test_a_class_that_one_split_lacks(cfg, tmp_path):
     shutil.rmtree(tmp_path / 'images/val/green')
     refused(
