@@ -17,10 +17,10 @@ from mmengine.dataset import Compose, default_collate
 from PIL import Image
 from torch import Tensor
 
+from beit_mm.apis import split
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
-from beit_mm.apis.split import EXPECTED, LabelMaps, find_label_maps, list_folder, write_lines, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
@@ -29,7 +29,7 @@ from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.transforms import as_size
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
-from beit_mm.files import atomic_file, folder_of_images
+from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
@@ -83,7 +83,7 @@ def classify(
 
 
 def classify_by_neighbours(checkpoint: Checkpoint, images: Sources, labelled: str | Path) -> list[dict[str, Any]]:
-    bank = list_folder(folder_of_images(labelled))
+    bank = split.list_folder(split.training_folder(labelled))
     classes = sorted({*bank.names.values()} - {''})
     if len(classes) < 2:
         known_classes = f'{str(labelled)!r} has {len(classes)} class folders with images'
@@ -151,8 +151,8 @@ def segment(
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
-            if not (found := find_label_maps(labelled, reduce_zero_label, whole=True)):
-                raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {EXPECTED}')
+            if not (found := split.find_label_maps(labelled, reduce_zero_label, whole=True)):
+                raise FileNotFoundError(f'--labelled: no label maps in {str(labelled)!r}; {split.EXPECTED}')
             results, meta = segment_by_neighbours(checkpoint, images, found, short_side)
             return write_maps(results, meta['classes'], meta['palette'], folder)
         if short_side is not None or reduce_zero_label is not None:
@@ -168,7 +168,7 @@ def segment(
 
 
 def segment_by_neighbours(
-    checkpoint: Checkpoint, images: Sources, labelled: LabelMaps, short_side: int | None
+    checkpoint: Checkpoint, images: Sources, labelled: split.LabelMaps, short_side: int | None
 ) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     """Segments images by the labelled patches whose features are nearest, as `evaluate_patches` does.
 
@@ -176,7 +176,7 @@ def segment_by_neighbours(
     """
     extract = FeatureExtractor(checkpoint, size=short_side, whole=True)
     with TemporaryDirectory() as lists:
-        write_lists(labelled, Path(lists))
+        split.write_lists(labelled, Path(lists))
         dataset = patch_dataset(extract, **labelled.dataset(Path(lists), 'train'))
     scores_of, _ = patch_classifier(extract, dataset)
     sources = list(extract.reader.sources(images))
@@ -197,7 +197,7 @@ def write_maps(
 ) -> list[dict[str, Any]]:
     for name in ('labels', 'overlays'):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    write_lines(folder / 'classes.txt', map(quoted, classes))
+    split.write_lines(folder / 'classes.txt', map(quoted, classes))
     written = []
     used: set[str] = set()
     for result in results:

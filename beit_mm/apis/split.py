@@ -22,7 +22,7 @@ MIN_IMAGES = 100  # fewer say nothing about what images look like
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
-TRAINING, VALIDATION = ('training', 'train'), ('validation', 'val')
+TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
 MIN_PAIRS = 10  # to learn from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
@@ -58,18 +58,15 @@ class Images:
 def find_images(folder: str | Path) -> Images:
     """The images of a folder, some of them held out.
 
-    Where the folder is called `train`, or holds folders `train` and `val`, `val` holds the held-out images; otherwise
-    a tenth is held out, of each folder in proportion. The choice depends on the paths only.
+    Where the folder is called `train`, or holds folders `train` and `val` (TRAINING, VALIDATION), `val` holds the
+    held-out images; otherwise a tenth is held out, of each folder in proportion. The choice depends on the paths only.
     """
-    root = folder_of_images(folder)
-    folders = {path.name for path in root.iterdir() if path.is_dir()}
-    if folders == {'train'} or {'train', 'val'} <= folders:
-        root = root / 'train'
-    val = root.parent / 'val'
+    root = training_folder(folder)
     train = list_folder(root)
     if not train.names:
         raise FileNotFoundError(f'no images in {str(root)!r}; expected files ending in {" ".join(EXTENSIONS)}')
-    held_out = list_folder(val) if root.name == 'train' and val.is_dir() else None
+    val = next((path for name in VALIDATION if (path := root.parent / name).is_dir()), None)
+    held_out = list_folder(val) if val and root.name in TRAINING else None
     if held_out is None or not held_out.names:
         train, held_out = hold_out(train)
     if len(train.names) < MIN_IMAGES:
@@ -78,6 +75,14 @@ def find_images(folder: str | Path) -> Images:
     labelled = '' not in classes and len(classes) > 1 and set(held_out.names.values()) <= set(classes)
     labelled = labelled and not all(map(DATE.fullmatch, classes))
     return Images(train, held_out, classes if labelled else [])
+
+
+def training_folder(folder: str | Path) -> Path:
+    """The folder `train` in a folder that holds it and what is held out, or nothing else; otherwise the folder."""
+    root = folder_of_images(folder)
+    folders = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')}
+    train = next((name for name in TRAINING if name in folders), '')
+    return root / train if folders & {*VALIDATION} or folders <= {train, *TESTING} else root
 
 
 def list_folder(folder: Path) -> ImageList:

@@ -45,6 +45,23 @@ def test_val_beside_train_is_held_out(tmp_path):
         assert images.held_out.root == val
 
 
+@pytest.mark.parametrize(
+    ('folders', 'held_out'),
+    [
+        (('train', 'valid', 'test'), 'valid'),  # as Roboflow names them
+        (('training', 'validation'), 'validation'),
+        (('train', 'test'), None),
+        (('train', '.cache'), None),
+    ],
+)
+def test_parts_of_a_dataset_are_no_classes(tmp_path, folders, held_out):
+    for name in folders:
+        make_folder(tmp_path / name, cat=70, dog=50)
+    images = find_images(tmp_path)
+    assert images.classes == ['cat', 'dog'] and images.train.root == tmp_path / folders[0]
+    assert images.held_out.root == tmp_path / (held_out or folders[0])
+
+
 def test_folders_that_are_classes(tmp_path):
     for number, (folders, classes, held_out) in enumerate(
         (
