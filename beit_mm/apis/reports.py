@@ -58,8 +58,8 @@ class Picture(NamedTuple):
     caption: str
 
 
-def write_report(folder: str | Path, title: str, paragraphs: Iterable[Paragraph], name: str = 'report') -> Path:
-    """Writes <name>.html and then <name>.md, the same text for a browser and for GitHub; returns the latter.
+def write_report(folder: str | Path, title: str, paragraphs: Iterable[Paragraph]) -> Path:
+    """Writes report.html and then report.md, the same text for a browser and for GitHub; returns the latter.
 
     Args:
         folder: that the pictures lie in.
@@ -86,9 +86,9 @@ def write_report(folder: str | Path, title: str, paragraphs: Iterable[Paragraph]
         'md': '\n\n'.join(text for text, _ in shown),
     }
     for ending, text in texts.items():
-        with atomic_file(Path(folder, f'{name}.{ending}')) as file:
+        with atomic_file(Path(folder, f'report.{ending}')) as file:
             file.write((text + '\n').encode())
-    return Path(folder, f'{name}.md')
+    return Path(folder, 'report.md')
 
 
 def markdown(text: str) -> str:
@@ -114,7 +114,7 @@ def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
 
 def standard_error(percent: float, number: float) -> float:
     """Of a share in %, measured on so many images."""
-    share = percent / 100
+    share = min(percent / 100, 1.0)  # mmpretrain's float32 may give more
     return 100 * math.sqrt(share * (1 - share) / number)
 
 

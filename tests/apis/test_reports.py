@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from labelled import make_images, save_backbone
+from mmpretrain.evaluation import Accuracy
 
 from beit_mm.apis import reports
 from beit_mm.apis.split import find_images
@@ -24,6 +25,19 @@ def test_colours_are_told_apart_without_training(tmp_path):
     assert numbers['knn_accuracy_thumbnails'] == 100 and 30 <= numbers['knn_images'] <= 60
     assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
     assert mean_and_error(torch.tensor([1, 0, 1, 1])) == (75, pytest.approx(100 * (0.75 * 0.25 / 4) ** 0.5))
+
+
+def test_a_classifier_without_mistakes_has_a_verdict():
+    """45 right of 45, as mmpretrain's Accuracy counts in float32."""
+    (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
+    numbers = {
+        'accuracy/top1': float(percent),
+        'held_out': 45,
+        'thumbnails': 50.0,
+        'most_frequent': 10.0,
+        'compared': 45,
+    }
+    assert numbers['accuracy/top1'] > 100 and 'better than' in reports.verdict_of_finetuning(numbers)
 
 
 @pytest.mark.parametrize(
