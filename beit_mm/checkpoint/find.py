@@ -30,6 +30,8 @@ DEMO, PACKAGED = 'demo', Path(__file__).resolve().parents[1] / 'weights'  # a na
 PHOTOS, SCENES = PACKAGED / 'photos', PACKAGED / 'scenes'  # folders of images for who has none at hand
 RUN_FILES = ('finetuned.pth', 'pretrained.pth')  # the weights in the folder of a run of python -m beit_mm
 # as published by OpenMMLab, torchvision and ourselves; digits alone may be a date
+# what trainers call their files, so that many sites have them
+GENERIC_NAME = re.compile('(epoch|iter|checkpoint|(pytorch_)?model|best|last|latest|pretrained|finetuned)(?![a-z])')
 HASH_IN_NAME = re.compile(r'-((?=\d*[a-f])[0-9a-f]{8,64})\.\w+$')
 STALLED = 60.0  # seconds in which a server sends nothing
 ABANDONED = 3600  # seconds since something was written to a partial download
@@ -131,9 +133,9 @@ def download(url: str, path: Path) -> None:
 
 
 def name_of_url(url: str) -> str:
-    """Name under which a URL's file is kept: its own, with a hash before it where all files of a site have one name."""
+    """Name under which a URL's file is kept: its own, with a hash before it where others' files have it too."""
     name = Path(urlsplit(url).path).name
-    return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if name in HUB_FILES else name
+    return f'{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}' if GENERIC_NAME.match(name) else name
 
 
 WHOLE = 'this config'  # what the metafile says of weights that have a value for every tensor of the config's model
@@ -177,7 +179,7 @@ def path_of_checkpoint(source: str | Path, part: str = 'pretrained') -> Path:
         FileNotFoundError: none of them; names released models of nearly that name.
     """
     advice = 'Name a file, the folder of a run, or an address.'
-    if source == DEMO:  # also where a folder has this name: many repositories have one
+    if str(source) == DEMO:  # also where a folder has this name: many repositories have one
         if any(Path(DEMO, name).is_file() for name in RUN_FILES):
             raise UserError('demo is the packaged weights, but a run lies in a folder of this name: say ./demo')
         return PACKAGED / f'{part}.safetensors'

@@ -185,3 +185,12 @@ def test_names_of_urls():
         for model in ('beit-base', 'beit-large')
     }
     assert len(names) == 2 and all(name.endswith('-model.safetensors') for name in names)
+    for name in ('pretrained.pth', 'epoch_300.pth', 'checkpoint-1599.pth', 'best.pt'):
+        assert name_of_url(f'https://a.org/{name}') != name_of_url(f'https://b.org/{name}'), name
+    for name in (
+        'encoder.pkl',
+        'dalle_encoder.pth',
+        'vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth',
+        'modelled.pth',
+    ):
+        assert name_of_url(f'https://a.org/{name}') == name
