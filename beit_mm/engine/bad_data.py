@@ -173,7 +173,8 @@ class _Reading(Dataset):
     """Instead of a sample: None, or the index and the error of one that cannot be read."""
 
     def __init__(self, dataset: Dataset):
-        self.dataset = dataset
+        self.dataset = copy.copy(dataset)
+        self.dataset.on_error = 'raise'  # no substitutes
 
     def __getitem__(self, index: int) -> tuple[int, UnreadableImageError] | None:
         try:

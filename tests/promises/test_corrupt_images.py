@@ -101,6 +101,7 @@ def test_a_broken_held_out_image_stops_a_run_before_its_first_step(validated, tm
 
 def test_or_is_left_out_of_the_metric_and_named_but_of_no_test(validated, tmp_path):
     validated.val_dataloader.dataset.on_error = validated.test_dataloader.dataset.on_error = 'skip'
+    validated.val_dataloader.dataset.test_mode = False  # as a config may have it
 
     def run(rank: int) -> tuple[float, int, str, dict]:
         runner = train(validated, launcher='pytorch')
