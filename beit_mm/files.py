@@ -53,6 +53,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         with partial.open('xb') as file:
             yield file
             file.flush()
+        with partial.open('rb') as file:  # anew: a download may have replaced it
             os.fsync(file.fileno())  # or a power cut could leave the name with nothing behind it
         os.replace(partial, path)
     finally:
