@@ -115,6 +115,31 @@ class CodebookTokenizer(Tokenizer):
         return self.encoder.features(self.to_input(images.float()))
 
 
+class TrainableTokenizer(Tokenizer):
+    """A tokenizer that is a model of mmengine's too."""
+
+    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
+        """mmengine's entry, for `images` float (B, C, H, W) in [0, 1], mode 'loss' or 'predict'."""
+        if isinstance(inputs, Tensor):  # as mmpretrain's BEiT calls its target generator
+            return super().forward(inputs)
+        if mode == 'loss':
+            return self._losses(inputs['images'])
+        values = self._predict(inputs['images']) | dict(vocab_size=[self.vocab_size] * len(inputs['images']))
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+    @abstractmethod
+    def _losses(self, images: Tensor) -> dict[str, Tensor]:
+        """The losses and, for the log, what `usage_of` this batch's tokens returns."""
+
+    @abstractmethod
+    def _predict(self, images: Tensor) -> dict[str, Tensor]:
+        """What TokenizerMetric takes of the images, each (B, ...)."""
+
+    def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        images = inputs['images']
+        return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
+
+
 def usage_of(tokens: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """How many different tokens occur in int64 (N,), and exp of the entropy of how often, for a log."""
     counts = torch.zeros(vocab_size, device=tokens.device)

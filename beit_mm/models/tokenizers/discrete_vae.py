@@ -21,7 +21,7 @@ ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint i
 
 
 @MODELS.register_module()
-class DiscreteVAE(base.CodebookTokenizer, BaseModel):
+class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
     """Discrete VAE with a Gumbel-softmax relaxation: an algorithm to train, then a tokenizer (paper section 2.1.2).
 
     The encoder gives every position of the token grid a distribution over the vocabulary. Training decodes a relaxed
@@ -98,23 +98,6 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
         elif decoder_checkpoint is not None:
             raise UserError('decoder_checkpoint holds a decoder alone; name the file of its encoder in checkpoint.')
 
-    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
-        """mmengine's entry, for `images` float (B, in_channels, H, W) in [0, 1].
-
-        Returns:
-            mode 'loss': `loss_recon` and `loss_kl`, and for the log `temperature` and, of this batch, `codes_used` and
-            `perplexity`. 'predict': per image `recon_mae_01` from hard codes (the argmax) and `recon_mae_01_soft` from
-            soft ones (the probabilities), `posterior_entropy` in nats per position, `tokens`, int32 (h, w), and
-            `vocab_size`.
-        """
-        if isinstance(inputs, Tensor):  # as mmpretrain's BEiT calls its target generator
-            return super().forward(inputs)
-        return self._losses(inputs['images']) if mode == 'loss' else self._predict(inputs['images'])
-
-    def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        images = inputs['images']
-        return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
-
     def to_input(self, images: Tensor) -> Tensor:
         return base.map_pixels(images) if self.loss == 'laplace' else 2 * images - 1
 
@@ -132,7 +115,7 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
             base.load_exactly(self.decoder, state, decoder_checkpoint)
             self.provenance.update({f'decoder_{key}': value for key, value in file.items()})
             return
-        if all(name.startswith('blocks.') for name in state):
+        if state and all(name.startswith('blocks.') for name in state):
             raise UserError(f"{checkpoint} holds one of DALL-E's two networks; name the other in decoder_checkpoint")
         own = ('encoder.', 'decoder.', 'steps')  # a run's checkpoint may hold a preprocessor's buffers too
         base.load_exactly(self, {k: v for k, v in state.items() if k.startswith(own)}, checkpoint)
@@ -158,19 +141,18 @@ class DiscreteVAE(base.CodebookTokenizer, BaseModel):
         return losses | base.usage_of(logits.argmax(dim=1).flatten(), self.vocab_size)
 
     @torch.no_grad()
-    def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
+    def _predict(self, images: Tensor) -> dict[str, Tensor]:
+        """Of hard codes (the argmax) and of soft ones (the probabilities); `posterior_entropy` in nats a position."""
         with base.without_autocast(images):
             posterior = self.encoder.output(self._features(images)).softmax(dim=1)  # B, V, h, w
             soft = self.to_images(self.decoder(posterior).float())  # B, C, H, W
         tokens = posterior.argmax(dim=1)  # B, h, w
-        values = dict(
+        return dict(
             recon_mae_01=(self.decode(tokens) - images).abs().mean(dim=(1, 2, 3)),  # B
             recon_mae_01_soft=(soft - images).abs().mean(dim=(1, 2, 3)),
             posterior_entropy=torch.special.entr(posterior).sum(dim=1).mean(dim=(1, 2)),
             tokens=tokens.int(),
         )
-        rows = zip(*values.values(), strict=True)
-        return [dict(zip(values, row, strict=True), vocab_size=self.vocab_size) for row in rows]
 
 
 def gumbel_softmax(logits: Tensor, tau: Tensor | float, hard: bool) -> Tensor:

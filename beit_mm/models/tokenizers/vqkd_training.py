@@ -26,7 +26,7 @@ KMEANS_STEPS = 10
 
 
 @MODELS.register_module()
-class VQKD(VQKDTokenizer, BaseModel):
+class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
     """VQ-KD: an algorithm to train, whose checkpoints VQKDTokenizer reads (BEiT v2, arXiv 2208.06366, section 2.2).
 
     The decoder is given the code that is nearest to a patch's vector, with a straight-through gradient. It minimises
@@ -95,21 +95,6 @@ class VQKD(VQKDTokenizer, BaseModel):
         super().init_weights()
         _ = self.teacher  # if its file is missing, this is said before the first step
 
-    def forward(self, inputs: dict[str, Tensor], data_samples: list | None = None, mode: str = 'loss') -> dict | list:
-        """mmengine's entry, for `images` float (B, 3, H, W) in [0, 1].
-
-        Returns:
-            mode 'loss': the losses and, for the log, of this batch `codes_used` and `perplexity`. 'predict': per image
-            `feature_distance`, `tokens`, int32 (h, w), `vocab_size` and, with a pixel decoder, `recon_mae_01`.
-        """
-        if isinstance(inputs, Tensor):
-            return super().forward(inputs)
-        return self._losses(inputs['images']) if mode == 'loss' else self._predict(inputs['images'])
-
-    def pictures(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        images = inputs['images']
-        return {'image': images, 'tokens, decoded': self.decode(self.encode(images))}
-
     def _losses(self, images: Tensor) -> dict[str, Tensor]:
         grid = self.grid_size(*images.shape[-2:])
         vectors = self.vectors(self.encoder(2 * images - 1)[0][:, 1:])  # B, h*w, D
@@ -119,9 +104,9 @@ class VQKD(VQKDTokenizer, BaseModel):
             self._start(flat)
         tokens = self.nearest(vectors.detach())  # B, h*w
         codes = F.embedding(tokens, self.codebook)  # B, h*w, D, a copy
-        told = self._tell(vectors + (codes - vectors).detach(), grid)  # B, h*w, T
+        predicted = self._predict_features(vectors + (codes - vectors).detach(), grid)  # B, h*w, T
         results = dict(
-            loss_feature=(1 - F.cosine_similarity(told, self._target(images, grid), dim=-1)).mean(),
+            loss_feature=(1 - F.cosine_similarity(predicted, self._target(images, grid), dim=-1)).mean(),
             loss_commit=F.mse_loss(vectors, codes),
         )
         if self.pixel_decoder is not None:
@@ -131,7 +116,7 @@ class VQKD(VQKDTokenizer, BaseModel):
             results |= self._learn(flat, tokens.flatten())
         return results | base.usage_of(tokens.flatten(), self.vocab_size)
 
-    def _tell(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _predict_features(self, codes: Tensor, grid: tuple[int, int]) -> Tensor:
         """The teacher's features (B, h*w, T) by the decoder, of codes (B, h*w, D)."""
         hidden = self.decoder(codes.transpose(1, 2).unflatten(2, grid))[0][:, 1:]  # B, h*w, C
         return self.decode_task_layer(hidden).float()
@@ -150,16 +135,15 @@ class VQKD(VQKDTokenizer, BaseModel):
         return features.float()
 
     @torch.no_grad()
-    def _predict(self, images: Tensor) -> list[dict[str, Tensor | int]]:
+    def _predict(self, images: Tensor) -> dict[str, Tensor]:
         grid = self.grid_size(*images.shape[-2:])
         tokens = self.encode(images)  # B, h, w
-        told = self._tell(F.embedding(tokens.flatten(1), self.codebook), grid)
-        distance = 1 - F.cosine_similarity(told, self._target(images, grid), dim=-1)  # B, h*w
+        predicted = self._predict_features(F.embedding(tokens.flatten(1), self.codebook), grid)
+        distance = 1 - F.cosine_similarity(predicted, self._target(images, grid), dim=-1)  # B, h*w
         values = dict(feature_distance=distance.mean(dim=1), tokens=tokens.int())
         if self.can_decode:
             values['recon_mae_01'] = (self.decode(tokens) - images).abs().mean(dim=(1, 2, 3))
-        rows = zip(*values.values(), strict=True)
-        return [dict(zip(values, row, strict=True), vocab_size=self.vocab_size) for row in rows]
+        return values
 
     @torch.no_grad()
     def _start(self, vectors: Tensor) -> None:
