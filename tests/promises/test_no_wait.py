@@ -107,6 +107,7 @@ def take_step(model: nn.Module, cfg: Config, views: Callable) -> None:
         model(images, samples, mode=mode)
 
 
+@pytest.mark.skipif(torch.__version__.startswith('2.6.'), reason='torch 2.6 aborts: its fake convolutions want a GPU')
 @pytest.mark.parametrize(
     ('training', 'every', 'known'),
     [
