@@ -323,7 +323,10 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
         check_key(cfg, key)
         options[key] = parse_value(key, value)
     if 'data_root' in options:
-        roots = {name: cfg[name].dataset.data_root for name in cfg if name.endswith('_dataloader') and cfg[name]}
+        loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
+        roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
+        if not roots:
+            raise UserError('--cfg-options data_root: no dataset of this config has one; set each data_prefix')
         parts = {name: os.path.relpath(root, os.path.commonpath(roots.values())) for name, root in roots.items()}
         new = options['data_root']
         moved = {name: new if part == '.' else os.path.join(new, part) for name, part in parts.items()}

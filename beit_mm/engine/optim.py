@@ -60,7 +60,7 @@ class AutocastOptimWrapper(OptimWrapper):
     Args:
         dtype: 'bfloat16', 'float16' or 'float32'. Where bfloat16 is not fast, a GPU (V100, T4) takes float16 and a CPU
             float32; a CPU has no fast float16 either. The log says which.
-        kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad.
+        kwargs: mmengine's OptimWrapper arguments: optimizer, accumulative_counts, clip_grad (by norm).
     """
 
     def __init__(self, dtype: str = 'bfloat16', **kwargs):
