@@ -166,24 +166,19 @@ class ImageAttention(NamedTuple):
     """What points of an image attend to."""
 
     image: Tensor  # float (3, H, W) in [0, 1], as the model saw it before normalising
-    points: list[tuple[float, float]]  # (x, y) of each, in pixels of the image as a viewer shows it
-    patches: list[tuple[int, int]]  # (row, column) of each
+    patches: list[tuple[int, int]]  # (row, column) that each point lies in
     maps: Tensor  # (P, heads, h, w), of `attention_of_patches`
 
 
 def attention_of_image(
-    extractor: FeatureExtractor,
-    image: str | Path,
-    points: Sequence[str] = ('0.5,0.5',),
-    layer: int = -1,
-    softmax: bool = True,
+    extractor: FeatureExtractor, image: str | Path, points: Sequence[str] = ('0.5,0.5',), layer: int = -1
 ) -> ImageAttention:
     """What points of an image file attend to.
 
     Args:
         extractor: of any BEiT or plain ViT, with `whole=True`.
         points: see `parse_point`.
-        layer, softmax: see `attention_of_patches`.
+        layer: see `attention_of_patches`.
     """
     extractor.check_whole()
     sample = extractor.reader.load(image)
@@ -193,8 +188,8 @@ def attention_of_image(
     patch = extractor.backbone.patch_size
     patches = patches_at(places, sides, (pixels.shape[1] // patch, pixels.shape[2] // patch))
     normalised = (pixels.to(extractor.device).float() - extractor.mean) / extractor.std
-    maps = attention_of_patches(extractor.backbone, normalised, patches, layer, softmax)
-    return ImageAttention(pixels.float() / 255, places, patches, maps)
+    maps = attention_of_patches(extractor.backbone, normalised, patches, layer)
+    return ImageAttention(pixels.float() / 255, patches, maps)
 
 
 def parse_point(text: str, size: tuple[int, int]) -> tuple[float, float]:
@@ -219,7 +214,7 @@ def patches_at(points: Sequence[tuple[float, float]], size: tuple[int, int], gri
 
 @torch.no_grad()
 def attention_of_patches(
-    backbone: BEiTBackbone, image: Tensor, patches: Sequence[tuple[int, int]], layer: int = -1, softmax: bool = True
+    backbone: BEiTBackbone, image: Tensor, patches: Sequence[tuple[int, int]], layer: int = -1
 ) -> Tensor:
     """What patches of one image attend to, in every head of a layer.
 
@@ -228,17 +223,15 @@ def attention_of_patches(
         image: (3, H, W) normalised.
         patches: (row, column) of each.
         layer: block, 0-based, negative from the end.
-        softmax: False for the scores before the softmax, relative position bias included.
 
     Returns:
-        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so that after the softmax a map adds
-        up to less than 1.
+        float32 (P, heads, h, w) on the CPU. The class token's column is left out, so that a map adds up to less than 1.
 
     Source: paper section 4.4; microsoft/unilm `beit2/visualize_attention.py`.
     """
     width = -(-image.shape[2] // backbone.patch_size)  # rounded up, as the input is padded
     queries = torch.tensor([[1 + row * width + column for row, column in patches]], device=image.device)  # 1, P
-    attention, grid = backbone.attention_maps(image.unsqueeze(0), layer, queries, softmax)  # 1, heads, P, N
+    attention, grid = backbone.attention_maps(image.unsqueeze(0), layer, queries)  # 1, heads, P, N
     return attention[0, :, :, 1:].transpose(0, 1).unflatten(-1, grid).float().cpu()  # P, heads, h, w
 
 

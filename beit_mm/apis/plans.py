@@ -21,7 +21,7 @@ from beit_mm.apis.stored_config import RefusedError, check_part
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
-from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.transforms import as_size
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.models.vit import sizes_of
@@ -176,8 +176,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
         CheckpointError: it cannot be known, or is no tokenizer of ours.
         FileNotFoundError: its file is gone.
     """
-    model = (checkpoint.meta.get('config_dict') or {}).get('model') or {}
-    if stored := model.get('target_generator'):
+    with blaming(checkpoint.path):
+        stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
+    if stored:
         return stored_tokenizer(checkpoint, stored)
     weights = checkpoint.converted.state_dict
     message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
@@ -350,18 +351,20 @@ def views(grid: tuple[int, int], stride: int) -> dict[str, Any]:
     return dict(mask, grid=grid, second_size=(stride * rows, stride * columns))
 
 
+def tuned_backbone(plan: Plan, **options: Any) -> dict[str, Any]:
+    options = plan.backbone | dict(_delete_=True, type=BACKBONE, masked_input=False, drop_path_rate=0.1) | options
+    options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
+    return dict(options, init_cfg=dict(type='Pretrained', checkpoint=plan.init) if plan.init else None)
+
+
 def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
-    options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
-    backbone = dict(options, _delete_=True, type=BACKBONE, out_type='avg_featmap', drop_path_rate=0.1)
-    backbone['rel_pos_bias'] = 'per_layer' if backbone.get('rel_pos_bias') else None
-    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
     pipelines = [resized(base[f'{name}_pipeline'], plan.size) for name in ('train', 'test')]
     num_classes = dict(num_classes=len(images.classes))
     # the rate and batch of the demo's recipe, and of the paper's for BEiT-Base; layer decay likewise
     recipe_batch, layer_decay = (64, 0.8) if plan.width <= NARROW else (1024, 0.65)
     return dict(
         model=dict(
-            backbone=backbone,
+            backbone=tuned_backbone(plan, out_type='avg_featmap'),
             head=dict(in_channels=plan.width, **num_classes),
             data_preprocessor=dict(plan.preprocessing, **num_classes),
         ),
@@ -376,16 +379,12 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
 
 def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     assert isinstance(images, LabelMaps)
-    options = {key: value for key, value in plan.backbone.items() if key not in ('masked_input', 'out_type')}
-    options['rel_pos_bias'] = 'per_layer' if options.get('rel_pos_bias') else None
-    options['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init) if plan.init else None
     indices = released_out_indices(sizes_of(plan.backbone['arch'])['num_layers'])
-    options.update(out_type='featmap', out_indices=indices, drop_path_rate=0.1)
     recipe, channels, num_classes = base.optim_wrapper, plan.width, len(images.classes)
     auxiliary = dict(in_channels=channels, num_classes=num_classes)
     rescales = [4, 2, 1, 0.5] if plan.backbone['patch_size'] > 8 else [2, 1, 0.5, 0.25]
     model: dict[str, Any] = dict(
-        backbone=dict(options, _delete_=True, type=BACKBONE),
+        backbone=tuned_backbone(plan, out_type='featmap', out_indices=indices),
         neck=dict(embed_dim=channels, rescales=rescales),
         decode_head=dict(in_channels=[channels] * 4, num_classes=num_classes),
         # of a narrow model it takes a sixth of a step, which more steps use better

@@ -99,7 +99,7 @@ class BEiTPretrainer(BaseModel):
         if self.target_generator is None:
             if not isinstance(self.head, PixelRegressionHead):
                 raise UserError(f'{type(self.head).__name__} learns visual tokens; set target_generator')
-            pixels = patchify(inputs['images'], self.head.patch_size)  # B, h*w, P
+            pixels = F.pixel_unshuffle(inputs['images'], self.head.patch_size).flatten(2).mT  # B, h*w, P
             return pixels if positions is None else take_tokens(pixels, positions.clamp(min=0))
         if inputs['tokenizer_images'] is None:
             raise UserError('the images have no second view for the tokenizer; set second_size or tokenizer_scale')
@@ -285,12 +285,6 @@ def _mean(values: Tensor, positions: Tensor | None) -> Tensor:
         return values.mean()
     counts = positions >= 0
     return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)  # a value at padding may be NaN
-
-
-def patchify(images: Tensor, patch_size: int) -> Tensor:
-    """Cuts images (B, C, H, W) into patches (B, h*w, C*patch_size**2), ordered as the patch embedding's weight."""
-    patches = images.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
-    return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 @MODELS.register_module()

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from mmpretrain.models.selfsup.beit import VQKD, BEiTPretrainViT
-from mmpretrain.models.selfsup.cae import DALLEEncoder
+from mmpretrain.models.selfsup import beit, cae
+from mmpretrain.models.selfsup.beit import BEiTPretrainViT
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.find import path_of_checkpoint
@@ -24,10 +24,10 @@ class MMPretrainTokenizer(Tokenizer):
     `init_weights`, and a pretraining's checkpoints hold no tokenizer.
     """
 
-    def __init__(self, generator: DALLEEncoder | VQKD) -> None:
+    def __init__(self, generator: cae.DALLEEncoder | beit.VQKD) -> None:
         super().__init__()
         self.generator = generator
-        if isinstance(generator, DALLEEncoder):
+        if isinstance(generator, cae.DALLEEncoder):
             self.vocab_size, self.stride = generator.blocks.output.conv.w.shape[0], STRIDE
         else:
             self.vocab_size = generator.quantize.num_tokens
@@ -38,7 +38,7 @@ class MMPretrainTokenizer(Tokenizer):
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         with without_autocast(images):
-            if isinstance(self.generator, DALLEEncoder):
+            if isinstance(self.generator, cae.DALLEEncoder):
                 return self.generator(map_pixels(images)).argmax(dim=1)
             return self.generator(2 * images - 1).unflatten(1, self.grid_size(*images.shape[-2:]))
 
@@ -55,7 +55,7 @@ def _weight_file(init_cfg: dict | list[dict] | None) -> dict[str, str]:
 
 def as_tokenizer(module: nn.Module) -> Tokenizer:
     """A target generator, of ours or of mmpretrain's, as a Tokenizer."""
-    if isinstance(module, (DALLEEncoder, VQKD)):
+    if isinstance(module, (cae.DALLEEncoder, beit.VQKD)):
         return MMPretrainTokenizer(module)
     if not isinstance(module, Tokenizer):
         raise UserError(f'target_generator is a {type(module).__name__}; expected a Tokenizer, DALL-E or VQKD')
