@@ -198,6 +198,7 @@ def run_ranks(function: Callable[[int], object], folder: Path, world_size: int =
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))  # as torchrun does
         torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=world_size)
         answer = function(rank)
+        torch.distributed.barrier()  # with torch 2.6 who ends first may leave the other waiting for ever
         torch.distributed.destroy_process_group()
         return answer
 
