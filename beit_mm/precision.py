@@ -16,6 +16,6 @@ def usable_dtype(dtype: str, device_type: str) -> str:
 
 
 def inference_autocast(device: torch.device) -> torch.autocast:
-    """Half precision on a GPU, none elsewhere."""
+    """Half precision on a GPU; elsewhere where the caller has switched it on."""
     dtype = getattr(torch, usable_dtype('bfloat16', device.type))
-    return torch.autocast(device.type, dtype, enabled=device.type == 'cuda')
+    return torch.autocast(device.type, dtype, enabled=device.type == 'cuda' or torch.is_autocast_enabled(device.type))

@@ -86,6 +86,14 @@ def test_one_image_is_the_same_as_path_array_and_pil_alone_or_in_a_batch(checkpo
     assert not np.allclose(other['mean'], first['mean'], atol=1e-2)
 
 
+def test_the_type_of_the_callers_autocast_is_taken(checkpoint):
+    extractor, pixels = FeatureExtractor(checkpoint, 'cpu', **LEVELS), torch.full((1, 3, SIZE, SIZE), 90.0)
+    exact = extractor.features(pixels, [-1])['mean']
+    with torch.autocast('cpu', torch.bfloat16):
+        rounded = extractor.features(pixels, [-1])['mean']
+    assert rounded.dtype == torch.float32 and 0 < (rounded - exact).norm() < 0.05 * exact.norm()
+
+
 def test_whole_images_keep_their_shape_in_whole_patches(checkpoint):
     for size, sides, seen in (
         (30, (48, 64), (32, 40)),  # 30 / 8 is 3.75, 30 * 64 / 48 / 8 is 5
