@@ -2,7 +2,7 @@
 
     tar xf train.tar -C tiny; tar xf val.tar -C tiny               64-pixel photos in a folder a class
     python tools/dev/compare_methods.py tiny --rows tokens mae_ours --seeds 0 1    what is finished is not run again
-    python tools/dev/compare_methods.py tiny --rows mae_ours --rate 1e-3 --steps 750    to choose a rate: no fine-tuning
+    python tools/dev/compare_methods.py tiny --rows mae_ours --rate 1e-3 --steps 750 --stages measure   to choose a rate
     python tools/dev/compare_methods.py tiny --rows mae_ours --finetune-rate 2e-3   the same, of fine-tuning
     python tools/dev/compare_methods.py tiny --table                          the tables and the curves of what there is
     python tools/dev/compare_methods.py tiny --calibrate                       how many steps a row makes in MINUTES
@@ -10,9 +10,10 @@
 Rows: see --help. One process and one thread a row, bfloat16, and as many steps as it made in MINUTES of a core when all
 were timed in turn (STEPS), with its data path. A row is pretrained without labels, then measured by
 
-k-NN, linear: of frozen features, the mean of the patches or the class token after one block, the latter by logistic
-regression or least squares, all chosen on a tenth of the training photos; fine-tuned: with 20 and with all labels a
-class, by configs/demo/finetune_folder.py, the same for all. Rates are chosen on that tenth too.
+k-NN, linear: of frozen features, the mean of the patches or the class token after one block, for k-NN as they are or
+standardised, linear by logistic regression or least squares, all chosen on a tenth of the training photos;
+fine-tuned: with 20 and with all labels a class, by configs/demo/finetune_folder.py, the same for all. Rates are chosen
+on that tenth too. The tokenizer's minutes come on top; the row `short` has as many in all as the rows without one.
 
 Everything lies in --out; results.json there has the figures, and put there again from a record it spares their rows.
 """
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -53,9 +55,9 @@ from beit_mm.files import atomic_file
 from beit_mm.terminal import Parser, UserError, run
 
 Locks = defaultdict[str, Lock]
-MINUTES, BATCH = 15, 256  # of a core; photos at a time
+MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos to be told
 PREPARED = {'1.scale': SIDE, '2.crop_size': SIDE}  # of the test pipeline
-FINETUNE = {'20': 1000, 'all': 1250}  # steps: 16 times through 4,000 photos, twice through 40,000
+FINETUNE = {'20': 400, 'all': 625}  # steps: 6.4 times through 4,000 photos, once through 40,000
 COLUMNS = dict(knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels')
 CLAIMS = (('tokens', 'pixels'), ('tokens', 'single'), ('tokens', 'all'), ('tokens', 'short'), ('tokens', 'vqkd'))
 
@@ -91,7 +93,10 @@ def last_encoder(folder: Path) -> Path:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Figures of frozen features, % of the held-out photos, and of each quarter's encoder by least squares (curve)."""
+    """Figures of frozen features, % of the held-out photos; and of each quarter's encoder (curve).
+
+    The curve is of least squares on a quarter of the training photos, % of half of the held-out ones.
+    """
     import numpy as np
     import torch
 
@@ -108,8 +113,12 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     def features(encoder: Path, pixels: torch.Tensor) -> list[torch.Tensor]:
         """Of each block the mean of the patches, then of each block the class token: (N, C)."""
+        if folder.name.startswith('thumbnails'):
+            thumbnails = [evaluation.thumbnail(image.permute(1, 2, 0).numpy()) for image in pixels]
+            return [torch.from_numpy(np.stack(thumbnails)).float()]
         extractor = FeatureExtractor(encoder)
-        parts = [extractor.features(part, range(DEPTH)) for part in pixels.split(BATCH)]
+        with torch.autocast('cpu', torch.bfloat16):
+            parts = [extractor.features(part, range(DEPTH)) for part in pixels.split(BATCH)]
         return [
             torch.cat([part[kind][:, block] for part in parts])
             for kind in ('mean', 'class_token')
@@ -127,30 +136,35 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     (pixels, labels), (held_out, truth), found = photos('train'), photos('val'), {}
     tenth, last = torch.arange(len(labels)) % 10 == 0, last_encoder(folder)
+    rest = (~tenth).nonzero().squeeze(1)
     banks, queries = features(last, pixels), features(last, held_out)
-    for name, method in dict(knn=knn, linear=least_squares).items():
-        by = [method(bank[~tenth], labels[~tenth], bank[tenth], labels[tenth]) for bank in banks]
-        found[name] = dict(features=max(range(len(by)), key=by.__getitem__), tenth=by)
-    feature = found['knn']['features']
-    found['knn']['top1'] = knn(banks[feature], labels, queries[feature], truth)
-    feature = found['linear']['features']
-    standard = evaluation.standardiser(banks[feature])
-    rows = torch.arange(len(labels))
-    layer, how = evaluation.choose_penalty(standard(banks[feature]), labels, CLASSES, rows, by_class=False)
-    found['linear']['logistic'] = logistic = round(max(how['held_out'].values()), 2)  # on another tenth
-    found['linear']['top1'] = (
-        right(layer(standard(queries[feature])).argmax(dim=1), truth)
-        if logistic > found['linear']['tenth'][feature]
-        else least_squares(banks[feature], labels, queries[feature], truth)
-    )
-    curve = {}
+    scales = [evaluation.standardiser(bank) for bank in banks]
+    banks += [scale(bank) for scale, bank in zip(scales, banks, strict=True)]
+    queries += [scale(query) for scale, query in zip(scales, queries, strict=True)]
+
+    def best(name: str, method: Callable, candidates: range, rows: torch.Tensor) -> int:
+        """The features that are best on the tenth, by these rows of the rest."""
+        by = {i: method(banks[i][rows], labels[rows], banks[i][tenth], labels[tenth]) for i in candidates}
+        found[name] = dict(features=max(by, key=by.__getitem__), tenth=[*by.values()])
+        return found[name]['features']
+
+    i = best('knn', knn, range(len(banks)), rest)
+    found['knn']['top1'] = knn(banks[i], labels, queries[i], truth)
+    i, layer = best('linear', least_squares, range(len(scales), len(banks)), rest[::3]), None  # a third is enough
+    asked = torch.cat([banks[i][tenth], queries[i]])
+    answers = {'least squares': evaluation.ridge(banks[i][rest].double(), labels[rest], asked.double())}
+    for penalty in (1e-4, 1e-5):
+        layer = evaluation.fit_linear(banks[i][rest], labels[rest], CLASSES, penalty, start=layer)
+        answers[f'logistic, {penalty:g}'] = layer(asked).argmax(dim=1)
+    by = {name: right(answer[: int(tenth.sum())], labels[tenth]) for name, answer in answers.items()}
+    chosen = max(by, key=by.__getitem__)
+    found['linear'] |= dict(layer=chosen, layers=by, top1=right(answers[chosen][int(tenth.sum()) :], truth))
+    curve, i = {}, i - len(scales)
     for encoder in folder.glob('encoder_*.pth'):
-        bank, seen = (
-            (banks[feature][::4], queries[feature])
-            if encoder == last
-            else (features(encoder, pixels[::4])[feature], features(encoder, held_out)[feature])
-        )
-        curve[int(encoder.stem.partition('_')[2])] = least_squares(bank, labels[::4], seen, truth)
+        some = (pixels[::4], held_out[::2])
+        bank, seen = (banks[i][::4], queries[i][::2]) if encoder == last else (features(encoder, x)[i] for x in some)
+        scale, step = evaluation.standardiser(bank), int(encoder.stem.partition('_')[2])
+        curve[step] = least_squares(scale(bank), labels[::4], scale(seen), truth[::2])
     return dict(found, curve=dict(sorted(curve.items())))
 
 
@@ -159,7 +173,7 @@ def finetuning(row: str, seed: int, labels: str, args: argparse.Namespace, folde
     steps, place = FINETUNE.get(labels, FINETUNE['all']), folder / f'finetune_{labels}'
     if row == 'supervised':
         steps += STEPS['supervised']
-    rate = args.finetune_rate or (1e-3 if row in UNTRAINED else 4e-3)
+    rate = args.finetune_rate or (2e-3 if row in UNTRAINED else 4e-3)
     options: dict[str, Any] = {
         'data_root': args.data,
         'model.head.num_classes': CLASSES,
@@ -230,13 +244,11 @@ def call(words: list[str], log: Path) -> float:
 
 def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
     """The stages of a row that are not finished."""
-    stages = ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
-    if row == 'supervised':
-        stages = ['finetune_all']
-    elif args.finetune_rate:
+    stages = args.stages or ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
+    if args.finetune_rate:
         stages = [f'finetune_tenth_{args.finetune_rate:g}']
-    elif args.rate or args.steps:
-        stages = stages[:2]
+    elif row in ('supervised', 'thumbnails'):
+        stages = ['finetune_all' if row == 'supervised' else 'measure']
     with locks['results']:
         finished = read_results(args).get(folder_of(row, seed, args).name, {})
     left = [stage for stage in stages if stage not in finished]
@@ -297,7 +309,7 @@ def calibrate(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     steps = {}
-    for row in [row for row in ROWS if row not in (*SHARED, *UNTRAINED, 'short')]:
+    for row in [row for row in args.rows if row not in (*SHARED, *UNTRAINED, 'short')]:
         runner = make_runner(row, args.data, args.out, 1000, args.out / 'calibrate' / row, 0, None)
         model, loader = runner.model.train(), runner.build_dataloader(runner.cfg.train_dataloader)
         wrapper = build_optim_wrapper(model, runner.cfg.optim_wrapper)
@@ -322,11 +334,12 @@ def calibrate(args: argparse.Namespace) -> None:
 def table(args: argparse.Namespace) -> None:
     """Prints rows, and differences of rows, over seeds; draws the quarters of each row.
 
-    Errors are standard errors: of a row by the spread of seeds within all rows, of a difference by that of its seeds.
+    Errors are standard errors: of the seeds, by their spread within all rows, and of the held-out photos. Those of
+    differences are too large, as their photos are the same.
     """
     import matplotlib.pyplot as plt
 
-    results, figure = read_results(args), plt.figure(figsize=(8, 5), layout='constrained')
+    results, figure = read_results(args), plt.figure(figsize=(10, 5), layout='constrained')
     found = {(row, seed): results.get(folder_of(row, seed, args).name, {}) for row in ROWS for seed in range(9)}
 
     def values(row: str, column: str) -> dict[int, float]:
@@ -340,26 +353,33 @@ def table(args: argparse.Namespace) -> None:
         rows = [[*values(row, column).values()] for row in ROWS]
         free = sum(len(row) - 1 for row in rows if row)
         squares = sum((value - statistics.mean(row)) ** 2 for row in rows for value in row)
-        spread[column] = math.sqrt(squares / free) if free else math.nan
+        spread[column] = squares / free if free else 0.0
+
+    def error(column: str, *rows: list[float]) -> float:
+        photos = sum(mean * (100 - mean) for mean in map(statistics.mean, rows)) / HELD_OUT
+        return math.sqrt(photos + spread[column] * sum(1 / len(tops) for tops in rows))
+
     heads = ' | '.join(COLUMNS.values())
-    print(f'| row | steps | seeds | {heads} |\n|{" --- |" * (3 + len(COLUMNS))}')
+    print(f'| row | steps | minutes | seeds | {heads} |\n|{" --- |" * (4 + len(COLUMNS))}')
     for row, title in ROWS.items():
         of = {column: [*values(row, column).values()] for column in COLUMNS}
         seeds = max(map(len, of.values()))
-        cells = [
-            f'{statistics.mean(of[column]):.1f} ± {spread[column] / math.sqrt(len(of[column])):.1f}'
-            if of[column]
-            else '–'
-            for column in COLUMNS
-        ]
+        cells = [str(steps_of(row) or '–')]
+        minutes = [found[row, seed]['pretrain']['minutes'] for seed in range(9) if 'pretrain' in found[row, seed]]
+        cells += [f'{statistics.mean(minutes):.1f}' if minutes and row not in UNTRAINED else '–', str(seeds)]
+        for column, tops in of.items():
+            cells.append(f'{statistics.mean(tops):.1f} ± {error(column, tops):.1f}' if tops else '–')
         if seeds:
-            print(f'| {title} | {steps_of(row) or "–"} | {seeds} | {" | ".join(cells)} |')
-    print(f'\n| difference | seeds | {heads} |\n|{" --- |" * (2 + len(COLUMNS))}')
+            print(f'| {title} | {" | ".join(cells)} |')
+    print(f'\n| difference | {heads} |\n|{" --- |" * (1 + len(COLUMNS))}')
     for first, second in CLAIMS:
-        of = {column: (values(first, column), values(second, column)) for column in COLUMNS}
-        differences = {column: [a[seed] - b[seed] for seed in a if seed in b] for column, (a, b) in of.items()}
-        if seeds := min(map(len, differences.values())):
-            print(f'| {first} - {second} | {seeds} | {" | ".join(map(cell, differences.values()))} |')
+        cells = []
+        for column in COLUMNS:
+            pair = [[*values(row, column).values()] for row in (first, second)]
+            difference = statistics.mean(pair[0]) - statistics.mean(pair[1]) if all(pair) else 0.0
+            cells.append(f'{difference:+.1f} ± {error(column, *pair):.1f}' if all(pair) else '–')
+        print(f'| {first} - {second} | {" | ".join(cells)} |')
+    plt.gca().set_prop_cycle(color=plt.get_cmap('tab20').colors)
     start = [run['measure']['curve']['0'] for (row, _), run in found.items() if row == 'random' and 'measure' in run]
     for row, title in ROWS.items():
         curves = [found[row, seed]['measure']['curve'] for seed in range(9) if 'measure' in found[row, seed]]
@@ -368,15 +388,9 @@ def table(args: argparse.Namespace) -> None:
             heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
             plt.plot([0] * bool(start) + minutes, start[:1] + heights, marker='o', label=title)
     plt.xlabel('minutes of a core')
-    plt.ylabel('least squares on frozen features,\n% of 5,000 held-out photos')
-    plt.legend(fontsize='small')
+    plt.ylabel('least squares on frozen features,\n% of 2,500 held-out photos')
+    figure.legend(loc='outside right upper', fontsize='small')
     figure.savefig(args.out / 'curves.png', dpi=120)
-
-
-def cell(values: list[float]) -> str:
-    """Mean and standard error over seeds."""
-    error = f' ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}' if len(values) > 1 else ''
-    return f'{statistics.mean(values):+.1f}{error}'
 
 
 def main() -> None:
@@ -388,6 +402,7 @@ def main() -> None:
     parser.add_argument('--jobs', type=int, default=2, help='rows at a time, each on one core')
     parser.add_argument('--rate', type=float, help='learning rate instead of the one chosen')
     parser.add_argument('--steps', type=int, help='of pretraining')
+    parser.add_argument('--stages', nargs='+', metavar='STAGE', help='pretrain, measure, finetune_20, finetune_all')
     parser.add_argument('--finetune-rate', type=float, help='tried on a tenth of the training photos')
     parser.add_argument('--calibrate', action='store_true')
     parser.add_argument('--table', action='store_true')
