@@ -239,7 +239,7 @@ def call(words: list[str], log: Path) -> float:
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise UserError(f'{words[0]} failed: {log} says why')
-    return round((usage.ru_utime + usage.ru_stime) / 60, 2)
+    return (usage.ru_utime + usage.ru_stime) / 60
 
 
 def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
@@ -274,7 +274,7 @@ def run_stage(stage: str, row: str, seed: int, args: argparse.Namespace, locks: 
         if stage.startswith('finetune'):
             commands = finetuning(row, seed, stage.removeprefix('finetune_'), args, folder)
         minutes = sum(call(command, folder / f'{stage}.log') for command in commands)
-        figures: dict[str, Any] = dict(minutes=minutes)
+        figures: dict[str, Any] = dict(minutes=round(minutes, 2))
         if stage == 'measure':
             figures |= json.loads((folder / 'measure.json').read_text())
         elif stage != 'pretrain':
