@@ -55,7 +55,7 @@ from beit_mm.files import atomic_file
 from beit_mm.terminal import Parser, UserError, run
 
 Locks = defaultdict[str, Lock]
-MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos to be told
+MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos of val
 PREPARED = {'1.scale': SIDE, '2.crop_size': SIDE}  # of the test pipeline
 FINETUNE = {'20': 400, 'all': 625}  # steps: 6.4 times through 4,000 photos, once through 40,000
 COLUMNS = dict(knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels')
@@ -244,7 +244,7 @@ def call(words: list[str], log: Path) -> float:
 
 def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None:
     """The stages of a row that are not finished."""
-    stages = args.stages or ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
+    stages = args.stages
     if args.finetune_rate:
         stages = [f'finetune_tenth_{args.finetune_rate:g}']
     elif row in ('supervised', 'thumbnails'):
@@ -402,7 +402,8 @@ def main() -> None:
     parser.add_argument('--jobs', type=int, default=2, help='rows at a time, each on one core')
     parser.add_argument('--rate', type=float, help='learning rate instead of the one chosen')
     parser.add_argument('--steps', type=int, help='of pretraining')
-    parser.add_argument('--stages', nargs='+', metavar='STAGE', help='pretrain, measure, finetune_20, finetune_all')
+    stages = ['pretrain', 'measure', *(f'finetune_{labels}' for labels in FINETUNE)]
+    parser.add_argument('--stages', nargs='+', choices=stages, default=stages, metavar='STAGE', help=', '.join(stages))
     parser.add_argument('--finetune-rate', type=float, help='tried on a tenth of the training photos')
     parser.add_argument('--calibrate', action='store_true')
     parser.add_argument('--table', action='store_true')
