@@ -359,14 +359,17 @@ def table(args: argparse.Namespace) -> None:
         photos = sum(mean * (100 - mean) for mean in map(statistics.mean, rows)) / HELD_OUT
         return math.sqrt(photos + spread[column] * sum(1 / len(tops) for tops in rows))
 
+    def minutes(row: str) -> float:
+        """CPU time of its pretraining, 0 if it has none; mean of seeds."""
+        of = [found[row, seed]['pretrain']['minutes'] for seed in range(9) if 'pretrain' in found[row, seed]]
+        return statistics.mean(of) if of and row not in UNTRAINED else 0.0
+
     heads = ' | '.join(COLUMNS.values())
     print(f'| row | steps | minutes | seeds | {heads} |\n|{" --- |" * (4 + len(COLUMNS))}')
     for row, title in ROWS.items():
         of = {column: [*values(row, column).values()] for column in COLUMNS}
         seeds = max(map(len, of.values()))
-        cells = [str(steps_of(row) or '–')]
-        minutes = [found[row, seed]['pretrain']['minutes'] for seed in range(9) if 'pretrain' in found[row, seed]]
-        cells += [f'{statistics.mean(minutes):.1f}' if minutes and row not in UNTRAINED else '–', str(seeds)]
+        cells = [str(steps_of(row) or '–'), f'{minutes(row):.1f}' if minutes(row) else '–', str(seeds)]
         for column, tops in of.items():
             cells.append(f'{statistics.mean(tops):.1f} ± {error(column, tops):.1f}' if tops else '–')
         if seeds:
@@ -384,9 +387,9 @@ def table(args: argparse.Namespace) -> None:
     for row, title in ROWS.items():
         curves = [found[row, seed]['measure']['curve'] for seed in range(9) if 'measure' in found[row, seed]]
         if curves and row not in UNTRAINED:
-            minutes = [MINUTES * int(step) / steps_of('tokens' if row == 'short' else row) for step in curves[0]]
+            times = [minutes(row) * int(step) / steps_of(row) for step in curves[0]]
             heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
-            plt.plot([0] * bool(start) + minutes, start[:1] + heights, marker='o', label=title)
+            plt.plot([0] * bool(start) + times, start[:1] + heights, marker='o', label=title)
     plt.xlabel('minutes of a core')
     plt.ylabel('least squares on frozen features,\n% of 2,500 held-out photos')
     figure.legend(loc='outside right upper', fontsize='small')
