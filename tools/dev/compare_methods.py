@@ -389,7 +389,8 @@ def table(args: argparse.Namespace) -> None:
         if curves and row not in UNTRAINED:
             times = [minutes(row) * int(step) / steps_of(row) for step in curves[0]]
             heights = [statistics.mean(curve[step] for curve in curves) for step in curves[0]]
-            plt.plot([0] * bool(start) + times, start[:1] + heights, marker='o', label=title)
+            begin = [statistics.mean(start)] if start else []
+            plt.plot([0] * bool(start) + times, begin + heights, marker='o', label=title)
     plt.xlabel('minutes of a core')
     plt.ylabel('least squares on frozen features,\n% of 2,500 held-out photos')
     figure.legend(loc='outside right upper', fontsize='small')
