@@ -39,6 +39,14 @@ def config(pretrain_config):
     return pretrain_config
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """A terminal as it usually is, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def train(config, folder: Path, *hooks: Hook, **changes: object) -> int:
     """Trains; the exit code, 0 where the training came to its end."""
     runner = make_runner(Config(dict(copy.deepcopy(config), work_dir=str(folder), **changes)))
