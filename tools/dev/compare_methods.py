@@ -414,6 +414,8 @@ def main() -> None:
     parser.add_argument('--child', nargs=2, help=argparse.SUPPRESS)  # a stage in a process of its own
     args = parser.parse_args()
     args.data, args.out = args.data.resolve(), args.out.resolve()
+    if not args.table and not (args.data / 'train').is_dir():
+        raise UserError(f'{args.data} holds no folder train; expected train/<class>/*.JPEG and val/<class>/*.JPEG')
     if args.child:
         stage, folder = args.child[0], Path(args.child[1])
         folder.mkdir(parents=True, exist_ok=True)
