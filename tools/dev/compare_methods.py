@@ -46,6 +46,7 @@ from _methods import (
     SHARED,
     SIDE,
     STEPS,
+    TOKENLESS,
     UNTRAINED,
     make_runner,
     rate_of,
@@ -252,7 +253,7 @@ def run_row(row: str, seed: int, args: argparse.Namespace, locks: Locks) -> None
     with locks['results']:
         finished = read_results(args).get(folder_of(row, seed, args).name, {})
     left = [stage for stage in stages if stage not in finished]
-    if left and row not in UNTRAINED:
+    if left and row.partition('_')[0] not in TOKENLESS:
         train_tokenizer('vqkd' if row == 'vqkd' else 'tokenizer', args, locks)
     for stage in ['pretrain', *left] if left else []:
         run_stage(stage, row, seed, args, locks)
