@@ -53,9 +53,9 @@ def test_codes_and_both_losses_are_those_of_the_released_quantizer(teacher):
         z = model.encode_task_layer(hidden).transpose(1, 2).unflatten(2, (4, 4))
         torch.manual_seed(7)  # k-means begins with vectors that are drawn
         codes, commit, tokens = theirs(z)
+        assert step == 0 or torch.equal(model.encode(images).flatten(), tokens)  # before the codes move
         torch.manual_seed(7)
         losses = model(dict(images=images))
-        assert torch.equal(model.encode(images).flatten(), tokens) or model.training  # the codes have moved since
         decoded = model.decode_task_layer(model.decoder(codes)[0][:, 1:])
         target = model.teacher[0](images, (4, 4))
         feature = 1 - (F.normalize(decoded, dim=-1) * F.normalize(target, dim=-1)).sum(-1).mean()
@@ -63,10 +63,10 @@ def test_codes_and_both_losses_are_those_of_the_released_quantizer(teacher):
         assert losses['loss_feature'].item() == pytest.approx(feature.item(), abs=1e-6)
         assert losses['codes_used'] == len(tokens.unique())
         torch.testing.assert_close(model.codebook, theirs.embedding.weight, rtol=0, atol=1e-6)
-        expected = torch.autograd.grad(feature + commit, [*model.encoder.parameters()])
-        found = torch.autograd.grad(losses['loss_feature'] + losses['loss_commit'], [*model.encoder.parameters()])
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        expected = torch.autograd.grad(feature + commit, parameters)
+        found = torch.autograd.grad(losses['loss_feature'] + losses['loss_commit'], parameters)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_codes_that_are_not_used_begin_anew_where_that_is_wanted(teacher):
@@ -97,7 +97,7 @@ def test_the_demo_uses_nearly_all_codes_on_held_out_images(seed, drawn, tmp_path
     options += ['train_dataloader.batch_size=8']
     run_tool('train.py', 'demo/vqkd', '--no-validate', *options)
     run_tool('test.py', 'demo/vqkd', tmp_path / 'iter_1000.pth', '--out', tmp_path / 'metrics.json', *options)
-    assert json.loads((tmp_path / 'metrics.json').read_text())['tokenizer/codes_share'] >= 0.95
+    assert json.loads((tmp_path / 'metrics.json').read_text())['tokenizer/codes_used'] >= 0.95 * 512
 
 
 def test_a_skipped_step_moves_no_code_and_undoes_k_means(teacher):
