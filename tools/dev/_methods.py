@@ -44,7 +44,7 @@ STEPS = dict(  # in MINUTES of one core of an AMD EPYC (Zen 4), by --calibrate b
     mae_ours=2565,
     simmim_theirs=2013,
     simmim_ours=1957,
-    supervised=2300,  # of fine-tuning, 0.206 s a step
+    supervised=2300,  # of fine-tuning, at 0.206 to 0.209 s a step
 )
 
 

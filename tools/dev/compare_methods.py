@@ -28,7 +28,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -60,7 +60,8 @@ MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos of
 PREPARED = {'1.scale': SIDE, '2.crop_size': SIDE}  # of the test pipeline
 FINETUNE = {'20': 400, 'all': 625}  # steps: 6.4 times through 4,000 photos, once through 40,000
 COLUMNS = dict(knn='k-NN', linear='linear', finetune_20='fine-tuned, 20 labels', finetune_all='fine-tuned, all labels')
-CLAIMS = (('tokens', 'pixels'), ('tokens', 'single'), ('tokens', 'all'), ('tokens', 'short'), ('tokens', 'vqkd'))
+CLAIMS = [('tokens', other) for other in ('pixels', 'single', 'all', 'short', 'vqkd')]
+CLAIMS += [('short', 'pixels')]  # whose minutes are equal with those of the tokenizer
 
 
 def pretrain(row: str, args: argparse.Namespace, steps: int, folder: Path) -> None:
@@ -309,6 +310,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from mmengine.optim import build_optim_wrapper
 
     torch.set_num_threads(1)
+    train_tokenizer('tokenizer', args, defaultdict(Lock))
     steps = {}
     for row in [row for row in args.rows if row not in (*SHARED, *UNTRAINED, 'short')]:
         runner = make_runner(row, args.data, args.out, 1000, args.out / 'calibrate' / row, 0, None)
@@ -379,7 +381,8 @@ def table(args: argparse.Namespace) -> None:
     for first, second in CLAIMS:
         cells = []
         for column in COLUMNS:
-            pair = [[*values(row, column).values()] for row in (first, second)]
+            of = [values(row, column) for row in (first, second)]
+            pair = [[tops[seed] for seed in sorted(of[0].keys() & of[1].keys())] for tops in of]
             difference = statistics.mean(pair[0]) - statistics.mean(pair[1]) if all(pair) else 0.0
             cells.append(f'{difference:+.1f} ± {error(column, *pair):.1f}' if all(pair) else '–')
         print(f'| {first} - {second} | {" | ".join(cells)} |')
@@ -430,8 +433,12 @@ def main() -> None:
         locks: Locks = defaultdict(Lock)
         with ThreadPoolExecutor(args.jobs) as pool:
             futures = [pool.submit(run_row, row, seed, args, locks) for seed in args.seeds for row in args.rows]
-            for future in futures:
-                future.result()
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:  # Ctrl-C too: no other row begins
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 if __name__ == '__main__':
