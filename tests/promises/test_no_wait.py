@@ -160,7 +160,8 @@ def test_a_configs_forward_pass_is_right_for_a_gpu_and_waits_for_what_is_known_a
             except (DataDependentOutputException, DynamicOutputShapeException) as wait:
                 files = [Path(frame.filename) for frame in traceback.extract_tb(wait.__traceback__)]
                 file = next(str(file) for file in files[::-1] if 'torch' not in file.parts)
-                asking.add(asked := next((end for end in known if file.endswith(end)), file))
+                asked = next((end for end in known if file.endswith(end)), file)
+                asking.add(asked)
                 if known.get(asked):
                     with monkeypatch.context() as patch:
                         patch.setattr(*known[asked])

@@ -29,7 +29,7 @@ ROWS = dict(
     thumbnails='8 x 8 pixels of a photo',
 )
 UNTRAINED = ('random', 'supervised', 'thumbnails')
-TOKENLESS = (*UNTRAINED, 'pixels', 'dino', 'mae', 'simmim')  # methods, which need no tokenizer
+TOKENLESS = (*UNTRAINED, 'pixels', 'dino', 'mae', 'simmim')  # rows' methods that need no tokenizer
 SHARED = dict(single='tokens', all='tokens', vqkd='tokens')  # steps of another row: compared at equal steps
 RATES = dict(tokens=2e-3, pixels=2e-3, dino=1e-3, beit=2e-3, mae=2e-3, simmim=2e-3)  # peak, of pilots
 BETA2 = dict(dino=0.999, beit=0.999, mae=0.95, simmim=0.999)  # each method's own, as are the norms of gradients

@@ -20,22 +20,16 @@ from beit_mm.models import VQKD
 from beit_mm.terminal import Parser, UserError, run
 
 SIZES = dict(img_size=224, patch_size=16)
-WIDTH, CODES, CODE_DIMS, FEATURES = 768, 512, 32, 512
+CODES, CODE_DIMS, FEATURES, IMAGES, STEPS = 512, 32, 512, 8, 3
 
 
 def released(folder: Path, layers: int) -> nn.Module:
-    """Its classes, from files of 2022: modules that are gone since then, or are its teachers, are stood in for."""
-    import timm.layers
-
+    """Its model, without the modules of its teachers and its logs, which want packages of 2022."""
     if not (folder / 'modeling_vqkd.py').exists():
         raise UserError(f'{folder} holds no modeling_vqkd.py; expected the folder beit2 of microsoft/unilm')
-    registry, constants = (ModuleType(f'timm.{name}') for name in ('models.registry', 'data.constants'))
-    registry.register_model = lambda function: function
-    constants.IMAGENET_DEFAULT_MEAN = constants.IMAGENET_DEFAULT_STD = None
     teachers = ModuleType('vqkd_teacher')
     teachers.clip = teachers.get_dino_vit_base = None
-    stand_ins = {'timm.models.registry': registry, 'timm.data.constants': constants, 'vqkd_teacher': teachers}
-    sys.modules |= stand_ins | {'timm.models.layers': timm.layers, 'utils': ModuleType('utils')}
+    sys.modules |= dict(vqkd_teacher=teachers, utils=ModuleType('utils'))
     sys.path.insert(0, str(folder))
     import modeling_vqkd
 
@@ -50,8 +44,6 @@ def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path, help='beit2 of microsoft/unilm')
     parser.add_argument('--layers', type=int, default=3, choices=(1, 3), help='of the decoder')
-    parser.add_argument('--steps', type=int, default=3)
-    parser.add_argument('--images', type=int, default=8, help='of a step')
     args = parser.parse_args()
     torch.manual_seed(0)
     theirs = released(args.folder.resolve(), args.layers).train()
@@ -68,9 +60,9 @@ def main() -> None:
         if parameter.requires_grad
     }
     optimizers = [torch.optim.AdamW(side, 1e-4) for side in zip(*pairs.values(), strict=True)]
-    for step in range(args.steps):
-        images = torch.rand(args.images, 3, 224, 224)
-        theirs.features = torch.randn(args.images, 196, FEATURES)
+    for step in range(STEPS):
+        images = torch.rand(IMAGES, 3, 224, 224)
+        theirs.features = torch.randn(IMAGES, 196, FEATURES)
         torch.manual_seed(step)  # k-means begins with vectors that are drawn
         loss, log = theirs(images)
         torch.manual_seed(step)
