@@ -30,6 +30,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
 from beit_mm.models.beit import BEiTPretrainer
+from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, hush, log, printable, printable_record, warn
 
@@ -231,10 +232,11 @@ class CompileHook(Hook):
     """Compiles the model's part of a training step, as one graph for one shape.
 
     That is `loss` of a BEiTPretrainer, else `extract_feat`, which classifiers and segmentors have. Validation, which
-    has other sizes, stays eager. If compiling fails, the run falls back to eager and the log says why; so it does after
-    eight compilations, where shapes change with every batch, as with masks of variant 'paper' or of mmpretrain. With
-    several processes torch cuts the graph where gradients are exchanged. The graph draws random numbers of its own:
-    with drop path a compiled run differs from an eager one, but can be repeated and resumed.
+    has other sizes, stays eager. If compiling fails, the run falls back to eager and warns of it, at once and again
+    when the training ends; so it does after eight compilations, where shapes change with every batch, as with masks of
+    variant 'paper' or of mmpretrain. With several processes torch cuts the graph where gradients are exchanged. The
+    graph draws random numbers of its own: with drop path a compiled run differs from an eager one, but can be repeated
+    and resumed.
 
     Args:
         options: of torch.compile: backend, mode, options.
@@ -249,31 +251,42 @@ class CompileHook(Hook):
         eager = getattr(model, self.method, None)
         if eager is None:
             raise UserError(f'a {type(model).__name__} has no method {self.method!r} that CompileHook could compile')
-        setattr(model, self.method, compiled_in_training(model, eager, self.options))
+        tokenizer = getattr(model, 'target_generator', None)
+        if isinstance(tokenizer, Tokenizer):  # a graph cannot cast the weights of a module
+            tokenizer.prepare(next(model.parameters()).device)
+        self.compiled = CompiledInTraining(model, eager, self.options)
+        setattr(model, self.method, self.compiled)
         log(f'{self.method} will be compiled; the first step takes minutes.')
 
     def after_train(self, runner: Runner) -> None:
         vars(unwrap(runner)).pop(self.method, None)
+        if self.compiled.failure:
+            warn(f'This run was not compiled, or not to its end: {self.compiled.failure}')
 
 
-def compiled_in_training(model: nn.Module, eager: Callable, options: dict) -> Callable:
-    """A method that runs compiled in training and falls back to eager if compiling fails."""
-    compiled = torch.compile(eager, **dict(fullgraph=True, dynamic=False) | options)
-    usable = True
+class CompiledInTraining:
+    """A method of a model that runs compiled in training, and eager from the call on whose compiling fails.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal usable
-        if not (usable and model.training):
-            return eager(*args, **kwargs)
+    Args:
+        model: whose mode counts: in evaluation the method runs eager.
+        eager: the method.
+        options: of torch.compile.
+    """
+
+    def __init__(self, model: nn.Module, eager: Callable, options: dict):
+        self.model, self.eager = model, eager
+        self.compiled = torch.compile(eager, **dict(fullgraph=True, dynamic=False) | options)
+        self.failure = ''  # why it is not compiled any more
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.failure or not self.model.training:
+            return self.eager(*args, **kwargs)
         try:
-            return compiled(*args, **kwargs)
+            return self.compiled(*args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            usable = False
-            reason = ' '.join(str(error).split())[:300]
-            warn(f'{eager.__name__} could not be compiled and runs as it is ({type(error).__name__}: {reason})')
-        return eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
-
-    return call
+            self.failure = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+            warn(f'{self.eager.__name__} could not be compiled and runs as it is ({self.failure})')
+        return self.eager(*args, **kwargs)  # out here, where nothing holds on to the failed attempt's tensors
 
 
 class QuietRunner(Runner):

@@ -13,7 +13,7 @@ from mmengine.registry import DefaultScope
 from torch._dynamo.testing import CompileCounter
 
 from beit_mm.datasets.masking import masked_positions
-from beit_mm.engine.steps import compiled_in_training
+from beit_mm.engine.steps import CompiledInTraining
 from beit_mm.models.vit import DropPath
 from beit_mm.registry import HOOKS, MODELS
 
@@ -48,7 +48,7 @@ def make_batch(size: int = 32) -> dict:
 def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kind):
     """And DINO's schedules; also after a validation of images of another size."""
     model, counter = MODELS.build(MODELS_OF[kind]).train(), CompileCounter()
-    compiled = compiled_in_training(model, model.loss, dict(backend=counter))
+    compiled = CompiledInTraining(model, model.loss, dict(backend=counter))
     for number in range(4):
         batch, results, before = make_batch(), [], copy.deepcopy(model.state_dict())
         model.teacher_temperature = torch.tensor(0.04 + 0.01 * number)  # as DINOHook does
@@ -102,7 +102,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
     said = []
     monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
     model, batch = MODELS.build(narrow_model()).train(), make_batch()
-    compiled = compiled_in_training(model, model.loss, dict(backend=broken))
+    compiled = CompiledInTraining(model, model.loss, dict(backend=broken))
     for _ in range(2):
         assert torch.equal(compiled(batch)['loss'], model.loss(batch)['loss'])
     assert len(said) == 1

@@ -1,6 +1,12 @@
-"""What only a CUDA device can show: half precision, fused attention, compilation, several devices."""
+"""What only a CUDA device can show: half precision, fused attention, compilation, several devices.
+
+Without one the tests run on the CPU as far as they go, so that a test that cannot pass anywhere fails the day it is
+written.
+"""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.optim import AutocastOptimWrapper
-from beit_mm.engine.steps import RuntimeInfoHook, compiled_in_training
+from beit_mm.engine.steps import CompileHook, RuntimeInfoHook
 from beit_mm.models.tokenizers import DALLETokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
-DEVICE = torch.device('cuda')
-WITH_BIAS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]  # flash attention takes none
+pytestmark = pytest.mark.gpu
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device('cuda' if ON_GPU else 'cpu')
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason='a CPU computes in float32 where float16 is asked for')
+# Flash attention takes no bias. torch 2.11 tries cuDNN's first on Hopper, which takes a bias that is not trained.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
 def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
@@ -36,8 +45,9 @@ def make_inputs(seed: int = 0, device: torch.device = DEVICE) -> dict:
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
-def pretrainer(rel_pos_bias: str | None = None) -> torch.nn.Module:
+def pretrainer(rel_pos_bias: str | None = None, precision: str = 'fp32') -> torch.nn.Module:
     config = narrow_model()
+    config['target_generator'].update(precision=precision)
     config['backbone'].update(rel_pos_bias=rel_pos_bias, abs_pos_embed=rel_pos_bias is None)
     return MODELS.build(config).to(DEVICE).train()
 
@@ -46,6 +56,20 @@ def make_wrapper(model: torch.nn.Module, dtype: str) -> AutocastOptimWrapper:
     return AutocastOptimWrapper(dtype, optimizer=torch.optim.AdamW(model.parameters(), 1e-3, fused=True))
 
 
+@contextmanager
+def refusing_to_wait() -> Iterator[None]:
+    """On a GPU an error where the host waits for the device."""
+    if not ON_GPU:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+
+
+@needs_gpu
 def test_float16_trains_and_an_overflow_only_lowers_the_scale():
     model = pretrainer()
     wrapper = make_wrapper(model, 'float16')
@@ -64,7 +88,7 @@ def test_float16_trains_and_an_overflow_only_lowers_the_scale():
     assert make_wrapper(model, 'bfloat16').loss_scaler.is_enabled() is False
 
 
-@pytest.mark.parametrize('precision, agreement', [('fp16', 0.98), ('bf16', 0.9)])
+@pytest.mark.parametrize('precision, agreement', [pytest.param('fp16', 0.98, marks=needs_gpu), ('bf16', 0.9)])
 def test_a_tokenizer_in_half_precision_gives_the_same_tokens_but_for_a_few(precision, agreement):
     images = torch.rand(8, 3, 112, 112, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     settings = dict(random_weights=True, hidden=32, vocab_size=512)
@@ -91,8 +115,7 @@ def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
     model = backbone(img_size, rel_pos_bias).train()
     images = torch.randn(2, 3, img_size, img_size, device=DEVICE)
     positions = torch.arange(75, device=DEVICE).expand(2, -1)
-    fused = WITH_BIAS if rel_pos_bias else [SDPBackend.FLASH_ATTENTION]
-    with sdpa_kernel(fused), torch.autocast('cuda', torch.bfloat16):  # raises where none of these fits
+    with sdpa_kernel(FUSED), torch.autocast(DEVICE.type, torch.bfloat16):  # raises where none of these fits
         model(images)[0].float().sum().backward()
         model(images, positions=positions)[0].float().sum().backward()
         with torch.no_grad():
@@ -111,16 +134,19 @@ def test_fused_attention_with_bias_is_the_formula():
         torch.testing.assert_close(model(images)[0].cpu(), expected, atol=2e-2, rtol=2e-2)  # TF32
 
 
-@pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
-def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias):
-    model = pretrainer(rel_pos_bias)
+@pytest.mark.parametrize('rel_pos_bias, precision', [(None, 'fp16'), ('shared', 'bf16'), ('per_layer', 'fp32')])
+def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias, precision):
+    model = pretrainer(rel_pos_bias, precision)
+    eager = model.loss
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = compiled_in_training(model, model.loss, {})
+    CompileHook().before_train(SimpleNamespace(model=model))
     for seed in range(3):
         inputs = make_inputs(seed)
-        torch.testing.assert_close(compiled(inputs)['loss'], model.loss(inputs)['loss'], atol=1e-3, rtol=1e-3)
-    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1
+        # In half precision the compiled tokenizer rounds less often, and some tokens are others.
+        tolerance = 1e-3 if precision == 'fp32' else 0.05
+        torch.testing.assert_close(model.loss(inputs)['loss'], eager(inputs)['loss'], atol=tolerance, rtol=tolerance)
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1 and not model.loss.failure
 
 
 @pytest.mark.parametrize('rel_pos_bias', [None, 'shared', 'per_layer'])
@@ -128,21 +154,17 @@ def test_a_whole_step_waits_for_nothing(rel_pos_bias):
     model = pretrainer(rel_pos_bias)
     wrapper = make_wrapper(model, 'bfloat16')
     logs = RuntimeInfoHook()
-    logs.intervals = [50]
-    runner = SimpleNamespace(train_dataloader=range(100), iter=0, max_iters=100)
+    runner = SimpleNamespace(train_dataloader=range(100), iter=0, max_iters=100, hooks=[])  # no line of the log is due
     batch = {name: tensor.cpu() for name, tensor in make_inputs().items() if name != 'tokenizer_images'}
     batch['images'] = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
     batch['tokenizer_images'] = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
     batch['jitter'] = torch.tensor([1.1, 0.9, 1.2, 100.0, 2, 0, 1]).expand(4, -1).contiguous()
-    batch = dict(inputs={name: tensor.pin_memory() for name, tensor in batch.items()})
+    batch = dict(inputs={name: tensor.pin_memory() if ON_GPU else tensor for name, tensor in batch.items()})
     for _ in range(3):  # the first decides on the host; kernels are chosen
         model.train_step(batch, wrapper)
-    torch.cuda.set_sync_debug_mode('error')
-    try:
+    with refusing_to_wait():
         for _ in range(3):
             logs.after_train_iter(runner, 0, outputs=model.train_step(batch, wrapper))
-    finally:
-        torch.cuda.set_sync_debug_mode('default')
     assert wrapper.look().not_finite == 0
 
 
@@ -157,13 +179,10 @@ def test_a_step_is_skipped_without_a_wait_for_the_device(dtype):
         wrapper.update_params(loss)
     before = [value.clone() for value in model.state_dict().values()]
     bad = good * float('nan')
-    torch.cuda.set_sync_debug_mode('error')
-    try:
+    with refusing_to_wait():
         with wrapper.optim_context(model):
             loss = model(bad).square().mean()
         wrapper.update_params(loss)
-    finally:
-        torch.cuda.set_sync_debug_mode('default')
     assert all(map(torch.equal, before, model.state_dict().values())) and wrapper.look().not_finite == 1
 
 

@@ -29,6 +29,9 @@ class Tokenizer(nn.Module, ABC):
     can_decode: bool = False  # whether `decode` turns tokens into images
     provenance: dict[str, Any]  # type, precision, path and SHA-256 of the weights; kept in a run's checkpoints
 
+    def prepare(self, device: torch.device) -> None:
+        """Gives the networks the types that they compute in on `device`; before they are compiled, and in each call."""
+
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
         """Visual tokens int64 (B, H / stride, W / stride) of images float (B, C, H, W) in [0, 1]."""
@@ -80,9 +83,6 @@ class CodebookTokenizer(Tokenizer):
     @abstractmethod
     def to_images(self, output: Tensor) -> Tensor:
         """The decoder's output as pixels in [0, 1]."""
-
-    def prepare(self, device: torch.device) -> None:
-        """Called before the networks run on tensors of `device`."""
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
