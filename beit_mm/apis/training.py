@@ -26,7 +26,7 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
-from beit_mm.engine.interruption import end_workers, shield_workers
+from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.files import atomic_file
 from beit_mm.terminal import UserError, quiet, say, typed, without_output
@@ -336,8 +336,6 @@ class Run:
         self.record['stages'][stage].update(numbers)
         self.write_record()
         runner.visualizer.close()
-        end_workers(runner.train_dataloader)
-        end_workers(runner.val_dataloader)
 
     def report(self, images: Images) -> None:
         """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
@@ -410,9 +408,6 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
         cfg.work_dir = f'{folder}/measured'
         runner = make_runner(cfg, clock_hook)
         shield_workers(runner.train_dataloader)
-        try:
-            runner.train()
-        finally:
-            end_workers(runner.train_dataloader)
+        runner.train()
     times = clock_hook.times[FIRST_STEPS:]
     return (times[-1] - times[0]) / (len(times) - 1), clock_hook.times[0] - began

@@ -16,8 +16,6 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from promises.test_resume import differences
 
-from beit_mm.engine.interruption import end_workers
-
 SIGNALS = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGHUP: 75, signal.SIGINT: 130}  # and the exit code
 
 
@@ -152,10 +150,33 @@ def test_workers_take_no_part(pretrain_config, tmp_path):
     runner.register_hook(Act('after_val_iter', send_all, iteration=3))
     with pytest.raises(SystemExit, match='130'):
         runner.train()
-    assert len(told) == 2 and all(worker.is_alive() for worker in told)
-    for loader in (runner.train_dataloader, runner.val_dataloader):
-        end_workers(loader)
+    assert len(told) == 2
     assert set(multiprocessing.active_children()) <= others and {worker.exitcode for worker in told} == {0}
+
+
+class CountWorkers(Hook):
+    """Counts the processes that work beside the run."""
+
+    def __init__(self):
+        self.found: list[int] = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.found.append(len(multiprocessing.active_children()))
+
+    after_test_iter = after_train_iter
+
+
+def test_workers_end_with_a_training_and_with_a_test(pretrain_config):
+    """torch would wait for each of them in turn when the process ends."""
+    for loader in (pretrain_config.train_dataloader, pretrain_config.val_dataloader, pretrain_config.test_dataloader):
+        loader.update(num_workers=1, persistent_workers=True)
+    others = set(multiprocessing.active_children())  # of tests before this one
+    runner = make_runner(pretrain_config)
+    for run in (runner.train, runner.test):
+        counts = CountWorkers()
+        runner.register_hook(counts)
+        run()
+        assert max(counts.found) > len(others) and set(multiprocessing.active_children()) <= others
 
 
 def test_two_processes_stop_at_the_same_step_and_soon(config, tmp_path):
