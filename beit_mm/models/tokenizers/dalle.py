@@ -111,36 +111,13 @@ class DALLEConv2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.w.dtype)
         kernel_size = self.w.shape[-1]
-        if x.is_cuda and kernel_size == 1:
-            # A matrix product adds the bias as it goes. Channels stand last in memory, so neither end is a copy.
+        if x.is_cuda and kernel_size == 1 and x.dtype is not torch.float32:
+            # A matrix product adds the bias as it goes. Channels stand last in memory, so neither end is a copy. Of
+            # float32 it would be slow: torch lets convolutions round to TF32, and not products.
             return F.linear(x.permute(0, 2, 3, 1), self.w[:, :, 0, 0], self.b).permute(0, 3, 1, 2)
         if x.is_cuda and x.shape[1] < MIN_CHANNELS:
             return _convolve_few_channels(x, self.w, self.b)
         return F.conv2d(x, self.w, self.b, padding=kernel_size // 2)
-
-    def with_relu(self, x: Tensor) -> Tensor:
-        """relu(self(x))."""
-        if x.is_cuda and torch.version.cuda and not torch.is_grad_enabled():
-            return _convolution_relu(x, self.w, self.b)
-        return F.relu(self(x), inplace=True)
-
-
-@torch.library.custom_op('beit_mm::convolution_relu', mutates_args=())
-def _convolution_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A same-size convolution and a ReLU in one kernel of cuDNN, without gradients.
-
-    torch's own convolution adds the bias in a second kernel, which takes as long as the first, and the ReLU is a third.
-    An operator of ours, as Dynamo knows nothing of torch's.
-    """
-    padding = weight.shape[-1] // 2
-    x = x.contiguous(memory_format=torch.channels_last)
-    return torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (padding, padding), (1, 1), 1)
-
-
-@_convolution_relu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    shape = (x.shape[0], weight.shape[0], *x.shape[2:])
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _convolve_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -168,16 +145,14 @@ class DALLEBlock(nn.Module):
         self.id_path = nn.Identity() if in_channels == out_channels else DALLEConv2d(in_channels, out_channels, 1)
         quarter = out_channels // 4
         widths = (in_channels, quarter, quarter, quarter, out_channels)
-        self.res_path = nn.ModuleDict()
+        self.res_path = nn.Sequential()
         for i, kernel_size in enumerate(kernel_sizes, start=1):
-            self.res_path[f'conv_{i}'] = DALLEConv2d(widths[i - 1], widths[i], kernel_size)
+            # The first ReLU must leave the block's input alone: the shortcut reads it too.
+            self.res_path.add_module(f'relu_{i}', nn.ReLU(inplace=i > 1))
+            self.res_path.add_module(f'conv_{i}', DALLEConv2d(widths[i - 1], widths[i], kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        *first, last = self.res_path.values()
-        residual = F.relu(x)  # B, in_channels, H, W; a copy: the shortcut reads x too
-        for conv in first:
-            residual = conv.with_relu(residual)  # B, out_channels / 4, H, W
-        return torch.add(self.id_path(x), last(residual), alpha=self.gain)
+        return torch.add(self.id_path(x), self.res_path(x), alpha=self.gain)
 
 
 def _groups(
