@@ -191,7 +191,7 @@ def take_any_size(model: nn.Module, most: int) -> None:
                 options = dict(scale_factor=module.scale_factor, mode=module.mode, align_corners=module.align_corners)
                 setattr(parent, name, nn.Upsample(**options))
             elif type(module).__name__ == 'EfficientUPerHead':
-                module.__class__ = type(module).__bases__[0]
+                module.__class__ = type(module).__bases__[-1]  # mmseg's UPerHead
             elif isinstance(module, BEiTBackbone):
                 module.__class__ = ResamplingBackbone
                 module.prepare(most)

@@ -17,6 +17,9 @@ NAME = re.compile(r'[A-Za-z]\w*')  # of all text: no path and no address
 FIXED = dict(imdecode_backend='cv2')  # Pillow would hand PostScript to a program
 
 SEGMENTOR = ('beit_mm.SlidingSegmentor',)
+UPERNET = ('UPerHead', 'beit_mm.EfficientUPerHead')
+SETR_PUP = ('SETRUPHead', 'beit_mm.SETRUPHead', 'beit_mm.EfficientSETRUPHead')
+FCN = ('FCNHead', 'beit_mm.FCNHead')
 NORM = ('BN', 'SyncBN', 'beit_mm.SyncBN', 'LN', 'GN')
 LOADERS = ('beit_mm.LoadImage', 'beit_mm.LoadBands', 'LoadImageFromFile')
 MODELS = dict(classifier=('ImageClassifier', 'beit_mm.LinearProbe'), segmentor=(*SEGMENTOR, 'beit_mm.MultiScaleTTA'))
@@ -31,7 +34,7 @@ PARTS = dict(
     head=('LinearClsHead', 'StackedLinearClsHead'),
     module=SEGMENTOR,
     neck=('Feature2Pyramid',),
-    decode_head=('UPerHead', 'beit_mm.EfficientUPerHead', 'SETRUPHead', 'beit_mm.EfficientSETRUPHead', 'FCNHead'),
+    decode_head=(*UPERNET, *SETR_PUP, *FCN),
     norm_cfg=NORM,
     norm_layer=NORM,
     act_cfg=('ReLU', 'GELU'),
@@ -61,9 +64,9 @@ ARGUMENTS = {
     'beit_mm.MultiScaleTTA': 'module',
     'beit_mm.SlidingSegmentor': 'backbone neck decode_head data_preprocessor test_cfg',
     'Feature2Pyramid': 'embed_dim rescales norm_cfg',
-    **dict.fromkeys(('UPerHead', 'beit_mm.EfficientUPerHead'), f'{HEAD} pool_scales'),
-    **dict.fromkeys(('SETRUPHead', 'beit_mm.EfficientSETRUPHead'), f'{HEAD} norm_layer num_convs up_scale kernel_size'),
-    'FCNHead': f'{HEAD} num_convs kernel_size concat_input dilation',
+    **dict.fromkeys(UPERNET, f'{HEAD} pool_scales'),
+    **dict.fromkeys(SETR_PUP, f'{HEAD} norm_layer num_convs up_scale kernel_size'),
+    **dict.fromkeys(FCN, f'{HEAD} num_convs kernel_size concat_input dilation'),
     'SegDataPreProcessor': 'mean std size size_divisor pad_val seg_pad_val bgr_to_rgb rgb_to_bgr',
     # visual tokens; their caller finds the files
     'beit_mm.DiscreteVAE': 'arch hidden vocab_size embed_dims num_levels in_channels bottleneck_blocks loss',

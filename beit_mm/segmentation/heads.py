@@ -1,7 +1,7 @@
-"""mmseg's decode heads with the same parameters and results in less arithmetic and memory, and a SyncBN for CPUs too.
+"""mmseg's decode heads with the same parameters and results, and a SyncBN for CPUs too.
 
-Bilinear resizing and a convolution are both linear, so their order may be changed: mixing channels before the resizing,
-at the lower resolution, is cheaper.
+The efficient ones need less arithmetic and memory. Bilinear resizing and a convolution are both linear, so their order
+may be changed: mixing channels before the resizing, at the lower resolution, is cheaper.
 """
 
 from functools import lru_cache
@@ -9,7 +9,9 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from mmengine.device import get_device
-from mmseg.models.decode_heads import SETRUPHead, UPerHead
+from mmseg.models import decode_heads
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from beit_mm.registry import MODELS
@@ -17,15 +19,61 @@ from beit_mm.registry import MODELS
 from .segmentor import bilinear_matrix
 
 
+class CountsOnDevice(BaseDecodeHead):
+    """mmseg's losses and accuracy, without a wait for the device; a base class before a decode head of mmseg.
+
+    mmseg's accuracy selects pixels by a mask, and the host waits for their number, twice a head and step. Here all
+    pixels are compared, and a mask decides which of them count.
+
+    Losses and samplers are mmseg's. Some wait: CrossEntropyLoss with `class_weight`, `avg_non_ignore=True` or
+    `use_sigmoid=True`, and OHEMPixelSampler.
+    """
+
+    def loss_by_feat(self, seg_logits: Tensor, batch_data_samples: list[SegDataSample]) -> dict[str, Tensor]:
+        """Losses and accuracy of a batch.
+
+        Args:
+            seg_logits: (B, C, h, w) of any resolution.
+            batch_data_samples: B samples; `gt_sem_seg.data` of each is int64 (1, H, W).
+
+        Returns:
+            the losses of `loss_decode` by name, where losses of the same name are added, and `acc_seg`, float32 (1,):
+            the percentage of right pixels among those that are not ignored; 100 if all are ignored.
+        """
+        label = torch.stack([sample.gt_sem_seg.data for sample in batch_data_samples])  # B, 1, H, W
+        logits = F.interpolate(seg_logits, label.shape[2:], mode='bilinear', align_corners=self.align_corners)
+        weight = None if self.sampler is None else self.sampler.sample(logits, label)  # B, H, W
+        label = label.squeeze(1)
+        losses: dict[str, Tensor] = {}
+        for loss in self.loss_decode if isinstance(self.loss_decode, nn.ModuleList) else [self.loss_decode]:
+            value = loss(logits, label, weight=weight, ignore_index=self.ignore_index)
+            losses[loss.loss_name] = losses.get(loss.loss_name, 0) + value
+        right = logits.argmax(dim=1) == label  # B, H, W
+        valid = torch.ones_like(right) if self.ignore_index is None else label != self.ignore_index
+        eps = torch.finfo(torch.float32).eps  # as mmseg's, against 0 / 0
+        accuracy = 100 * ((right & valid).sum() + eps) / (valid.sum() + eps)
+        return dict(losses, acc_seg=accuracy.reshape(1))
+
+
 @MODELS.register_module()
-class EfficientUPerHead(UPerHead):
+class FCNHead(CountsOnDevice, decode_heads.FCNHead):
+    """mmseg's FCNHead; its losses are CountsOnDevice's. Args: as mmseg's."""
+
+
+@MODELS.register_module()
+class SETRUPHead(CountsOnDevice, decode_heads.SETRUPHead):
+    """mmseg's SETRUPHead; its losses are CountsOnDevice's. Args: as mmseg's."""
+
+
+@MODELS.register_module()
+class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
     """UPerHead whose inference never concatenates all levels at the finest resolution.
 
     The 3 x 3 convolution over that concatenation is more than half of the arithmetic of a base model with this head
     (1087 of 1924 GFLOP for 640 x 640 pixels). Here each coarse level meets the nine positions of the kernel at its own
     resolution, and the results are resized and shifted: a third of the arithmetic.
 
-    Args: as UPerHead; state dicts are the same. Training is mmseg's own.
+    Args: as UPerHead; state dicts are the same. Training is mmseg's own, with CountsOnDevice's losses.
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:

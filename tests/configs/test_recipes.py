@@ -163,10 +163,10 @@ def segmentation(name: str, row) -> dict:
     norm = dict(norm_cfg=dict(type='beit_mm.SyncBN'))
     setr = dict(channels=256, dropout_ratio=0, kernel_size=3, norm_layer=dict(type='LN', eps=1e-6))
     above = dict(type='beit_mm.EfficientUPerHead', pool_scales=(1, 2, 3, 6), in_channels=[width] * 4, channels=width)
-    beside = dict(type='FCNHead', in_index=2, in_channels=width, channels=256, num_convs=1, concat_input=False)
+    beside = dict(type='beit_mm.FCNHead', in_index=2, in_channels=width, channels=256, num_convs=1, concat_input=False)
     if is_setr:
         above = dict(type='beit_mm.EfficientSETRUPHead', in_index=3, num_convs=4, up_scale=2, **setr)
-        beside = dict(type='SETRUPHead', num_convs=2 if three else 1, up_scale=4, **setr)
+        beside = dict(type='beit_mm.SETRUPHead', num_convs=2 if three else 1, up_scale=4, **setr)
     else:
         above['dropout_ratio'] = beside['dropout_ratio'] = 0.1
     neck = dict(type='Feature2Pyramid', embed_dim=width, rescales=[4, 2, 1, 0.5], **norm)

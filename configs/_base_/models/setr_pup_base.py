@@ -28,7 +28,7 @@ model = dict(
     auxiliary_head=[
         dict(
             setr_head,
-            type='SETRUPHead',
+            type='beit_mm.SETRUPHead',
             in_index=index,
             num_convs=1,
             up_scale=4,

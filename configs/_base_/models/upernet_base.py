@@ -22,7 +22,7 @@ model = dict(
         align_corners=False,
         loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0)),
     auxiliary_head=dict(
-        type='FCNHead',
+        type='beit_mm.FCNHead',
         in_channels=768,
         in_index=2,
         channels=256,
