@@ -39,11 +39,12 @@ print(torch.cuda.device_count(), len(cores))' 2>/dev/null) && return
   exit 1
 }
 
-# too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs; gpus, config and extra are the calling script's.
+# too_many LIMIT FOUND [HOW]: stops, and prints the command for LIMIT GPUs; gpus, config and extra are the calling
+# script's.
 too_many() {
   echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node; the head of dist_train.sh" \
     "has the lines for several." >&2
-  echo "This node has room for $1: $(printf '%q ' "$0" "${config[@]}" "$1" "${extra[@]}")" >&2
+  echo "This node has room for $1${3:-}: $(printf '%q ' "$0" "${config[@]}" "$1" "${extra[@]}")" >&2
   exit 1
 }
 
@@ -58,7 +59,12 @@ launch() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus < cores ? cores / gpus : 1))}
     echo "No GPU is visible: $gpus process(es) on the CPU with gloo, threads of each: $OMP_NUM_THREADS." >&2
   elif ((visible == 0)); then
-    too_many "$cores" "none visible, and only $cores cores for processes on the CPU (OVERSUBSCRIBE=1 starts more)"
+    local batch=${1%.py}_dataloader.batch_size how=
+    if [[ " ${extra[*]}" != *" $batch="* ]]; then
+      extra+=(--cfg-options "$batch=2")
+      how=" with two images each, since the batch of a GPU may take more memory than a machine without one has"
+    fi
+    too_many "$cores" "none visible, and only $cores cores for processes on the CPU (OVERSUBSCRIBE=1 starts more)" "$how"
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
