@@ -68,15 +68,21 @@ launch() {
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
-  local meeting=(--node_rank="${NODE_RANK:-0}" --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}")
+  local nodes=${NNODES:-1} address=${MASTER_ADDR:-127.0.0.1}
+  local meeting=(--standalone --local-addr=127.0.0.1)  # on a port that torchrun draws
+  if [[ -n ${PORT:-} || $nodes != 1 ]]; then
+    export PORT=${PORT:-29500}  # _torchrun.py looks whether it is free
+    meeting=(--nnodes="$nodes" --node_rank="${NODE_RANK:-0}" --master_addr="$address" --master_port="$PORT")
+    [[ -z ${MAX_RESTARTS:-} ]] ||
+      meeting=(--nnodes="$nodes" --rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="$address:$PORT")
+  fi
   if [[ -n ${MAX_RESTARTS:-} ]]; then
     # Processes that start again find the addresses of the dead ones in a store that outlives them: each round gets
-    # its own, which only this rendezvous can do.
+    # its own, which only c10d's rendezvous can do.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
     meeting+=(--max-restarts="$MAX_RESTARTS")
   fi
-  run "$PYTHON" "$root/tools/_torchrun.py" --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \
+  run "$PYTHON" "$root/tools/_torchrun.py" "${meeting[@]}" --nproc_per_node="$gpus" \
     "$root/tools/$1" "${config[@]}" "${extra[@]}" --launcher pytorch
 }
 
