@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -25,6 +26,10 @@ NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that ou
 )
 WORKER = re.compile(r'Caught \S+ in DataLoader worker process[\s\S]*\n\S+: (?=.*$)')
 UNKNOWN_TYPE = re.compile(r"[\"']?(\S+) is not in the .+? registry")  # of mmengine's registries
+LOST = re.compile('gloo.*(by peer|Broken pipe)')  # the process at the other end is gone
+SECONDS_TO_BE_ENDED = 3.0
+PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
+LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
 
 
@@ -155,6 +160,8 @@ def run(main: Callable[[], None]) -> None:
         print('stopped', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        if LOST.search(str(error)):  # the launcher ends this process, so that what the first to fail said stands last
+            time.sleep(SECONDS_TO_BE_ENDED)
         if (message := message_for_user(error)) is None:
             raise
         sys.exit(f'error: {printable(message)}')
@@ -163,7 +170,8 @@ def run(main: Callable[[], None]) -> None:
 def message_for_user(error: BaseException) -> str | None:
     """The message for the user in a chain of errors; None where it is a fault of ours, or of a library.
 
-    The user's are UserError, errors of the operating system, and types and arguments that mmengine does not know.
+    The user's are UserError, errors of the operating system, types and arguments that mmengine does not know, a GPU
+    without enough memory, a port in use, and a lost connection to another process.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (not chain[-1].__suppress_context__ and chain[-1].__context__):
@@ -180,6 +188,12 @@ def mistake(error: BaseException) -> str | None:
         while frames and frames[-1] == '__init__':  # which hand the arguments on
             frames.pop()
         return str(error) if frames and frames[-1] in BUILDERS else None  # otherwise a constructor's own fault
+    if type(error).__name__ == 'OutOfMemoryError':  # torch's, which may not be imported
+        return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
+    if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
+        return PORT_IN_USE.format(os.environ['MASTER_PORT'])
+    if LOST.search(str(error)):
+        return f'another process has ended, or cannot be reached any more ({error})'
     return str(error) if isinstance(error, UserError) else None
 
 

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT
 from mmengine.logging import MMLogger
 
@@ -73,6 +74,18 @@ def test_a_users_mistake_is_told_from_a_fault():
         *((fault('x'), None) for fault in (AssertionError, ValueError, KeyError, RuntimeError)),
     ):
         assert terminal.message_for_user(mistake) == said
+
+
+def test_what_no_program_can_help_is_a_line_that_says_what_does(monkeypatch):
+    full = 'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 8 is free.'
+    said = terminal.message_for_user(torch.OutOfMemoryError(full))
+    assert '2.00 GiB' in said and 'train_dataloader.batch_size=' in said and '\n' not in said
+    first = torch.distributed.TCPStore('127.0.0.1', 0, is_master=True)
+    monkeypatch.setenv('MASTER_PORT', str(first.port))  # as slurm_train.sh sets it
+    with pytest.raises(torch.distributed.DistNetworkError) as error:
+        torch.distributed.TCPStore('127.0.0.1', first.port, is_master=True)
+    said = terminal.message_for_user(error.value)
+    assert str(first.port) in said and 'PORT=' in said and '\n' not in said
 
 
 def test_names_cannot_steer_a_terminal(capsys):

@@ -39,11 +39,12 @@ print(torch.cuda.device_count(), len(cores))' 2>/dev/null) && return
   exit 1
 }
 
-# too_many LIMIT FOUND: stops, and prints the command for LIMIT GPUs; gpus, config and extra are the calling script's.
+# too_many LIMIT FOUND [HOW]: stops, and prints the command for LIMIT GPUs; gpus, config and extra are the calling
+# script's.
 too_many() {
   echo "$0: $gpus GPUs asked for on this node, $2. GPUS counts the GPUs of one node; the head of dist_train.sh" \
     "has the lines for several." >&2
-  echo "This node has room for $1: $(printf '%q ' "$0" "${config[@]}" "$1" "${extra[@]}")" >&2
+  echo "This node has room for $1${3:-}: $(printf '%q ' "$0" "${config[@]}" "$1" "${extra[@]}")" >&2
   exit 1
 }
 
@@ -58,19 +59,30 @@ launch() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((gpus < cores ? cores / gpus : 1))}
     echo "No GPU is visible: $gpus process(es) on the CPU with gloo, threads of each: $OMP_NUM_THREADS." >&2
   elif ((visible == 0)); then
-    too_many "$cores" "none visible, and only $cores cores for processes on the CPU (OVERSUBSCRIBE=1 starts more)"
+    local batch=${1%.py}_dataloader.batch_size how=
+    if [[ " ${extra[*]}" != *" $batch="* ]]; then
+      extra+=(--cfg-options "$batch=2")
+      how=" with two images each, since the batch of a GPU may take more memory than a machine without one has"
+    fi
+    too_many "$cores" "none visible, and only $cores cores for processes on the CPU (OVERSUBSCRIBE=1 starts more)" "$how"
   elif ((gpus > visible)); then
     too_many "$visible" "$visible visible"
   fi
-  local meeting=(--node_rank="${NODE_RANK:-0}" --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${PORT:-29500}")
+  local nodes=${NNODES:-1} address=${MASTER_ADDR:-127.0.0.1}
+  local meeting=(--standalone --local-addr=127.0.0.1)  # on a port that torchrun draws
+  if [[ -n ${PORT:-} || $nodes != 1 ]]; then
+    export PORT=${PORT:-29500}  # _torchrun.py looks whether it is free
+    meeting=(--nnodes="$nodes" --node_rank="${NODE_RANK:-0}" --master_addr="$address" --master_port="$PORT")
+    [[ -z ${MAX_RESTARTS:-} ]] ||
+      meeting=(--nnodes="$nodes" --rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="$address:$PORT")
+  fi
   if [[ -n ${MAX_RESTARTS:-} ]]; then
     # Processes that start again find the addresses of the dead ones in a store that outlives them: each round gets
-    # its own, which only this rendezvous can do.
+    # its own, which only c10d's rendezvous can do.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    meeting=(--rdzv-backend=c10d --rdzv-id=beit_mm --rdzv-endpoint="${MASTER_ADDR:-127.0.0.1}:${PORT:-29500}")
     meeting+=(--max-restarts="$MAX_RESTARTS")
   fi
-  run "$PYTHON" "$root/tools/_torchrun.py" --nnodes="${NNODES:-1}" "${meeting[@]}" --nproc_per_node="$gpus" \
+  run "$PYTHON" "$root/tools/_torchrun.py" "${meeting[@]}" --nproc_per_node="$gpus" \
     "$root/tools/$1" "${config[@]}" "${extra[@]}" --launcher pytorch
 }
 

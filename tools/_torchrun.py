@@ -1,13 +1,68 @@
-"""torchrun without the forty lines that bury what a failing process has said. dist_*.sh start it."""
+"""torchrun, with one line of ours at the end of a run in place of its forty, which would bury what the processes said.
 
+dist_*.sh start it.
+"""
+
+import logging
+import os
+import re
+import signal
+import socket
 import sys
 
 from torch.distributed import run  # isort: split
 
+from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-try:
-    run.main()
-except ChildFailedError as error:
-    rank, failure = error.get_first_failure()
-    sys.exit(f'Rank {rank} has ended with exit code {failure.exitcode}; what it said stands above.')
+from beit_mm import terminal
+
+ELASTIC = 'torch.distributed.elastic'
+NOISE = 'death signal|closing signal'  # follows from what was said
+if not os.environ.get('MAX_RESTARTS'):
+    NOISE += r'|failed \(exitcode'  # is said below, but not of a process that is started again
+
+
+def main() -> None:
+    check_port()
+    for name in (f'{ELASTIC}.agent.server.api', f'{ELASTIC}.multiprocessing.api'):
+        logging.getLogger(name).addFilter(lambda record: not re.search(NOISE, str(record.msg)))
+    # The other signals that save and end a run are torchrun's to pass on; this one would end it at once.
+    signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        run.main()
+    except SignalException as error:  # all processes have ended; torchrun does not tell with which code
+        sys.exit(130 if error.sigval == signal.SIGINT else os.EX_TEMPFAIL)
+    except ChildFailedError as error:
+        sys.exit(code_or_message(*first_failure(error)))
+
+
+def check_port() -> None:
+    """Refuses a port that another program has, on the node that listens there: torchrun may wait for its answer."""
+    port = os.environ.get('PORT')  # without it torchrun draws a free one
+    if port and os.environ.get('NODE_RANK', '0') == '0':
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's
+            try:
+                probe.bind(('', int(port)))
+            except OSError:
+                raise terminal.UserError(terminal.PORT_IN_USE.format(port)) from None
+
+
+def first_failure(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """Rank and failure of the process that failed first; where two did in the same second, of one that was killed."""
+    return min(error.failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode != -signal.SIGKILL))
+
+
+def code_or_message(rank: int, failure: ProcessFailure) -> int | str:
+    if failure.exitcode in (os.EX_TEMPFAIL, 130):  # a signal has ended the run, which has said so
+        return failure.exitcode
+    if failure.exitcode == -signal.SIGKILL:
+        return (
+            f"error: rank {rank} was killed, most often for lack of memory (the machine's, not a GPU's). "
+            f'{terminal.LESS_MEMORY}, as do fewer workers: train_dataloader.num_workers=...'
+        )
+    return f'Rank {rank} has ended with exit code {failure.exitcode}; what it said stands above.'
+
+
+terminal.run(main)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,13 @@ OPTIONS += ['default_hooks.logger.interval=1', 'default_hooks.checkpoint.interva
 
 
 def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    environment |= dict(OMP_NUM_THREADS='1', PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='')
-    environment['PATH'] = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
-    words, environment = [*map(str, command)], os.environ | environment
+    words, environment = [*map(str, command)], environment_with(**environment)
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment)
+
+
+def environment_with(**variables: str) -> dict[str, str]:
+    variables |= dict(OMP_NUM_THREADS='1', PYTHON=sys.executable, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES='')
+    return os.environ | variables | dict(PATH=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')
 
 
 def config_of(verb: str, *words: object) -> Config:
@@ -124,8 +128,8 @@ def test_a_config_is_shortened_as_a_whole(name, steps, expected):
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
     options += [*NO_WORKERS, 'train_dataloader.batch_size=2']
-    settings = dict(PORT='29617', OVERSUBSCRIBE='1')  # also where there is one core
-    done = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, '2', *options, cwd=tmp_path, **settings)
+    # also where there is one core
+    done = run('bash', ROOT / 'tools/dist_train.sh', CONFIG, '2', *options, cwd=tmp_path, OVERSUBSCRIBE='1')
     assert done.returncode == 0, done.stderr[-2000:]
     assert '2 process(es) on the CPU with gloo' in done.stderr
     said = 'warning: Effective batch: 2 processes x 2 images x 1 accumulated = 4; the recipe has 64'
@@ -136,6 +140,22 @@ def test_two_processes_share_the_images_and_agree(options, tmp_path):
     run_tool('test.py', CONFIG, 'work_dirs/pretrain/iter_3.pth', '--out', 'metrics.json', *options)
     alone = json.loads((tmp_path / 'metrics.json').read_text())['mim_loss']
     assert float(together) == pytest.approx(alone, abs=1e-3)
+
+
+def test_a_signal_to_the_launcher_ends_in_our_sentence_alone(options, tmp_path):
+    options += [*NO_WORKERS, 'train_dataloader.batch_size=1', 'train_cfg.max_iters=9999']
+    words = ['bash', str(ROOT / 'tools/dist_train.sh'), str(CONFIG), '2', '--no-validate', *options]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(words, cwd=tmp_path, env=environment_with(OVERSUBSCRIBE='1'), **pipes)
+    while not any('Iter(train)' in log.read_text() for log in tmp_path.glob('work_dirs/pretrain/*/*.log')):
+        assert started.poll() is None, started.stderr.read()
+        time.sleep(0.1)
+    started.terminate()
+    output, errors = started.communicate(timeout=60)
+    assert started.returncode == 75 and (tmp_path / 'work_dirs/pretrain/interrupted.pth').exists()
+    assert re.match(r'Stopped after step \d+\. Resume with: .*dist_train.sh .* --resume$', output.splitlines()[-1])
+    before, *warnings = errors.splitlines()
+    assert 'process(es) on the CPU' in before and all(line.startswith('warning: ') for line in warnings)
 
 
 def test_mim_trains_from_the_config_alone(options, tmp_path):

@@ -3,7 +3,6 @@
 import copy
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -140,12 +139,6 @@ def test_gradients_in_bfloat16_are_half_the_bytes_and_learn_alike(config, tmp_pa
     assert others == pytest.approx(losses, abs=1e-3) and others != losses
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(('', 0))
-        return found.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_sixteen_processes_that_are_killed_take_the_steps_of_one(tmp_path):
     """Of a narrow model of the paper's pretraining, by the launcher, on whatever cores there are; SGD as above."""
@@ -164,7 +157,7 @@ def test_sixteen_processes_that_are_killed_take_the_steps_of_one(tmp_path):
 
     def start(work_dir: str, *more: str) -> subprocess.Popen:
         command = ['bash', str(ROOT / 'tools/dist_train.sh'), words[0], '16', *words[1:], '--work-dir', work_dir, *more]
-        environment = dict(os.environ, OVERSUBSCRIBE='1', PORT=str(free_port()))
+        environment = dict(os.environ, OVERSUBSCRIBE='1')
         return subprocess.Popen([*command, '--cfg-options', 'train_dataloader.batch_size=1'], env=environment)
 
     many, one = tmp_path / 'many', tmp_path / 'one'
