@@ -350,7 +350,7 @@ def recent_numbers(runner: Runner) -> dict[str, float]:
     scalars = runner.message_hub.log_scalars
     numbers = {name: scalars[f'train/{name}'].current() for name in FORMATS if f'train/{name}' in scalars}
     if torch.cuda.is_available():
-        memory = torch.cuda.max_memory_allocated()
+        memory = torch.cuda.memory_reserved()  # of the device; mmengine's log sets the peak back
     else:  # the peak, which macOS counts in bytes
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
     return dict(numbers, memory=memory / 2**30)

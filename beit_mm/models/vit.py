@@ -23,11 +23,6 @@ from beit_mm.positions import Grid, bias_from_table, num_relative_positions, res
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError, check_choice, log
 
-try:
-    from beit_mm.models import fused_attention
-except ImportError:  # torch without Triton, as for CPUs alone
-    fused_attention = None  # type: ignore[assignment]
-
 ARCHITECTURES = {
     'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
     'small': dict(embed_dims=384, num_layers=12, num_heads=6),
@@ -57,14 +52,18 @@ class PatchEmbed(nn.Module):
         bottom, right = (-side % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
-        if images.is_cuda:
-            # The same as a matrix product: cuDNN's kernels for three channels take several times as long.
-            patches = images.unfold(2, self.patch_size, self.patch_size).unfold(3, self.patch_size, self.patch_size)
-            patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # B, h, w, 3 * patch_size**2
-            x = F.linear(patches.flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
-            return x, (patches.shape[1], patches.shape[2])
+        if images.is_cuda:  # cuDNN's kernels for three channels take several times as long as a product
+            return self.as_product(images)
         x = self.proj(images)  # B, C, h, w
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+    def as_product(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """The same, of images of full patches, as a product of matrices."""
+        side = self.patch_size
+        patches = images.unfold(2, side, side).unfold(3, side, side)  # B, 3, h, w, side, side
+        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3)  # B, h, w, 3 * side**2
+        x = F.linear(patches.flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)  # B, h*w, C
+        return x, (patches.shape[1], patches.shape[2])
 
 
 class SharedRelativePositionBias(nn.Module):
@@ -112,15 +111,8 @@ class Attention(nn.Module):
         Returns:
             (B, K, C), K = N without queries.
         """
-        if queries is None:
-            qkv = self._packed_qkv(x)  # B, N, 3 * C
-            bias = self._bias(grid, shared_bias, None, qkv.dtype)  # 1, heads, N, N
-            if fused_attention is not None and fused_attention.takes(qkv, bias, self.num_heads):
-                return self.proj(fused_attention.attention_with_bias(qkv, bias))
-            q, k, v = self._split_heads(*qkv.chunk(3, dim=-1))
-        else:
-            q, k, v = self._qkv_at(x, queries)  # B, heads, K, d; B, heads, N, d twice
-            bias = self._bias(grid, shared_bias, queries, q.dtype)  # B, heads, K, N
+        q, k, v = self._qkv(x, queries)  # B, heads, K, d; B, heads, N, d twice
+        bias = self._bias(grid, shared_bias, queries, q.dtype)  # 1 or B, heads, K, N
         if x.device.type == 'cpu' and (q.dtype is torch.bfloat16 or bias is not None and bias.requires_grad):
             # A CPU's fused kernel is slow in bfloat16, backward five times as slow, and gives no gradient of the bias.
             x = _attention_scores(q, k, bias).softmax(dim=-1) @ v
@@ -130,26 +122,20 @@ class Attention(nn.Module):
 
     def attention_scores(self, x: Tensor, grid: Grid, shared_bias: Tensor | None, queries: Tensor | None) -> Tensor:
         """What goes into the softmax, (B, heads, K, N); Args as of forward."""
-        if queries is None:
-            q, k, _ = self._split_heads(*self._packed_qkv(x).chunk(3, dim=-1))
-        else:
-            q, k, _ = self._qkv_at(x, queries)
+        q, k, _ = self._qkv(x, queries)
         return _attention_scores(q, k, self._bias(grid, shared_bias, queries, q.dtype))
 
-    def _packed_qkv(self, x: Tensor) -> Tensor:
-        """Queries, keys and values of all tokens, side by side: (B, N, 3 * C)."""
-        return F.linear(x, self.qkv.weight, torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias]))
-
-    def _qkv_at(self, x: Tensor, queries: Tensor) -> tuple[Tensor, ...]:
-        """Queries (B, heads, K, d) of the wanted tokens alone, keys and values (B, heads, N, d) of all."""
-        q_weight, kv_weight = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
-        q = F.linear(take_tokens(x, queries), q_weight, self.q_bias)
-        k, v = F.linear(x, kv_weight, torch.cat([torch.zeros_like(self.v_bias), self.v_bias])).chunk(2, dim=-1)
-        return self._split_heads(q, k, v)
-
-    def _split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Each (B, N, C) as (B, heads, N, d)."""
-        return tuple(tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for tensor in tensors)
+    def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
+        no_bias = torch.zeros_like(self.v_bias)
+        if queries is None:
+            bias = torch.cat([self.q_bias, no_bias, self.v_bias])
+            q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
+        else:  # queries at the wanted tokens only
+            q_weight, kv_weight = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
+            q = F.linear(take_tokens(x, queries), q_weight, self.q_bias)
+            k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
+        return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
     def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Bias (1 or B, heads, K, N) of the queries' rows, from the layer's own table or the shared `bias`."""

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,33 @@ def test_one_graph_serves_changing_masks_with_the_plain_losses_and_gradients(kin
     assert counter.frame_count == 1
 
 
+TOKENIZERS = dict(
+    dalle=dict(type='beit_mm.DALLETokenizer', random_weights=True, precision='bf16', hidden=8, vocab_size=32),
+    dvae=dict(type='beit_mm.DiscreteVAE', hidden=8, vocab_size=32, embed_dims=16),
+    vqkd=dict(
+        type='beit_mm.VQKDTokenizer',
+        random_weights=True,
+        precision='bf16',
+        arch=dict(embed_dims=32, num_layers=1, num_heads=2),
+        img_size=32,
+        patch_size=8,
+        vocab_size=32,
+    ),
+)
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS)
+def test_a_tokenizer_is_part_of_the_graph_in_its_own_precision(tokenizer):
+    """None of them casts its weights, or makes anything else, in the first call: that cannot be compiled."""
+    model, counter = MODELS.build(narrow_model(target_generator=TOKENIZERS[tokenizer])).train(), CompileCounter()
+    eager, hook = model.loss, HOOKS.build(dict(type='beit_mm.CompileHook', backend=counter))
+    hook.before_train(SimpleNamespace(model=model))
+    for _ in range(2):
+        batch = make_batch()
+        torch.testing.assert_close(model.loss(batch), eager(batch), atol=1e-6, rtol=1e-5)
+    assert counter.frame_count == 1 and not hook.compiled.failure
+
+
 @pytest.mark.parametrize('name', ['demo/finetune_folder.py', 'demo/segment_setr_pup.py'])
 def test_features_of_classifiers_and_segmentors_are_one_graph(name):
     config = copy.deepcopy(load_config(name))
@@ -107,3 +135,16 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
         assert torch.equal(compiled(batch)['loss'], model.loss(batch)['loss'])
     assert len(said) == 1
     assert re.match('loss could not be compiled and runs as it is .*no compiler in this test', said[0])
+
+
+def test_a_run_that_fell_back_says_so_at_its_end(pretrain_config):
+    def broken(graph, inputs):
+        raise RuntimeError('no compiler in this test')
+
+    pretrain_config.train_cfg.max_epochs = 1
+    runner = make_runner(pretrain_config)
+    runner.register_hook(HOOKS.build(dict(type='beit_mm.CompileHook', backend=broken)))
+    runner.train()
+    log = next(Path(pretrain_config.work_dir).glob('*/*.log')).read_text()
+    warnings = [line for line in log.splitlines() if 'WARNING' in line and 'no compiler in this test' in line]
+    assert len(warnings) == 2 and warnings[-1] in log.splitlines()[-3:]

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.engine.steps import CompileHook, RuntimeInfoHook
-from beit_mm.models import fused_attention
 from beit_mm.models.tokenizers import DALLETokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
@@ -99,6 +98,8 @@ def test_a_tokenizer_in_half_precision_gives_the_same_tokens_but_for_a_few(preci
     assert next(half.encoder.parameters()).dtype in (torch.float16, torch.bfloat16)
     assert half.encoder.blocks.output.conv.w.dtype == torch.float32
     assert (tokens == exact.encode(images)).float().mean() > agreement
+    on_cpu = copy.deepcopy(exact).cpu().encode(images.cpu())  # convolutions that a GPU computes in another way
+    assert (exact.encode(images).cpu() == on_cpu).float().mean() > 0.99
     positions = torch.arange(196, device=DEVICE).expand(8, -1)
     assert torch.equal(half.encode_at(images, positions), tokens.flatten(1))
 
@@ -126,35 +127,6 @@ def test_attention_never_takes_the_unfused_path(rel_pos_bias, img_size):
         assert all(table.grad.abs().sum() > 0 for table in tables)
 
 
-@needs_gpu
-@pytest.mark.parametrize('tokens, heads, dims', [(197, 12, 64), (50, 3, 32)])
-def test_our_fused_attention_is_the_formula_and_has_its_gradients(tokens, heads, dims):
-    """As near to float64 as bfloat16 allows, and the same bits each time."""
-    random = torch.Generator(DEVICE).manual_seed(0)
-    options = dict(generator=random, device=DEVICE, dtype=torch.bfloat16)
-    qkv = torch.randn(16, tokens, 3 * heads * dims, **options, requires_grad=True)
-    padded = torch.randn(1, heads, tokens, -(-tokens // 8) * 8, **options, requires_grad=True)
-    weights = torch.randn(16, tokens, heads * dims, **options)
-    assert fused_attention.takes(qkv, padded[..., :tokens], heads)
-
-    def results(attend, *inputs):
-        out = attend(*inputs)
-        return [out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)]
-
-    def formula(qkv, bias):
-        q, k, v = (tensor.unflatten(-1, (heads, dims)).transpose(1, 2) for tensor in qkv.chunk(3, dim=-1))
-        scores = q @ k.transpose(-2, -1) * dims**-0.5 + bias[..., :tokens]
-        return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-
-    def ours(qkv, bias):
-        return fused_attention.attention_with_bias(qkv, bias[..., :tokens])
-
-    found, again = results(ours, qkv, padded), results(ours, qkv, padded)
-    expected = results(formula, *(tensor.detach().double().requires_grad_() for tensor in (qkv, padded)))
-    for ours_, twice, exact in zip(found, again, expected, strict=True):
-        assert torch.equal(ours_, twice) and (ours_.double() - exact).norm() < 1e-2 * exact.norm()
-
-
 def test_fused_attention_with_bias_is_the_formula():
     model = backbone(224, 'shared').eval()
     torch.nn.init.normal_(model.rel_pos_bias.relative_position_bias_table)
@@ -170,7 +142,8 @@ def test_the_compiled_loss_is_the_loss_in_one_graph(rel_pos_bias, precision):
     eager = model.loss
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    CompileHook().before_train(SimpleNamespace(model=model))
+    # Inductor takes a minute on two cores, and is the same there as everywhere.
+    CompileHook(**({} if ON_GPU else dict(backend='aot_eager'))).before_train(SimpleNamespace(model=model))
     for seed in range(3):
         inputs = make_inputs(seed)
         # In half precision the compiled tokenizer rounds less often, and some tokens are others.

@@ -33,6 +33,13 @@ def test_padding_is_zeros_at_the_bottom_and_the_right():
     torch.testing.assert_close(model(images)[0], model(padded)[0])
 
 
+def test_patches_are_embedded_alike_on_a_gpu():
+    embed, images = BEiTBackbone(**SMALL, in_channels=4).patch_embed.double(), torch.randn(2, 4, 24, 40).double()
+    (expected, grid), (found, same) = embed(images), embed.as_product(images)
+    torch.testing.assert_close(found, expected)
+    assert grid == same == (3, 5)
+
+
 @pytest.mark.parametrize('bias', [None, 'shared', 'per_layer'])
 def test_chosen_positions_equal_the_full_computation(bias):
     model = BEiTBackbone(**SMALL, masked_input=True, rel_pos_bias=bias, layer_scale_init=0.1).double()

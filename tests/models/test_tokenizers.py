@@ -15,7 +15,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE, VQKDTokenizer
 from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels
-from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder
+from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder, convolve_few_channels
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, gumbel_softmax
 
 SMALL_DALLE = dict(hidden=8, vocab_size=32)
@@ -333,3 +333,10 @@ def test_half_precision_of_vqkd_is_that_of_the_encoder():
     assert (tokens != rounded).float().mean() < 0.2
     error = (features - of_rounded).norm() / features.norm()
     assert 1e-4 < error < 0.05  # bfloat16 has 8 bits, float32 24
+
+
+@pytest.mark.parametrize('channels', [1, 3, 6])
+def test_few_channels_are_convolved_alike_on_a_gpu(channels):
+    images, weight, bias = torch.randn(2, channels, 12, 20), torch.randn(5, channels, 7, 7), torch.randn(5)
+    expected = F.conv2d(images.double(), weight.double(), bias.double(), padding=3)
+    torch.testing.assert_close(convolve_few_channels(images.double(), weight.double(), bias.double()), expected)
