@@ -117,8 +117,9 @@ export TORCHINDUCTOR_CACHE_DIR=$state/inductor WORK=$state/work RESULTS=$out/res
 export PORT=$((20000 + RANDOM % 20000)) # of tools/dist_train.sh
 : > "$RESULTS"
 # yapf writes a file at its first import, of which processes that import it at the same time read half
-if ! "$python" -c 'import torch, mmengine, yapf.yapflib.yapf_api' 2> "$logs/import.err"; then
-  tail -n 1 "$logs/import.err"
+imports='import yapf.yapflib.yapf_api, mmpretrain.models, mmseg.models, timm, transformers, pytest'
+if ! "$python" -c "$imports" &> "$logs/import.txt"; then
+  tail -n 1 "$logs/import.txt"
   echo 'error: install requirements/onedl.txt and dev.txt, or run tools/dev/gpu/collect.sh and copy .whl here' >&2
   exit 1
 fi

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 
 # openxlab and onedl-mim are left out with what they import: they only download.
-imported=(addict ftfy importlib-metadata lazy-importer mat4py model-index modelindex ordered-set platformdirs
+imported=(addict einops ftfy importlib-metadata lazy-importer mat4py model-index modelindex ordered-set platformdirs
   prettytable termcolor wcwidth yapf zipp)
 mapfile -t pinned < <(grep -E '^onedl-(mmengine|mmcv|mmpretrain|mmsegmentation)==' requirements/onedl.txt)
 
