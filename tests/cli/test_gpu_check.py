@@ -56,7 +56,7 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     exits = {line['part']: line['exit'] for line in lines if 'title' not in line}
     assert exits == dict.fromkeys(re.findall(r'\b(?:part|alone) (\w+) \d', CHECK.read_text()), 0)
     found = {(line['part'], line['title']): line for line in lines if 'title' in line}
-    assert not [place for place, figure in FIGURES.items() if not found[place].get(figure)]
+    assert not [place for place, figure in FIGURES.items() if found[place].get(figure) is None]
     summary = (tmp_path / 'out/summary.txt').read_text()
     assert 'beit_mm compiled' in summary and 'resumed: equal True' in summary
     assert len([*(tmp_path / 'out/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning

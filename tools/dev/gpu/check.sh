@@ -37,8 +37,13 @@ if [[ $rehearse ]]; then
   kernels=(--narrow --batch 2 --rounds 1 --threads 1 --backend aot_eager)
   segment=(--narrow --rounds 1)
   compile=(--compile backend=aot_eager) graphs=("${compile[@]}") profile=2
+  # --compile would compile for a minute
+  compiled=$state/compiled.py compiled_words=()
+  mkdir -p "$state"
+  echo "_base_ = '$PWD/$pretraining'
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.CompileHook', backend='aot_eager')]" > "$compiled"
   PHOTOS=${PHOTOS:-$images} learning=(--steps 20 --batch 8 --workers 1)
-  processes=0
+  processes=2
 else
   budget=${BUDGET:-900} patience=1
   pretraining=configs/beit_plus/pretrain_300e.py paper=configs/beit/pretrain_300e.py
@@ -53,6 +58,7 @@ else
   kernels=(--batch "$batch")
   segment=(--precision bfloat16 --rounds 3)
   compile=(--compile) graphs=(--compile mode=reduce-overhead) profile=10
+  compiled=$pretraining compiled_words=(--compile)
   learning=(--minutes 2 --workers "$workers")
   processes=4
 fi
@@ -152,7 +158,8 @@ summarize
 
 # --- speed of trainings and of more models ---
 alone train_paper 75 25 "${own[@]}" train $paper $steps "$batch" "$workers" "${data[@]}"
-alone train_compiled 110 40 "${own[@]}" train $pretraining $steps "$batch" "$workers" "${data[@]}" --compile
+alone train_compiled 110 40 "${own[@]}" train "$compiled" $steps "$batch" "$workers" "${data[@]}" \
+  "${compiled_words[@]}"
 alone step_finetune 100 40 "$python" $benchmarks/step.py finetune "${model[@]}" "${compile[@]}" --waits \
   --profile $profile --traces "$out/traces" --json "$RESULTS"
 alone segment 150 40 "$python" $benchmarks/segmentation.py "${segment[@]}" --only beit_mm mmseg \
