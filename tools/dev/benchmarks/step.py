@@ -2,7 +2,7 @@
 
     python tools/dev/benchmarks/step.py pretrain --batch 8 --threads 2                         # CPU
     python tools/dev/benchmarks/step.py finetune --batch 64 128 256 --rounds 20 --compile      # GPU; --arch large
-    python tools/dev/benchmarks/step.py pretrain --batch 256 --compile --profile 10 --waits --only beit_mm
+    python tools/dev/benchmarks/step.py pretrain --batch 256 --compile --only beit_mm --profile 10 --waits
     python tools/dev/benchmarks/step.py dino --batch 1 --threads 1
 
 pretrain: BEiT+ with the tokenizer, by our config and by mmpretrain's, and timm's backbone with our tokenizer and head,
@@ -339,10 +339,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--waits', action='store_true', help='count how often our step waits for the GPU, and where')
     parser.add_argument('--json', type=Path, metavar='FILE', help='add each table to it as a line of JSON')
     args = parser.parse_args()
-    known = [*CONTENDERS[args.what], *([COMPILED] if args.compile is not None and args.what != 'dino' else [])]
-    args.only = args.only or known
+    known = CONTENDERS[args.what]
+    args.only = [*(args.only or known)]
+    if args.compile is not None:
+        known = (*known, COMPILED)
+        args.only += [COMPILED] * (COMPILED not in args.only)
     if unknown := set(args.only) - set(known):
         parser.error(f'no contender {", ".join(unknown)}; choose from {", ".join(known)}')
+    if args.what == 'dino' and args.compile is not None:
+        parser.error('dino has no compiled step')
     args.arch = NARROW if args.narrow else args.arch
     return args
 

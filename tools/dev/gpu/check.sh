@@ -13,6 +13,7 @@ set -uo pipefail
 
 [[ $# -ge 1 && $1 != -* ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 out=$(realpath -m "$1")
+PHOTOS=${PHOTOS:+$(realpath "$PHOTOS")}
 rehearse=$([[ ${2:-} == --rehearse ]] && echo _rehearsal)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 

@@ -33,7 +33,8 @@ MAX_DRAWN = 200  # images; more are links to them
 JPEG_QUALITY = 99  # at which drawn images of 375 pixels have about as many bytes as ImageNet's
 LOGGED = ('step', 'loss', 'mim_acc', 'grad_norm', 'images_per_second', 'time', 'data_time', 'memory', 'skipped_steps')
 WARNING_SIGNS = ('warning:', 'WARNING', 'Warning:', 'ERROR', 'error:', 'Traceback')
-EXPECTED_WARNINGS = ('Effective batch', 'random weights')  # of short runs without the tokenizer's weights
+# of short runs, without the tokenizer's weights, and of deterministic ones
+EXPECTED_WARNINGS = ('Effective batch', 'random weights', 'cudnn.benchmark')
 NOT_COMPILED = 'could not be compiled'  # CompileHook's warning
 
 
