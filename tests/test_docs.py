@@ -28,6 +28,7 @@ PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorte
 PAGES += [f'configs/{path.parent.name}/README.md' for path in sorted((ROOT / 'configs').glob('*/README.md'))]
 FENCED = re.compile(r'^```(\w+)\n(.*?)^```$', re.M | re.S)
 OTHER_PROGRAMS = ['tensorboard', 'tools/run_tests.sh', 'tools/dev/check_style.sh', '.venv/bin/python', 'sbatch']
+OTHER_PROGRAMS += ['tools/dev/gpu/check.sh', 'tools/dev/gpu/collect.sh']
 CONFIGS = 'demo/pretrain', 'demo/finetune_folder', 'demo/segment_upernet'  # what CONFIG may stand for
 WRITTEN = re.compile(r'work_dirs/|run/|mine\.py$')  # configs of a run, or the reader's own
 

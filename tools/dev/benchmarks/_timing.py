@@ -1,8 +1,14 @@
-"""What the benchmarks share: interleaved rounds, memory, the parts of a call, tables, a GPU's limit."""
+"""What the benchmarks share: interleaved rounds, memory, the parts of a call, profiles, tables, a GPU's limit."""
 
+import gzip
+import json
+import os
 import statistics
 import subprocess
+import tempfile
 import time
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +21,19 @@ T = TypeVar('T')
 Clock = Callable[[], float]
 GPU = torch.cuda.is_available()
 OURS = 'beit_mm'
+DEVICE_EVENTS = ('kernel', 'gpu_memcpy', 'gpu_memset') if GPU else ('cpu_op',)  # categories in torch's traces
+LARGEST = 15  # kernels that a profile prints
+KERNEL_GROUPS = dict(  # words in names of kernels; the first group with one of them counts
+    triton=['triton'],
+    attention=['fmha', 'attention', 'flash', 'sdpa'],
+    convolution=['conv', 'fprop', 'dgrad', 'wgrad', 'implicit', 'nchw', 'nhwc'],
+    product=['gemm', 'cutlass', 'nvjet', 'xmma', 'addmm', 'bmm', '::mm', 'splitk'],
+    norm=['layer_norm', 'layernorm', 'gammabeta'],
+    optimizer=['adam', 'multi_tensor', 'lpnorm'],
+    softmax=['softmax', 'nll', 'cross_entropy'],
+    copy=['memcpy', 'memset'],
+    elementwise=['elementwise', 'reduce', 'index', 'cat', 'copy', 'gather', 'scatter'],
+)
 
 
 def machine(threads: int) -> dict[str, object]:
@@ -31,11 +50,24 @@ def machine(threads: int) -> dict[str, object]:
     return dict(device=device, torch=torch.__version__, commit=commit)
 
 
-def measured_limit() -> float:
-    """bf16 matrix rate of this GPU in GFLOP/s: an 8192-cubed product, median of ten."""
-    a, b = (torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16) for _ in range(2))
-    times = [seconds(lambda: a @ b)[0] for _ in range(13)][3:]
-    return 2 * 8192**3 / statistics.median(times) / 1e9
+def add_line(file: Path | None, **figures: object) -> None:
+    """Appends figures to a file with one JSON object a line, at once: a run that is cut short has left them."""
+    if file:
+        if name := os.environ.get('PART'):  # tools/dev/gpu/check.sh calls benchmarks under several names
+            figures = dict(part=name, **figures)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open('a') as lines:
+            lines.write(json.dumps(figures, default=str) + '\n')
+
+
+def measured_limit(dtype: torch.dtype = torch.bfloat16) -> float:
+    """Matrix rate of this GPU in GFLOP/s: an 8192-cubed product, median of ten."""
+    a, b = (torch.randn(8192, 8192, device='cuda', dtype=dtype) for _ in range(2))
+    return 2 * 8192**3 / median_seconds(lambda: a @ b) / 1e9
+
+
+def median_seconds(run: Callable[[], object], rounds: int = 10, warmup: int = 3) -> float:
+    return statistics.median([seconds(run)[0] for _ in range(rounds + warmup)][warmup:])
 
 
 def seconds(run: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[float, T]:
@@ -143,14 +175,117 @@ def report_parts(title: str, times: dict[str, float], gflop: dict[str, float], s
         print(f'{name:12}{seconds_:10.4f}{of_step:10.0%}{gflop[name] / size:13.1f}{rate / 1000:10.2f}{share:>10}')
 
 
-def profile_step(step: Callable[[], None], number: int) -> None:
-    """Prints the operations, on a GPU the kernels, that take most of a step."""
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]) as found:
+def profile_steps(name: str, step: Callable[[], object], number: int, folder: Path | None = None) -> dict[str, object]:
+    """Prints and returns where the time of some steps goes: idle share, groups of kernels, the largest kernels.
+
+    Args:
+        name: of the profile, also of its trace.
+        folder: where the trace is kept, for Perfetto or chrome://tracing; None: nowhere.
+    """
+    step()
+    asked, done = host_and_device_seconds(step, number)
+    with profile(activities=[ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU]) as found:
+        for _ in range(number):
+            step()
+        synchronize()
+    with tempfile.TemporaryDirectory() as temporary:
+        trace = (folder or Path(temporary)) / f'{name.replace(" ", "_")}.json.gz'
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(trace))
+        events = json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']
+    events = [event for event in events if event.get('cat') in DEVICE_EVENTS and 'dur' in event]
+    wall, busy = wall_and_busy(events)
+    spent, calls, groups = Counter(), Counter(), Counter()
+    for event, own in own_times(events):
+        spent[event['name']] += own
+        calls[event['name']] += 1
+        groups[group_of(event['name'])] += own
+    total = sum(spent.values())
+    shares = {group: time_ / total for group, time_ in groups.most_common()}
+    per_step = 1e3 * number  # microseconds of all steps to milliseconds of one
+    print(f'\nprofile of {number} steps: {name}')
+    print(f'{1e3 * done:.1f} ms a step without the profiler, of which the host needs {1e3 * asked:.1f}')
+    print(f'{wall / per_step:.1f} ms with it, idle {1 - busy / wall:.1%}, {len(events) / number:.0f} kernels')
+    print(', '.join(f'{group} {share:.0%}' for group, share in shares.items()))
+    kernels = [(kernel, time_ / per_step, calls[kernel] / number) for kernel, time_ in spent.most_common(LARGEST)]
+    for kernel, milliseconds, count in kernels:
+        print(f'{milliseconds * per_step / total:7.1%}{milliseconds:9.3f} ms{count:8.1f} x  {kernel[:100]}', flush=True)
+    figures = dict(ms=1e3 * done, host_ms=1e3 * asked, profiled_ms=wall / per_step, idle=1 - busy / wall)
+    return dict(figures, groups=shares, kernels=kernels)
+
+
+def synchronize() -> None:
+    if GPU:
+        torch.cuda.synchronize()
+
+
+def host_and_device_seconds(step: Callable[[], object], number: int) -> tuple[float, float]:
+    """Time of a step until the host has asked for all of it, and until the device has done it."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(number):
         step()
-        if GPU:
-            torch.cuda.synchronize()
-    key = 'self_device_time_total' if GPU else 'self_cpu_time_total'
-    print(found.key_averages().table(sort_by=key, row_limit=number, max_name_column_width=60))
+    asked = time.perf_counter() - start
+    synchronize()
+    return asked / number, (time.perf_counter() - start) / number
+
+
+def wall_and_busy(events: list[dict]) -> tuple[float, float]:
+    """Microseconds from the first event to the end of the last one, and those of them with any event."""
+    spans = sorted((event['ts'], event['ts'] + event['dur']) for event in events)
+    first = end = spans[0][0]
+    busy = 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return end - first, busy
+
+
+def own_times(events: list[dict]) -> list[tuple[dict, float]]:
+    """Microseconds of each event without those of events inside of it: CPU operations call others, kernels do not."""
+    threads = defaultdict(list)
+    for event in sorted(events, key=lambda event: (event['ts'], -event['dur'])):
+        threads[event['pid'], event['tid']].append(event)
+    found = []
+    for thread in threads.values():
+        own, around = [event['dur'] for event in thread], []  # indices of the events that the next may be in
+        for index, event in enumerate(thread):
+            while around and event['ts'] >= thread[around[-1]]['ts'] + thread[around[-1]]['dur']:
+                around.pop()
+            if around:
+                own[around[-1]] -= event['dur']
+            around.append(index)
+        found += zip(thread, own, strict=True)
+    return found
+
+
+def group_of(kernel: str) -> str:
+    lower = kernel.lower()
+    return next((group for group, words in KERNEL_GROUPS.items() if any(word in lower for word in words)), 'other')
+
+
+def count_waits(step: Callable[[], object], number: int = 3) -> dict[str, float] | None:
+    """Prints and returns how often in a step, and in which line, the host waits for the GPU; None without a GPU."""
+    if not GPU:
+        print('\nwaits for the device: not counted on a CPU')
+        return None
+    for _ in range(3):  # kernels are chosen, and the first step decides some things on the host
+        step()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        torch.cuda.set_sync_debug_mode('warn')
+        try:
+            for _ in range(number):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+    waits = [warning for warning in found if 'called a synchronizing' in str(warning.message)]
+    lines = Counter(f'{"/".join(Path(warning.filename).parts[-3:])}:{warning.lineno}' for warning in waits)
+    print(f'\nwaits for the device: {len(waits) / number:g} a step')
+    for line, count in lines.most_common():
+        print(f'{count / number:8.1f} x  {line}')
+    return {line: count / number for line, count in lines.items()}
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -2,13 +2,15 @@
 
     python tools/dev/benchmarks/step.py pretrain --batch 8 --threads 2                         # CPU
     python tools/dev/benchmarks/step.py finetune --batch 64 128 256 --rounds 20 --compile      # GPU; --arch large
+    python tools/dev/benchmarks/step.py pretrain --batch 256 --compile --only beit_mm --profile 10 --waits
     python tools/dev/benchmarks/step.py dino --batch 1 --threads 1
 
 pretrain: BEiT+ with the tokenizer, by our config and by mmpretrain's, and timm's backbone with our tokenizer and head,
 which it has not; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
 our config, by mmpretrain's and timm's. Weights, random images and masks, and precision are the same for all; that ours
-and mmpretrain's losses agree (in fine-tuning timm's too) is checked first. The optimizers are everybody's own: fused in
-ours and timm's, a group for each parameter in mmpretrain's.
+and mmpretrain's losses agree (in fine-tuning timm's too) is checked first. The tokenizer computes as the config has it,
+in mmpretrain's step as autocast has it. The optimizers are everybody's own: fused in ours and timm's, a group for each
+parameter in mmpretrain's.
 dino: BEiT, DINO and both together by our configs, on a CPU in CPU seconds of all threads together. The paper has 4.2
 for both beside BEiT.
 
@@ -18,17 +20,30 @@ medians carry over to other machines.
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import mmpretrain.models
 import torch
 import torch.nn.functional as F
-from _timing import GPU, OURS, interleave, machine, measured_limit, profile_step, report, report_parts, time_parts
-from mmengine.config import Config
+from _timing import (
+    GPU,
+    OURS,
+    add_line,
+    count_waits,
+    interleave,
+    machine,
+    measured_limit,
+    profile_steps,
+    report,
+    report_parts,
+    seconds,
+    time_parts,
+)
+from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.optim import build_optim_wrapper
@@ -41,8 +56,11 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.names import convert_state_dict
 from beit_mm.datasets.masking import BlockwiseMask, masked_positions
 from beit_mm.engine import AutocastOptimWrapper
+from beit_mm.engine.optim import DTYPES
+from beit_mm.engine.steps import CompileHook
 from beit_mm.models import DINOPretrainer
-from beit_mm.models.vit import ARCHITECTURES
+from beit_mm.models.tokenizers.base import PRECISIONS, dtype_on
+from beit_mm.models.vit import sizes_of
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 
@@ -56,14 +74,21 @@ DINO = {
 THEIRS = Path(mmpretrain.__file__).parent / '.mim/configs/beit'
 THEIR_PRETRAIN = THEIRS / 'beit_beit-base-p16_8xb256-amp-coslr-300e_in1k.py'
 THEIR_FINETUNE = THEIRS / 'benchmarks/beit-base-p16_8xb128-coslr-100e_in1k.py'
+COMPILED = f'{OURS} compiled'
+PEERS = (OURS, 'mmpretrain', 'timm')
+CONTENDERS = dict(pretrain=PEERS, finetune=PEERS, dino=(*DINO, 'dino_on_masked'))
+NARROW = dict(embed_dims=64, num_layers=2, num_heads=4, feedforward_channels=256)
+NARROW_TOKENIZER = 8  # width of its first group
+NARROW_DINO = dict(embed_dims=64, num_prototypes=64, hidden_dims=64, bottleneck_dims=16)
 # GFLOP an image. Pretraining of base: 105.1 for ViT-B forward and backward, 52.1 for the tokenizer, 2.8 for the head on
 # 75 tokens; DINO: both together, counted by torch's FlopCounterMode.
 GFLOP = dict(pretrain=dict(base=160.1, large=424.9), finetune=dict(base=105.1, large=369.0), dino=dict(base=592.5))
 # A rate so small that all go on computing the same: steep attention makes numbers near zero, which are slow on CPUs.
 LR = 1e-6
-# Between the losses: the networks compute in float32 there, our tokenizer in the step's precision.
-TOLERANCE = dict(float32=1e-3, float16=0.01, bfloat16=0.1)
+# Between the losses, by the precision of our tokenizer: all else computes in float32 there.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.1}
 Step = Callable[[], object]
+failures: list[str] = []  # of contenders, which do not keep the others from being timed
 
 
 def build(config: Path, args: argparse.Namespace, **options: object) -> tuple[nn.Module, AutocastOptimWrapper]:
@@ -71,13 +96,17 @@ def build(config: Path, args: argparse.Namespace, **options: object) -> tuple[nn
     cfg = Config.fromfile(config)
     cfg.merge_from_dict({f'model.{name.replace("__", ".")}': value for name, value in options.items()})
     if args.arch != 'base':
-        width = 'in_channels' if 'in_channels' in cfg.model.head else 'embed_dims'
-        cfg.merge_from_dict(
-            {'model.backbone.arch': args.arch, f'model.head.{width}': ARCHITECTURES[args.arch]['embed_dims']}
-        )
-    if 'DALLETokenizer' in str(cfg.model.get('target_generator')):
-        precision = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'fp32'}[args.precision]
-        cfg.model.target_generator.update(random_weights=True, precision=precision)
+        cfg.model.backbone.arch = args.arch
+        if cfg.model.get('head'):
+            width = 'in_channels' if 'in_channels' in cfg.model.head else 'embed_dims'
+            cfg.model.head[width] = sizes_of(args.arch)['embed_dims']
+    if args.narrow and 'dino_head' in cfg.model:
+        cfg.model.dino_head.update(NARROW_DINO)
+    tokenizer = cfg.model.get('target_generator')
+    if tokenizer and 'DALLETokenizer' in tokenizer.type:
+        tokenizer.update(random_weights=True, precision=args.tokenizer or tokenizer.get('precision', 'fp16'))
+    if tokenizer and args.narrow:
+        tokenizer.update({'hidden' if 'DALLETokenizer' in tokenizer.type else 'n_hid': NARROW_TOKENIZER})
     if 'data_preprocessor' not in cfg.model:  # where mmpretrain's configs have it
         cfg.model.data_preprocessor = dict({'type': 'ClsDataPreprocessor'}, **cfg.data_preprocessor)
     model = MODELS.build(cfg.model).to(get_device()).train()
@@ -89,8 +118,8 @@ def build(config: Path, args: argparse.Namespace, **options: object) -> tuple[nn
     return model, build_optim_wrapper(model, wrapper)
 
 
-def build_timm(arch: str, **options: object) -> nn.Module:
-    sizes = ARCHITECTURES[arch]
+def build_timm(arch: str | dict, **options: object) -> nn.Module:
+    sizes = sizes_of(arch)
     names = dict(embed_dim=sizes['embed_dims'], depth=sizes['num_layers'], num_heads=sizes['num_heads'])
     return Beit(**names, use_abs_pos_emb=False, init_values=0.1, drop_path_rate=0.1, **options).to(get_device())
 
@@ -108,18 +137,25 @@ def timm_step(model: nn.Module, groups: object, loss: Callable[[], Tensor], prec
     return step
 
 
-def compiled(model: nn.Module, method: str, step: Step) -> Step:
-    """A step of the same model with one of its methods compiled as CompileHook does it."""
-    call = torch.compile(getattr(model, method), fullgraph=True, dynamic=False)  # raises where it fails
+def add_compiled(steps: dict[str, Step], model: nn.Module, step: Step, options: dict) -> None:
+    """Adds a step of the same model, compiled as CompileHook does it in training, unless it falls back to eager."""
+    hook = CompileHook(**options)
+    hook.before_train(SimpleNamespace(model=model))
+    delattr(model, hook.method)  # the other steps are eager
 
     def compiled_step() -> None:
-        setattr(model, method, call)
+        setattr(model, hook.method, hook.compiled)
         try:
             step()
         finally:
-            delattr(model, method)
+            delattr(model, hook.method)
 
-    return compiled_step
+    first = seconds(compiled_step)[0]
+    if hook.compiled.failure:
+        failures.append(f'{COMPILED}: {hook.compiled.failure}')
+        return
+    print(f'\nfirst step of {COMPILED}: {first:.1f} s')
+    steps[COMPILED] = compiled_step
 
 
 @torch.no_grad()
@@ -153,37 +189,20 @@ def two_views(size: int) -> dict[str, Tensor]:
 def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
     """Steps by contender, and ours with marks at the ends of its parts."""
     ours, wrapper = build(PRETRAIN, args)
-    peer, peer_wrapper = build(THEIR_PRETRAIN, args, target_generator__init_cfg=None)
-    tokenizer = ours.target_generator
-    weights = convert_state_dict(ours.state_dict(), target='mmpretrain').state_dict
-    weights |= {f'target_generator.{name}': tensor for name, tensor in tokenizer.encoder.state_dict().items()}
-    found = peer.load_state_dict(weights, strict=False)
-    assert not found.unexpected_keys and all('relative_position_index' in name for name in found.missing_keys), found
     batch = dict(inputs=two_views(size))
-    samples = [DataSample() for _ in range(size)]
-    for sample, mask in zip(samples, batch['inputs']['mask'], strict=True):
-        sample.set_field(mask, 'mask')
-    views = (batch['inputs'][name].permute(0, 3, 1, 2).flip(1) for name in ('images', 'tokenizer_images'))  # BGR
-    planar = [view.contiguous().pin_memory() if GPU else view.contiguous() for view in views]
-    peer_batch = dict(inputs=planar, data_samples=samples)
-    losses = {OURS: loss_of(ours, batch), 'mmpretrain': loss_of(peer, peer_batch)}
-    check_losses(losses, [ours, peer], TOLERANCE[args.precision])
-    timm = build_timm(args.arch, use_shared_rel_pos_bias=True, num_classes=8192, global_pool='token')
-
-    def timm_loss() -> Tensor:
-        inputs = ours.data_preprocessor(batch, True)['inputs']
-        positions = inputs['positions']
-        targets = tokenizer.encode_at(inputs['tokenizer_images'], positions)
-        logits = timm.head(take_tokens(timm.forward_features(inputs['images']), positions + 1)).flatten(0, 1)
-        valid = (positions >= 0).flatten()
-        each = F.cross_entropy(logits, targets.clamp(min=0).flatten(), reduction='none')
-        return torch.where(valid, each, 0).sum() / valid.sum()
+    steps = {OURS: lambda: ours.train_step(batch, wrapper)}
+    if 'mmpretrain' in args.only:
+        steps['mmpretrain'] = mmpretrain_pretraining(ours, batch, args)
+    if 'timm' in args.only:
+        steps['timm'] = timm_pretraining(ours, batch, args)
+    if COMPILED in args.only:
+        add_compiled(steps, ours, steps[OURS], args.compile)
 
     def parts(mark: Callable[[str], None]) -> None:
         inputs = ours.data_preprocessor(batch, True)['inputs']
         mark('other')
         with wrapper.optim_context(ours):
-            targets = tokenizer.encode_at(inputs['tokenizer_images'], inputs['positions'])
+            targets = ours.target_generator.encode_at(inputs['tokenizer_images'], inputs['positions'])
             mark('tokenizer')
             hidden = ours.backbone(inputs['images'], inputs['mask'], inputs['positions'])[0]
             mark('forward')
@@ -195,45 +214,79 @@ def pretraining(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], C
         wrapper.zero_grad()
         mark('optimizer')
 
-    steps = {
-        OURS: lambda: ours.train_step(batch, wrapper),
-        'mmpretrain': lambda: peer.train_step(peer_batch, peer_wrapper),
-        'timm': timm_step(timm, timm.parameters(), timm_loss, args.precision, clip_grad=dict(max_norm=3.0)),
-    }
-    if args.compile:
-        steps[f'{OURS} compiled'] = compiled(ours, 'loss', steps[OURS])
-    return steps, parts
+    return steps, parts if OURS in args.only else None
+
+
+def mmpretrain_pretraining(ours: nn.Module, batch: dict, args: argparse.Namespace) -> Step:
+    """A step of mmpretrain's model with our weights on our batch."""
+    peer, wrapper = build(THEIR_PRETRAIN, args, target_generator__init_cfg=None)
+    tokenizer = ours.target_generator
+    weights = convert_state_dict(ours.state_dict(), target='mmpretrain').state_dict
+    weights |= {f'target_generator.{name}': tensor for name, tensor in tokenizer.encoder.state_dict().items()}
+    found = peer.load_state_dict(weights, strict=False)
+    assert not found.unexpected_keys and all('relative_position_index' in name for name in found.missing_keys), found
+    inputs = batch['inputs']
+    samples = [DataSample() for _ in inputs['mask']]
+    for sample, mask in zip(samples, inputs['mask'], strict=True):
+        sample.set_field(mask, 'mask')
+    views = (inputs[name].permute(0, 3, 1, 2).flip(1) for name in ('images', 'tokenizer_images'))  # BGR
+    planar = [view.contiguous().pin_memory() if GPU else view.contiguous() for view in views]
+    peer_batch = dict(inputs=planar, data_samples=samples)
+    losses = {OURS: loss_of(ours, batch), 'mmpretrain': loss_of(peer, peer_batch)}
+    check_losses(losses, [ours, peer], TOLERANCE[dtype_on(tokenizer.precision, torch.device(get_device()))])
+    return lambda: peer.train_step(peer_batch, wrapper)
+
+
+def timm_pretraining(ours: nn.Module, batch: dict, args: argparse.Namespace) -> Step:
+    """A step of timm's backbone and head with our tokenizer."""
+    timm = build_timm(args.arch, use_shared_rel_pos_bias=True, num_classes=8192, global_pool='token')
+
+    def loss() -> Tensor:
+        inputs = ours.data_preprocessor(batch, True)['inputs']
+        positions = inputs['positions']
+        targets = ours.target_generator.encode_at(inputs['tokenizer_images'], positions)
+        logits = timm.head(take_tokens(timm.forward_features(inputs['images']), positions + 1)).flatten(0, 1)
+        valid = (positions >= 0).flatten()
+        each = F.cross_entropy(logits, targets.clamp(min=0).flatten(), reduction='none')
+        return torch.where(valid, each, 0).sum() / valid.sum()
+
+    return timm_step(timm, timm.parameters(), loss, args.precision, clip_grad=dict(max_norm=3.0))
 
 
 def finetuning(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Callable | None]:
-    ours, wrapper = build(FINETUNE, args)
+    ours, wrapper = build(FINETUNE, args, train_cfg=None)  # no mixup, no cutmix
     with torch.no_grad():  # random also where training starts from zero or one, so that the check sees it
         for name, parameter in ours.named_parameters():
             parameter.add_(torch.randn_like(parameter), alpha=1.0 if name.endswith('table') else 0.05)
-    options = dict(train_cfg=None, backbone__layer_scale_init_value=0.1)  # no mixup
-    peer, peer_wrapper = build(THEIR_FINETUNE, args, **options)
-    peer.load_state_dict(convert_state_dict(ours.state_dict(), target='mmpretrain').state_dict)
-    timm = build_timm(args.arch, use_rel_pos_bias=True, num_classes=1000)
-    timm.load_state_dict(convert_state_dict(ours.state_dict(), target='timm').state_dict)
     images, labels = torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8), torch.randint(1000, (size,))
+    images = images.pin_memory() if GPU else images
     samples = [DataSample().set_gt_label(int(label)) for label in labels]
     batch = dict(inputs=images, data_samples=samples)
-    peer_batch = dict(inputs=images.flip(1), data_samples=copy.deepcopy(samples))  # BGR, as OpenCV reads
+    steps, models = {OURS: lambda: ours.train_step(batch, wrapper)}, [ours]
+    losses = {OURS: loss_of(ours, batch)}
+    if 'mmpretrain' in args.only:
+        options = dict(train_cfg=None, backbone__layer_scale_init_value=0.1)
+        peer, peer_wrapper = build(THEIR_FINETUNE, args, **options)
+        peer.load_state_dict(convert_state_dict(ours.state_dict(), target='mmpretrain').state_dict)
+        bgr = images.flip(1)  # as OpenCV reads
+        peer_batch = dict(inputs=bgr.pin_memory() if GPU else bgr, data_samples=copy.deepcopy(samples))
+        steps['mmpretrain'] = lambda: peer.train_step(peer_batch, peer_wrapper)
+        losses['mmpretrain'] = loss_of(peer, peer_batch)
+        models.append(peer)
+    if 'timm' in args.only:
+        timm = build_timm(args.arch, use_rel_pos_bias=True, num_classes=1000)
+        timm.load_state_dict(convert_state_dict(ours.state_dict(), target='timm').state_dict)
 
-    def timm_loss() -> Tensor:
-        logits = timm(images.to(get_device()).float().sub_(127.5).div_(127.5))
-        return F.cross_entropy(logits.float(), labels.to(get_device()), label_smoothing=0.1)
+        def timm_loss() -> Tensor:
+            logits = timm(images.to(get_device(), non_blocking=True).float().sub_(127.5).div_(127.5))
+            return F.cross_entropy(logits.float(), labels.to(get_device()), label_smoothing=0.1)
 
-    losses = {OURS: loss_of(ours, batch), 'mmpretrain': loss_of(peer, peer_batch), 'timm': timm_loss}
-    check_losses(losses, [ours, peer, timm], TOLERANCE['float32'])
-    groups = param_groups_layer_decay(timm, 0.05, timm.no_weight_decay(), layer_decay=0.65)
-    steps = {
-        OURS: lambda: ours.train_step(batch, wrapper),
-        'mmpretrain': lambda: peer.train_step(peer_batch, peer_wrapper),
-        'timm': timm_step(timm, groups, timm_loss, args.precision),
-    }
-    if args.compile:
-        steps[f'{OURS} compiled'] = compiled(ours, 'extract_feat', steps[OURS])
+        groups = param_groups_layer_decay(timm, 0.05, timm.no_weight_decay(), layer_decay=0.65)
+        steps['timm'], losses['timm'] = timm_step(timm, groups, timm_loss, args.precision), timm_loss
+        models.append(timm)
+    check_losses(losses, models, TOLERANCE[torch.float32])
+    if COMPILED in args.only:
+        add_compiled(steps, ours, steps[OURS], args.compile)
     return steps, None
 
 
@@ -264,44 +317,85 @@ def with_dino(args: argparse.Namespace, size: int) -> tuple[dict[str, Step], Cal
     return steps, None
 
 
-def main() -> None:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('what', choices=[*GFLOP])
     parser.add_argument('--arch', choices=['base', 'large'], default='base')
-    parser.add_argument('--compile', action='store_true', help='time our step compiled by CompileHook too')
+    parser.add_argument('--narrow', action='store_true', help='small models instead, to try the script out')
+    parser.add_argument(
+        '--only', nargs='+', metavar='NAME', help=f'contenders; of pretrain {", ".join(PEERS)}, {COMPILED}'
+    )
+    help_ = 'time our step compiled by CompileHook too, with options of torch.compile, as mode=reduce-overhead'
+    parser.add_argument('--compile', nargs='*', action=DictAction, metavar='KEY=VALUE', help=help_)
     parser.add_argument('--batch', type=int, nargs='+', default=[8], help='images a step')
-    parser.add_argument('--precision', choices=[*TOLERANCE], default='bfloat16')
+    parser.add_argument('--precision', choices=DTYPES, default='bfloat16')
+    parser.add_argument('--tokenizer', choices=[*PRECISIONS], help="precision of our tokenizer (default: the config's)")
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--threads', type=int, default=2, help='CPU threads')
-    parser.add_argument('--profile', type=int, metavar='N', help='print the N operations that take most of our step')
-    parser.add_argument('--json', type=Path, metavar='FILE', help='write options and times there')
+    parser.add_argument(
+        '--profile', type=int, metavar='N', help='of N steps: idle share and largest kernels or operations'
+    )
+    parser.add_argument('--traces', type=Path, metavar='FOLDER', help='keep the traces of the profiles there')
+    parser.add_argument('--waits', action='store_true', help='count how often our step waits for the GPU, and where')
+    parser.add_argument('--json', type=Path, metavar='FILE', help='add each table to it as a line of JSON')
     args = parser.parse_args()
-    MMLogger.get_instance('benchmark', log_level='WARNING')  # mmpretrain lists every parameter it initialises
+    known = CONTENDERS[args.what]
+    args.only = [*(args.only or known)]
+    if args.compile is not None:
+        known = (*known, COMPILED)
+        args.only += [COMPILED] * (COMPILED not in args.only)
+    if unknown := set(args.only) - set(known):
+        parser.error(f'no contender {", ".join(unknown)}; choose from {", ".join(known)}')
+    if args.what == 'dino' and args.compile is not None:
+        parser.error('dino has no compiled step')
+    args.arch = NARROW if args.narrow else args.arch
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    logger = MMLogger.get_instance('benchmark', log_level='WARNING')  # mmpretrain lists every parameter it initialises
+    logger.addFilter(lambda record: 'is skipped since' not in record.getMessage())  # and every frozen one
     init_default_scope('mmpretrain')
-    gflop, limit = GFLOP[args.what][args.arch], measured_limit() if GPU else None
-    record = dict(vars(args), json=None, **machine(args.threads), limit_gflops=limit, gflop_per_image=gflop, tables=[])
-    print(*(f'{name} {value}' for name, value in record.items() if value), sep='; ')
-    contenders = dict(pretrain=pretraining, finetune=finetuning, dino=with_dino)[args.what]
-    clock = time.process_time if args.what == 'dino' else time.perf_counter
+    gflop, limit = None if args.narrow else GFLOP[args.what][args.arch], measured_limit() if GPU else None
+    settings = dict(vars(args), **machine(args.threads), limit_gflops=limit, gflop_per_image=gflop)
+    for name in ('json', 'traces', 'profile', 'waits'):
+        del settings[name]
+    print(*(f'{name} {value}' for name, value in settings.items() if value), sep='; ')
     for size in args.batch:
-        steps = parts = None  # gives the last size's memory back
         try:
-            steps, parts = contenders(args, size)
-            times, memory, _ = interleave(steps, args.rounds, clock=clock)
-            report(f'whole step, batch {size}', times, memory, size, gflop * size / limit if limit else 0)
-            record['tables'].append(dict(title='whole step', batch=size, seconds=times, gibibytes=memory))
-            if parts:
-                times, counted = time_parts(parts, args.rounds)
-                report_parts(f'parts of our step, batch {size}', times, counted, size, limit)
-                record['tables'].append(dict(title='parts of our step', batch=size, seconds=times, gflop=counted))
-            if args.profile:
-                profile_step(next(iter(steps.values())), args.profile)
+            measure(args, size, settings)
         except torch.OutOfMemoryError as error:  # the smaller ones' figures are kept
-            print(f'\nbatch {size} does not fit: {str(error).splitlines()[0]}')
+            failures.append(f'batch {size} does not fit: {str(error).splitlines()[0]}')
         torch.cuda.empty_cache()
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + '\n')
+    if failures:
+        sys.exit('\n'.join(f'error: {failure}' for failure in failures))
+
+
+def measure(args: argparse.Namespace, size: int, settings: dict[str, object]) -> None:
+    """All tables of one batch size."""
+    torch.compiler.reset()
+    steps, parts = dict(pretrain=pretraining, finetune=finetuning, dino=with_dino)[args.what](args, size)
+    steps = {name: step for name, step in steps.items() if name in args.only}
+    limit, gflop = settings['limit_gflops'], settings['gflop_per_image']
+
+    def record(title: str, **figures: object) -> None:
+        add_line(args.json, benchmark='step', title=title, **dict(settings, batch=size, **figures))
+
+    clock = time.process_time if args.what == 'dino' else time.perf_counter
+    times, memory, _ = interleave(steps, args.rounds, clock=clock)
+    report(f'whole step, batch {size}', times, memory, size, gflop * size / limit if limit and gflop else 0)
+    record('whole step', seconds=times, gibibytes=memory)
+    if parts:
+        times, counted = time_parts(parts, args.rounds)
+        report_parts(f'parts of our step, batch {size}', times, counted, size, limit)
+        record('parts of our step', seconds=times, gflop=counted)
+    for name in [name for name in steps if name.startswith(OURS)] or steps:
+        if args.waits:
+            record(f'waits of {name}', waits=count_waits(steps[name]))
+        if args.profile:
+            profile_name = f'{args.what} {name} {size}'
+            record(f'profile of {name}', **profile_steps(profile_name, steps[name], args.profile, args.traces))
 
 
 if __name__ == '__main__':

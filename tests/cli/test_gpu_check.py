@@ -1,0 +1,76 @@
+"""tools/dev/gpu/check.sh: on a CPU its rehearsal runs every part; what a part has measured is never lost."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+CHECK = ROOT / 'tools/dev/gpu/check.sh'
+SETTINGS = ('PARTS', 'BUDGET', 'BATCH', 'WORKERS', 'PHOTOS')
+FIGURES = {  # by part and title of a line
+    ('facts', 'versions'): 'torch',
+    ('step_pretrain', 'whole step'): 'seconds',
+    ('step_pretrain', 'parts of our step'): 'gflop',
+    ('step_pretrain', 'profile of beit_mm compiled'): 'kernels',
+    ('kernels', 'attention'): 'milliseconds',
+    ('kernels', 'tokenizer'): 'milliseconds',
+    ('resume', 'interrupted'): 'after_step',
+    ('resume', 'resumed'): 'equal',
+    ('float16', 'float16'): 'skipped_steps',
+    ('train_compiled', 'train_compiled'): 'images_per_second',
+    ('segment', 'training step'): 'seconds',
+    ('segment', 'all scales with flip'): 'equal_labels',
+    ('segment', 'memory of one scale'): 'bytes',
+    ('learn', 'knn'): 'top1_of_random_weights',
+}
+# Stands in for Python: one part writes a figure and hangs, the next one fails, all else succeeds.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *sched_getaffinity*) echo 4 ;;
+  *'parts.py facts') echo '{"figure": 1}' >> "$RESULTS"; echo measured; exec sleep 60 ;;
+  *'parts.py images'*) mkdir -p "$STATE/images" ;;
+  *'parts.py resume'*) echo why it failed >&2; exit 3 ;;
+esac
+"""
+
+
+def check(folder: Path, *options: str, **settings: str) -> tuple[subprocess.CompletedProcess, list[dict]]:
+    """The finished process and the lines of its results."""
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    environment |= dict(PYTHON=sys.executable, STATE=str(folder / 'state')) | settings
+    command = ['bash', str(CHECK), str(folder / 'out'), *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done, [json.loads(line) for line in (folder / 'out/results.jsonl').read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_rehearsal_runs_every_part(tmp_path):
+    done, lines = check(tmp_path, '--rehearse')
+    assert done.returncode == 0, done.stdout[-8000:]
+    exits = {line['part']: line['exit'] for line in lines if 'title' not in line}
+    assert exits == dict.fromkeys(re.findall(r'\b(?:part|alone) (\w+) \d', CHECK.read_text()), 0)
+    found = {(line['part'], line['title']): line for line in lines if 'title' in line}
+    assert not [place for place, figure in FIGURES.items() if found[place].get(figure) is None]
+    summary = (tmp_path / 'out/summary.txt').read_text()
+    assert 'beit_mm compiled' in summary and 'resumed: equal True' in summary
+    assert len([*(tmp_path / 'out/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning
+
+
+def test_what_was_measured_before_a_part_failed_or_ran_out_of_time_is_kept(tmp_path):
+    python = tmp_path / 'python'
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    done, lines = check(tmp_path, PYTHON=str(python), BUDGET='19', PARTS='fac')
+    assert done.returncode == 1 and lines[0] == {'figure': 1} and lines[1]['exit'] == 124
+    assert 'measured' in done.stdout and 'step_pretrain' not in done.stdout
+    done, lines = check(tmp_path, PYTHON=str(python), PARTS='resume train')
+    assert {line['part']: line['exit'] for line in lines} == dict(images=0, resume=3, train_paper=0, train_compiled=0)
+    assert done.returncode == 1 and 'why it failed' in done.stdout
+    done, lines = check(tmp_path, PYTHON=str(python), PARTS='train', BUDGET='30')
+    assert done.returncode == 0 and not lines and 'left out' in done.stdout

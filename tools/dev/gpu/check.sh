@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# What only a GPU can show, in one command: does the project work there, how fast is it, where does the time go?
+#   bash tools/dev/gpu/check.sh OUT                  all parts that fit into 15 minutes
+#   BUDGET=240 PARTS="segment large" bash tools/dev/gpu/check.sh OUT     in 240 s these, by the beginning of their names
+#   bash tools/dev/gpu/check.sh OUT --rehearse       narrow models on a CPU, to see that every part runs
+# OUT gets summary.txt, results.jsonl (one JSON object a line), logs/ and traces/ (for Perfetto). Parts come in the
+# order of their worth. Each has a limit of its own, and is left out if too little of BUDGET is left. What a part has
+# measured when it runs out of time is kept. A node without network needs the wheels of collect.sh.
+# More settings: PYTHON; BATCH, images of a step of BEiT-Base (256); WORKERS, processes that read images (all cores but
+# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for the part `learn`; STATE, the folder of
+# packages, images and compiled kernels, which the next call uses again.
+set -uo pipefail
+
+[[ $# -ge 1 && $1 != -* ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+out=$(realpath -m "$1")
+PHOTOS=${PHOTOS:+$(realpath "$PHOTOS")}
+rehearse=$([[ ${2:-} == --rehearse ]] && echo _rehearsal)
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
+
+# --- settings ---
+python=${PYTHON:-python3}
+memory=/dev/shm # images are read from memory: disks are another question
+(($(df -k --output=avail "$memory" 2> /dev/null | tail -n 1) > 8000000)) || memory=${TMPDIR:-/tmp}
+state=${STATE:-$memory/beit_mm_check_$UID$rehearse}
+images=$state/images
+logs=$out/logs
+status=$logs/status.txt
+cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))')
+if [[ $rehearse ]]; then
+  budget=${BUDGET:-3600} patience=8 # limits are those of a GPU
+  pretraining=configs/demo/pretrain.py paper=$pretraining
+  finetuning=configs/demo/finetune_folder.py
+  segmentor=configs/demo/segment_upernet.py
+  tokens=() # the demo has its own tokenizer
+  number_of_images=160 steps=20 batch=4 workers=1 resume_batch=4 small_batch=4
+  model=(--narrow --batch 2 --rounds 1 --threads 1 --precision float32)
+  large=("${model[@]}") dino=("${model[@]}")
+  kernels=(--narrow --batch 2 --rounds 1 --threads 1 --backend aot_eager)
+  segment=(--narrow --rounds 1)
+  compile=(--compile backend=aot_eager) graphs=("${compile[@]}") profile=2
+  # --compile would compile for a minute
+  compiled=$state/compiled.py compiled_words=()
+  mkdir -p "$state"
+  echo "_base_ = '$PWD/$pretraining'
+custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.CompileHook', backend='aot_eager')]" > "$compiled"
+  PHOTOS=${PHOTOS:-$images} learning=(--steps 20 --batch 8 --workers 1)
+  processes=2
+else
+  budget=${BUDGET:-900} patience=1
+  pretraining=configs/beit_plus/pretrain_300e.py paper=configs/beit/pretrain_300e.py
+  finetuning=configs/beit/finetune_in1k_100e.py
+  segmentor=configs/beit/upernet_512_ade20k_160k.py
+  tokens=(model.target_generator.random_weights=True)
+  number_of_images=16384 steps=60 batch=${BATCH:-256} workers=${WORKERS:-$((cores > 3 ? cores - 2 : 1))}
+  resume_batch=32 small_batch=64
+  model=(--batch "$batch" --rounds 8 --threads 8)
+  large=(--arch large --batch $((batch / 2)) --rounds 5 --threads 8)
+  dino=(--batch $((batch / 4)) --rounds 5 --threads 8)
+  kernels=(--batch "$batch")
+  segment=(--precision bfloat16 --rounds 3)
+  compile=(--compile) graphs=(--compile mode=reduce-overhead) profile=10
+  compiled=$pretraining compiled_words=(--compile)
+  learning=(--minutes 2 --workers "$workers")
+  processes=4
+fi
+data=(data_root="$images" "${tokens[@]}")
+benchmarks=tools/dev/benchmarks
+own=("$python" tools/dev/gpu/parts.py)
+
+# --- functions ---
+say() { printf '%4d s  %s\n' "$SECONDS" "$*" | tee -a "$status"; }
+
+wanted() { # NAME
+  local beginning
+  [[ ${PARTS:-} ]] || return 0
+  for beginning in $PARTS; do [[ $1 == "$beginning"* ]] && return 0; done
+  return 1
+}
+
+part() { # NAME LIMIT NEED COMMAND...: runs it for at most LIMIT s; leaves it out if fewer than NEED s are left
+  local name=$1 limit=$(($2 * patience)) need=$3 begin=$SECONDS left=$((budget - SECONDS - 10))
+  local code=0 note='' child
+  shift 3
+  wanted "$name" || return 0
+  ((left >= need)) || { say "$name: left out, needs $need s and has $left"; return 0; }
+  PART=$name timeout -k 5 $((limit < left ? limit : left)) "$@" > "$logs/$name.txt" 2> "$logs/$name.err" &
+  child=$!
+  trap 'kill "$child"; exit 143' INT TERM
+  wait "$child" || code=$?
+  ((code == 124 || code == 137)) && note=', out of time'
+  say "$name: exit $code after $((SECONDS - begin)) s$note"
+  printf '{"part": "%s", "exit": %d, "seconds": %d}\n' "$name" "$code" $((SECONDS - begin)) >> "$RESULTS"
+}
+
+alone() { # the same, then brings the summary up to date
+  part "$@"
+  summarize
+}
+
+summarize() {
+  local name result
+  {
+    echo '== parts'
+    cat "$status"
+    while read -r _ _ name result; do
+      name=${name%:}
+      [[ -f $logs/$name.txt ]] || continue
+      printf '\n== %s: %s\n' "$name" "$result"
+      [[ $result == exit\ 0* ]] || tail -n 12 "$logs/$name.err" | cut -c1-300
+      grep -vE 'Could not import OneDL|^ *$' "$logs/$name.txt" | tail -n 80 | cut -c1-160
+    done < "$status"
+  } > "$out/summary.txt"
+}
+
+# --- packages ---
+rm -rf "${logs:?}" "$out/traces"
+mkdir -p "$logs" "$state"
+if compgen -G '.whl/*.whl' > /dev/null; then
+  rm -rf "$state/site"
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$state/site" .whl/*.whl || exit 1
+fi
+export PYTHONPATH=$PWD:$state/site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHON=$python
+export TORCHINDUCTOR_CACHE_DIR=$state/inductor WORK=$state/work RESULTS=$out/results.jsonl
+export PORT=$((20000 + RANDOM % 20000)) # of tools/dist_train.sh
+: > "$RESULTS"
+# yapf writes a file at its first import, of which processes that import it at the same time read half
+imports='import yapf.yapflib.yapf_api, mmpretrain.models, mmseg.models, timm, transformers, pytest'
+if ! "$python" -c "$imports" &> "$logs/import.txt"; then
+  tail -n 1 "$logs/import.txt"
+  echo 'error: install requirements/onedl.txt and dev.txt, or run tools/dev/gpu/collect.sh and copy .whl here' >&2
+  exit 1
+fi
+say "ready"
+{ nvidia-smi; lscpu; "$python" -m pip list; } > "$logs/machine.txt" 2>&1
+
+# --- speed ---
+alone facts 60 5 "${own[@]}" facts
+alone step_pretrain 150 50 "$python" $benchmarks/step.py pretrain "${model[@]}" "${compile[@]}" --waits \
+  --profile $profile --traces "$out/traces" --json "$RESULTS"
+alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RESULTS"
+
+# --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
+[[ -d $images ]] || PARTS='' alone images 60 5 "${own[@]}" images "$images" $number_of_images
+part pytest 140 30 "$python" -m pytest -m gpu tests/gpu -n $processes --timeout $((130 * patience)) \
+  -p no:cacheprovider &
+part resume 140 40 "${own[@]}" resume $pretraining $steps $resume_batch 2 "${data[@]}" randomness.deterministic=True &
+part distributed 140 30 "${own[@]}" distributed $pretraining $((steps / 3)) 8 2 "${data[@]}" &
+part finetune 140 30 "${own[@]}" train $finetuning $((steps / 3)) $small_batch 2 data_root="$images" \
+  model.backbone.init_cfg=None model.head.num_classes=10 model.data_preprocessor.num_classes=10 &
+part upernet 140 30 "${own[@]}" train $segmentor $((steps / 3)) 2 2 data_root="$images" model.backbone.init_cfg=None \
+  train_dataloader.dataset.data_prefix.{img_path=train,seg_map_path=annotations/train} &
+part float16 140 30 "${own[@]}" train $pretraining $((steps / 3)) $small_batch 2 "${data[@]}" \
+  optim_wrapper.dtype=float16 &
+part warm_finetune 140 40 "$python" $benchmarks/step.py finetune "${model[@]}" "${compile[@]}" \
+  --only 'beit_mm compiled' &
+trap 'kill $(jobs -p); exit 143' INT TERM
+wait
+summarize
+
+# --- speed of trainings and of more models ---
+alone train_paper 75 25 "${own[@]}" train $paper $steps "$batch" "$workers" "${data[@]}"
+alone train_compiled 110 40 "${own[@]}" train "$compiled" $steps "$batch" "$workers" "${data[@]}" \
+  "${compiled_words[@]}"
+alone step_finetune 100 40 "$python" $benchmarks/step.py finetune "${model[@]}" "${compile[@]}" --waits \
+  --profile $profile --traces "$out/traces" --json "$RESULTS"
+alone segment 150 40 "$python" $benchmarks/segmentation.py "${segment[@]}" --only beit_mm mmseg \
+  --parts train scales time memory --json "$RESULTS"
+alone large_pretrain 75 40 "$python" $benchmarks/step.py pretrain "${large[@]}" --json "$RESULTS"
+alone large_finetune 75 40 "$python" $benchmarks/step.py finetune "${large[@]}" --json "$RESULTS"
+[[ ${PHOTOS:-} ]] && alone learn 240 150 "${own[@]}" learn "$PHOTOS" "${learning[@]}"
+alone dino 75 40 "$python" $benchmarks/step.py dino "${dino[@]}" --json "$RESULTS"
+alone graphs 120 80 "$python" $benchmarks/step.py pretrain "${model[@]}" "${graphs[@]}" --profile $profile \
+  --only beit_mm 'beit_mm compiled' --json "$RESULTS"
+
+say "done"
+summarize
+cat "$out/summary.txt"
+! grep -q 'exit [1-9]' "$status"
