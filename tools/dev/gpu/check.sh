@@ -165,7 +165,7 @@ alone step_finetune 100 40 "$python" $benchmarks/step.py finetune "${model[@]}" 
   --profile $profile --traces "$out/traces" --json "$RESULTS"
 alone segment 150 40 "$python" $benchmarks/segmentation.py "${segment[@]}" --only beit_mm mmseg \
   --parts train scales time memory --json "$RESULTS"
-alone large_pretrain 75 40 "$python" $benchmarks/step.py pretrain "${large[@]}" --json "$RESULTS"
+alone large_pretrain 180 60 "$python" $benchmarks/step.py pretrain "${large[@]}" "${compile[@]}" --json "$RESULTS"
 alone large_finetune 75 40 "$python" $benchmarks/step.py finetune "${large[@]}" --json "$RESULTS"
 [[ ${PHOTOS:-} ]] && alone learn 240 150 "${own[@]}" learn "$PHOTOS" "${learning[@]}"
 alone dino 75 40 "$python" $benchmarks/step.py dino "${dino[@]}" --json "$RESULTS"
