@@ -320,26 +320,21 @@ class Run:
         settings['train_cfg']['val_interval'] = math.ceil(steps / max(1, min(MAX_VALIDATIONS, int(affordable))))
         return base, dict(work_dir=str(self.folder / stage), randomness=dict(seed=self.record['seed']), **settings)
 
-    def write_stage(self, images: Images, stage: str) -> tuple[str, dict[str, Any]]:
-        """Writes the config of a stage with its steps; returns what `settings` does."""
-        base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
-        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
-        write_config(self.config_path(stage), title, base, settings)
-        return base, settings
-
     def train(self, images: Images, stage: str) -> None:
         """Writes the stage's config, trains to its last step unless that is done, and records the results."""
-        planned = self.record['stages'][stage]
-        base, settings = self.write_stage(images, stage)
+        planned, path = self.record['stages'][stage], self.config_path(stage)
+        base, settings = self.settings(images, stage, planned['steps'])
+        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
+        write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        cfg = run_config(base, dict(settings, resume=True), self.config_path(stage))
-        runner = make_runner(cfg, ProgressHook(stage))
+        runner = make_runner(run_config(base, dict(settings, resume=True), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
             most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else math.inf
             clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most)
-            clock.take_over(runner)
+            runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
+            runner.register_hook(clock)
         with without_output():
             runner.train()
         last = self.folder / stage / f'iter_{runner.iter}.pth'
@@ -347,7 +342,7 @@ class Run:
             raise UserError(f'{last} could not be written (see the warnings); make room and repeat the command')
         if clock is not None:
             planned['steps'] = runner.iter
-            self.write_stage(images, stage)  # with the steps that it took
+            write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
             # a call that was killed has recorded no time
             self.record['seconds'] = max(self.record['seconds'], planned['begun'] + clock.earlier)
         scalars = runner.message_hub.log_scalars
@@ -408,9 +403,8 @@ def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
 class MinutesHook(Hook):
     """Ends a training when its time is over, and has its schedules follow the time in place of the steps.
 
-    The schedules are those of a plan in steps. Each step moves them by its part of the time that is left: however long
-    a step takes, they end with the time. A validation, or the start of a call, moves nothing and leaves less time.
-    Checkpoints keep the time that has passed, and how far the schedules are; a resumed training goes on from there.
+    It replaces mmengine's ParamSchedulerHook. Each step moves the schedules of the plan by its part of the time that is
+    left; a validation, or the start of a call, leaves less time. Checkpoints keep both, for a call that resumes.
 
     Args:
         seconds: of the training, in all its calls.
@@ -423,11 +417,6 @@ class MinutesHook(Hook):
 
     def __init__(self, seconds: float, began: float, planned: int, most: float):
         self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
-
-    def take_over(self, runner: Runner) -> None:
-        """Takes the place of mmengine's hook, which moves the schedules once a step."""
-        runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
-        runner.register_hook(self)
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info
@@ -465,7 +454,8 @@ class MinutesHook(Hook):
         loop.set_length(done if self.share >= 1 else max(done + 1, expected))
         if self.share >= 0.1 and not self.rate_known:
             self.rate_known = True
-            loop.val_interval = math.ceil(loop.val_interval * max(1, expected / self.planned))
+            interval = math.ceil(loop.val_interval * max(1, expected / self.planned))
+            loop.dynamic_intervals = [interval]  # from which mmengine sets val_interval after each step
 
 
 class StepClock(Hook):
