@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmengine.hooks import Hook
+from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
@@ -29,6 +29,7 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.files import atomic_file
+from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
 from beit_mm.terminal import UserError, quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
@@ -57,7 +58,7 @@ def pretrain(
     Args:
         images: folder, searched to any depth; see `find_images` for what is held out.
         out: folder of the run.
-        minutes: of wall clock for all of it, by default 15; the steps are measured, and their number follows.
+        minutes: of wall clock for all of it, by default 15; the schedule follows the time that has passed.
         steps: instead of minutes; of the pretraining, the tokenizer gets at most as many.
         init: checkpoint of any BEiT to begin with, or the folder of a run; its architecture is kept. 'demo',
             the packaged weights, is the default on a CPU; 'none', random ones, on a GPU.
@@ -143,7 +144,7 @@ class Run:
             images=str(Path(images).expanduser().resolve()),
             init=init and str(init),
             tokenizer_option=tokenizer,
-            length=next((f'{number:g} {name}' for name, number in given.items()), None),
+            length=next(([number, name] for name, number in given.items()), None),
             batch=batch,
             seed=seed,
             reduce_zero_label=reduce_zero_label,
@@ -169,8 +170,9 @@ class Run:
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
             options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
-            number, unit = known['length'].split()
-            fits = unit in ('minutes', 'steps', 'epochs') and 0 < float(number) < math.inf
+            number, unit = known['length']
+            fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
+            fits &= 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
             fits &= known['reduce_zero_label'] in (None, True, False)
             # stages are names of folders: only those that `make_plan` gives
@@ -180,17 +182,19 @@ class Run:
             fits &= 0 <= known['seed'] < MAX_SEED and 0 <= known['workers'] <= MAX_WORKERS and min(whole) > 0
             numbers = [number for stage in known['stages'].values() for number in stage.values()]
             fits &= {*map(type, numbers)} <= {int, float}
+            fits &= all(0 <= stage.get('seconds', 0) < math.inf for stage in known['stages'].values())
             # a symbolic link could send what we write elsewhere, also one in a folder that cannot be listed
             wrong: list[Any] = []
             for folder, *names in os.walk(self.folder, onerror=wrong.append):
                 wrong += [name for name in sum(names, []) if os.path.islink(os.path.join(folder, name))]
             if not fits or wrong:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             damaged = 'is damaged, or of another version of beit_mm, or has links beside it'
             raise UserError(f'{path} {damaged}; choose another --out, or delete the folder') from None
         for key in differing:
-            values = f'{key} {known[key]}, not {self.record[key]}'
+            shown = [text_of(record[key]) if key == 'length' else record[key] for record in (known, self.record)]
+            values = f'{key} {shown[0]}, not {shown[1]}'
             raise UserError(f'{self.folder} is a run with {values}; choose another --out')
         self.record = known
 
@@ -263,7 +267,7 @@ class Run:
         self.record.update(
             found=str(images),
             digest=digest,
-            length=self.record['length'] or '15 minutes',
+            length=self.record['length'] or [15, 'minutes'],
             batch=plan.batch,
             seed=self.record['seed'] or 0,
             workers=plan.workers,
@@ -276,24 +280,26 @@ class Run:
         write_lists(images, self.lists)
         for line in plan.reasons:
             say(line)
-        say(f'length     {self.record["length"]}: {" and ".join(stages)}; log and configs in {self.folder}')
+        say(f'length     {text_of(self.record["length"])}: {" and ".join(stages)}; log and configs in {self.folder}')
 
     def choose_steps(self, images: Images, stage: str) -> None:
-        """Turns the run's length into steps of the stage; for minutes it measures how long a step takes."""
-        number, unit = self.record['length'].split()
+        """Turns the run's length into steps of the stage; minutes into its seconds, and steps as measured."""
+        number, unit = self.record['length']
+        planned: dict[str, float] = {}
         if unit == 'minutes':
-            seconds = 60 * float(number)
             cfg = run_config(*self.settings(images, stage, steps=1000))
-            needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)  # for measuring
-            left = (1 - REPORT_SHARE) * seconds - self.seconds() - setup
-            steps = int((left / 3 if stage == 'tokenizer' else left) / needed)  # a third for the tokenizer
-            say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
+            needed, setup = seconds_per_step(cfg, limit=0.03 * 60 * number)  # for measuring
+            left = (1 - REPORT_SHARE) * 60 * number - self.seconds() - setup
+            left = max(0.0, left / 3 if stage == 'tokenizer' else left)  # a third for the tokenizer
+            planned = dict(begun=self.seconds(), seconds=setup + left)
+            steps = int(left / needed)
+            say(f'{stage}: {needed:.2f} s a step, so about {max(steps, MIN_STEPS):,} steps')
         elif unit == 'epochs':
-            steps = round(float(number) * (len(images.train.names) // self.record['batch']))
+            steps = round(number * (len(images.train.names) // self.record['batch']))
         else:
-            steps = int(float(number))
+            steps = int(number)
         most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else steps
-        self.record['stages'][stage] = dict(steps=max(min(steps, most), MIN_STEPS))
+        self.record['stages'][stage] = dict(steps=max(min(steps, most), MIN_STEPS), **planned)
         self.write_record()
 
     def config_path(self, stage: str) -> Path:
@@ -316,17 +322,29 @@ class Run:
 
     def train(self, images: Images, stage: str) -> None:
         """Writes the stage's config, trains to its last step unless that is done, and records the results."""
-        path, last = self.config_path(stage), self.last_checkpoint(stage)
-        base, settings = self.settings(images, stage, self.record['stages'][stage]['steps'])
-        write_config(path, f'{stage.capitalize()} on images of your own, written by python -m beit_mm.', base, settings)
-        if last.is_file() and 'images_per_second' in self.record['stages'][stage]:
+        planned, path = self.record['stages'][stage], self.config_path(stage)
+        base, settings = self.settings(images, stage, planned['steps'])
+        title = f'{stage.capitalize()} on images of your own, written by python -m beit_mm.'
+        write_config(path, title, base, settings)
+        if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        cfg = run_config(base, dict(settings, resume=True), path)
-        runner = make_runner(cfg, ProgressHook(stage))
+        runner = make_runner(run_config(base, dict(settings, resume=True), path), ProgressHook(stage))
+        clock = None
+        if 'seconds' in planned:
+            most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else math.inf
+            clock = MinutesHook(planned['seconds'], self.began, planned['steps'], most)
+            runner.hooks[:] = [hook for hook in runner.hooks if not isinstance(hook, ParamSchedulerHook)]
+            runner.register_hook(clock)
         with without_output():
             runner.train()
+        last = self.folder / stage / f'iter_{runner.iter}.pth'
         if not last.is_file():
             raise UserError(f'{last} could not be written (see the warnings); make room and repeat the command')
+        if clock is not None:
+            planned['steps'] = runner.iter
+            write_config(path, title, *self.settings(images, stage, runner.iter))  # the steps that it took
+            # a call that was killed has recorded no time
+            self.record['seconds'] = max(self.record['seconds'], planned['begun'] + clock.earlier)
         scalars = runner.message_hub.log_scalars
         numbers = {name: float(scalars[f'val/{name}'].current()) for name in ROWS if f'val/{name}' in scalars}
         if self.plan.keeps_head:  # IterLoop has validated before the first step
@@ -340,8 +358,8 @@ class Run:
     def report(self, images: Images) -> None:
         """Draws the pictures, writes report.md and report.html, and prints their figures and the verdict."""
         numbers = self.record['stages'][self.verb]
-        number, unit = self.record['length'].split()
-        seconds = 60 * float(number) * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
+        number, unit = self.record['length']
+        seconds = 60 * number * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
         seen = numbers.get('images_per_second', 0.0)
         if self.verb == 'pretrain':  # the images and half as many held-out ones, each at most as costly as in a step
             compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
@@ -370,12 +388,74 @@ class Run:
             say(line)
 
 
+def text_of(length: tuple[float, str]) -> str:
+    return f'{length[0]:.12g} {length[1]}'
+
+
 def make_runner(cfg: RunConfig, hook: Hook) -> Runner:
     """A quiet runner. mmengine wants a different name for each runner in a process."""
     cfg.experiment_name = f'{Path(cfg.work_dir).name}_{secrets.token_hex(4)}'
     runner = TerminalRunner.from_cfg(cfg)
     runner.register_hook(hook)
     return runner
+
+
+class MinutesHook(Hook):
+    """Ends a training when its time is over, and has its schedules follow the time in place of the steps.
+
+    It replaces mmengine's ParamSchedulerHook. Each step moves the schedules of the plan by its part of the time that is
+    left; a validation, or the start of a call, leaves less time. Checkpoints keep both, for a call that resumes.
+
+    Args:
+        seconds: of the training, in all its calls.
+        began: when this call did, by time.monotonic.
+        planned: steps of the plan.
+        most: steps after which it ends before its time. It makes `MIN_STEPS` of them in any case.
+    """
+
+    priority = 'HIGHEST'  # the others ask which step is the last
+
+    def __init__(self, seconds: float, began: float, planned: int, most: float):
+        self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
+
+    def before_train(self, runner: Runner) -> None:
+        info = runner.message_hub.runtime_info
+        self.earlier = info.get('training_seconds', 0.0)  # of the calls before
+        self.share = info.get('schedule_share', 0.0)  # how far the schedules are
+        self.deadline = self.began + self.seconds - self.earlier
+        self.last = math.nan  # end of the last step or validation
+        self.rate_known = False
+        self.set_length(runner, runner.iter)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        self.last = time.monotonic()
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        now, done, before = time.monotonic(), runner.iter + 1, int(self.share * self.planned)
+        if now >= self.deadline:
+            self.share = 1.0
+        elif self.last < now:
+            self.share += (1 - self.share) * (now - self.last) / (self.deadline - self.last)
+        self.share = max(done / self.most, min(self.share, done / MIN_STEPS))
+        self.last = now
+        place = int(self.share * self.planned)
+        for scheduler in (place - before) * runner.param_schedulers:
+            scheduler.step()
+        if isinstance(runner.model, DiscreteVAE):
+            runner.model.steps.fill_(place)  # its temperature is a schedule too
+        passed = self.earlier + now - self.began
+        runner.message_hub.update_info_dict(dict(training_seconds=passed, schedule_share=self.share))
+        self.set_length(runner, done)
+
+    def set_length(self, runner: Runner, done: int) -> None:
+        """Tells the loop how many steps it will be, by what is done; once that is a tenth, when to validate too."""
+        loop: Any = runner.train_loop
+        expected = self.planned if self.share == 0 else round(done / self.share)
+        loop.set_length(done if self.share >= 1 else max(done + 1, expected))
+        if self.share >= 0.1 and not self.rate_known:
+            self.rate_known = True
+            interval = math.ceil(loop.val_interval * max(1, expected / self.planned))
+            loop.dynamic_intervals = [interval]  # from which mmengine sets val_interval after each step
 
 
 class StepClock(Hook):

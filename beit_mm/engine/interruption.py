@@ -307,6 +307,9 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('after_train')
         return self.runner.model
 
+    def set_length(self, steps: int) -> None:
+        self._max_iters = steps
+
     def endless_batches(self) -> Iterator:
         epoch, first = divmod(self._iter, len(self.dataloader))
         while True:

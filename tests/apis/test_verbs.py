@@ -146,15 +146,16 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     assert 'than by the weights that the training began with' in (out / 'report.md').read_text()
 
 
-RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length='9 steps', batch=4)
-RECORD |= dict(reduce_zero_label=None, workers=0, device='cpu', seed=0, tokenizer=None, tokenizer_option=None)
+RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length=[9, 'steps'])
+RECORD |= dict(batch=4, reduce_zero_label=None, workers=0, device='cpu', seed=0, tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[
         {'../outside': {}},
         *(dict(tokenizer={}, pretrain=dict(steps=wrong)) for wrong in ('9', True, -9)),
         dict(tokenizer={}, pretrain=dict(steps=9, mim_loss='<b>')),
+        dict(tokenizer={}, pretrain=dict(steps=9, seconds=math.nan)),
     ],
-    length=['9 steps x', 'nan minutes', '9 feet', None],
+    length=['9 steps', ['9', 'steps'], [math.nan, 'minutes'], [10**400, 'steps'], [9, 'feet'], None],
     seconds=['x', math.nan, -1],
     workers=[-1, 10**9, '0'],
     batch=[0],
@@ -227,6 +228,7 @@ def test_minutes_become_steps_by_measuring(images, tmp_path, monkeypatch):
     for stage, steps in (('tokenizer', 90 / 3 / 0.5), ('pretrain', 90 / 0.5)):
         run.choose_steps(split.find_images(images), stage)
         assert run.record['stages'][stage]['steps'] == pytest.approx(steps, abs=1)
+        assert run.record['stages'][stage]['seconds'] == pytest.approx(8 + steps * 0.5)
 
 
 def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):

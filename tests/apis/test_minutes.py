@@ -1,0 +1,146 @@
+"""A run of so many minutes takes them, by a clock of its own, whatever load comes, goes or stays, resumed or not."""
+
+import dataclasses
+import json
+import math
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from labelled import make_images
+from mmengine.config import Config
+from mmengine.hooks import Hook
+
+from beit_mm.apis import plans, split, training
+
+STEP = 0.25  # seconds, on a machine without other load
+TRAINED = 0.9 * 60  # seconds of a minute; the others are for the report
+
+
+class Clock(Hook):
+    """Time that passes by steps alone, as slow as the load at that time makes them."""
+
+    priority = 'HIGHEST'
+
+    def __init__(self, load, stop_at=None):
+        self.now, self.load = 0.0, load
+        self.stop_at, self.fail_at = stop_at or math.inf, math.inf
+        self.rates: list[float] = []  # of the run that is not for measuring
+        self.planned: list[int] = []  # steps, of each call
+        self.validations = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def before_train(self, runner) -> None:
+        self.planned.append(runner.max_iters)
+        self.rates = self.rates[: runner.iter]
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        self.validations += 1
+
+    def after_train_iter(self, runner, *args, **kwargs) -> None:
+        self.now += STEP * self.load(self.now)
+        self.rates.append(runner.optim_wrapper.get_lr()['lr'][-1])
+        if self.now >= self.stop_at:
+            self.stop_at = math.inf
+            signal.raise_signal(signal.SIGINT)
+        if self.now >= self.fail_at:
+            self.fail_at = math.inf
+            raise RuntimeError('killed')
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory) -> Path:
+    return make_images(tmp_path_factory.mktemp('data'), 12) / 'train'
+
+
+@pytest.fixture
+def start(images, tmp_path, monkeypatch):
+    """Starts or resumes a narrow run of a minute, without its report, by a clock."""
+
+    def plan(*args, **kwargs):
+        chosen = plans.plan_training(*args, **kwargs | dict(workers=0, device='cpu'))
+        sizes = dict(arch=dict(embed_dims=32, num_layers=1, num_heads=4), img_size=32, drop_path_rate=0.0)
+        return dataclasses.replace(chosen, backbone=chosen.backbone | sizes, size=(32, 32), batch=4)
+
+    def call(clock: Clock, verb: str = 'finetune', init: str = 'none', **length: float) -> training.Run:
+        def make(cfg, hook):
+            runner = make_runner(cfg, hook)
+            runner.register_hook(clock)
+            return runner
+
+        monkeypatch.setattr(training, 'make_runner', make)
+        monkeypatch.setattr(training, 'time', SimpleNamespace(monotonic=clock.monotonic))
+        run = training.Run(verb, images, tmp_path / 'run', init, **length)
+        run.run()
+        return run
+
+    make_runner = training.make_runner
+    monkeypatch.setattr(training, 'plan_training', plan)
+    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    monkeypatch.setattr(training.Run, 'report', lambda run, images: None)
+    return call
+
+
+LOADS = dict(
+    stays=lambda now: 3,
+    comes=lambda now: 3 if now > 20 else 1,
+    comes_late=lambda now: 10 if now > 50 else 1,
+    goes=lambda now: 8 if now < 16 else 1,
+)
+# steps for one that was planned
+FOLLOWS = dict(stays=(0.9, 1.1), comes=(0.3, 0.8), comes_late=(0.8, 1.0), goes=(4, 10))
+
+
+@pytest.mark.parametrize(
+    ('load', 'stop_at'), [*((load, None) for load in LOADS), ('comes', 15), ('comes', 30), ('goes', 30)]
+)
+def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load, stop_at):
+    clock, idle = Clock(LOADS[load], stop_at), 0
+    if stop_at:
+        with pytest.raises(SystemExit, match='130'):
+            start(clock, minutes=1)
+        idle = 100
+        clock.now += idle  # while nothing runs
+        clock.load = lambda now: LOADS[load](now - idle)
+    run = start(clock, minutes=1)
+    assert clock.now - idle == run.seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
+    last = torch.load(run.last_checkpoint('finetune'), weights_only=True)
+    steps = run.record['stages']['finetune']['steps']
+    assert steps == last['meta']['iter'] == Config.fromfile(tmp_path / 'run/config.py').train_cfg.max_iters
+    fewest, most = FOLLOWS[load]
+    assert fewest <= steps / clock.planned[-1 - bool(stop_at)] <= most
+    assert len(clock.rates) == steps  # nothing twice
+    assert 0 < clock.validations <= training.MAX_VALIDATIONS
+    highest = max(clock.rates)
+    falling = clock.rates[clock.rates.index(highest) :]
+    assert falling == sorted(falling, reverse=True) and highest > 1e-4
+    assert last['optimizer']['param_groups'][-1]['lr'] < 0.01 * highest
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves(start, tmp_path):
+    """Killed, a run has not written how long it took; the tokenizer's own schedules follow the time too."""
+    clock = Clock(lambda now: 1 if now < 17 else 2)
+    clock.fail_at = 22  # in the tokenizer, behind its checkpoint of step 50
+    with pytest.raises(RuntimeError, match='killed'):
+        start(clock, 'pretrain', minutes=1)
+    record = json.loads((tmp_path / 'run/plan.json').read_text())
+    record['seconds'] = record['stages']['tokenizer']['begun']
+    (tmp_path / 'run/plan.json').write_text(json.dumps(record))
+    saved = torch.load(tmp_path / 'run/tokenizer/iter_50.pth', weights_only=True)
+    lost = clock.now - record['seconds'] - saved['message_hub']['runtime_info']['training_seconds']
+    run = start(clock, 'pretrain')
+    assert 0 < lost < 10 and run.seconds() == pytest.approx(clock.now - lost)
+    assert run.seconds() == pytest.approx(TRAINED, abs=0.05 * 60)
+    trained = torch.load(run.last_checkpoint('tokenizer'), weights_only=True)
+    planned = record['stages']['tokenizer']['steps']
+    assert trained['state_dict']['steps'] == planned > trained['meta']['iter']
+
+
+def test_a_run_of_steps_follows_its_steps(start):
+    clock = Clock(LOADS['comes'])
+    run = start(clock, epochs=3)
+    assert run.record['length'] == [3, 'epochs'] and len(clock.rates) == 27 == run.record['stages']['finetune']['steps']
