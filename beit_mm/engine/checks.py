@@ -174,6 +174,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
     check_num_classes(model, dataset)
+    check_class_weights(model)
     check_channels(model)
     check_normalisation(model)
     check_colours(model, dataset)
@@ -196,6 +197,20 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
         f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
         f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
     )
+
+
+def check_class_weights(model: nn.Module) -> None:
+    """Raises UserError when a loss has not one weight for each class of the head that it belongs to."""
+    modules = dict(model.named_modules())
+    for path, loss in modules.items():
+        while path and not isinstance(getattr(modules[path], 'num_classes', None), int):
+            path = path.rpartition('.')[0]  # up to the head
+        for name in ('class_weight', 'pos_weight') if path else ():
+            weights, head = getattr(loss, name, None), modules[path]
+            expected = head.num_classes, getattr(head, 'out_channels', head.num_classes)  # mmseg's may have one channel
+            if isinstance(weights, list | tuple | np.ndarray) and len(weights) not in expected:
+                where = f'{name} of {type(loss).__name__} in model.{path}'
+                raise UserError(f'{where} has {len(weights)} numbers; expected {expected[0]}, one for each class')
 
 
 def channels_of(inputs: Any) -> int | None:

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_runner, train
+from helpers import make_runner, model_on_meta, train, with_options
 from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from beit_mm.engine.checks import FitCheckHook, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels
+from beit_mm.terminal import UserError
 
 
 @pytest.fixture
@@ -35,6 +36,18 @@ def test_number_of_classes(cfg):
         r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder',
     )
     refused(cfg, 'images/val has 3 classes', loop='test')
+
+
+def test_one_weight_for_each_class(cfg):
+    cfg.model.head.loss = dict(type='CrossEntropyLoss', class_weight=[1.0, 2.0])
+    refused(cfg, r'class_weight of CrossEntropyLoss in model.head has 2 numbers; expected 3')
+    cfg.model.head.loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, class_weight=[1.0, 2.0])
+    refused(cfg, 'class_weight .* in model.head has 2 numbers; expected 3')
+    cfg.model.head.loss.class_weight = [1.0, 2.0, 3.0]
+    train(cfg)
+    option = 'model.decode_head.loss_decode.class_weight=[1,2]'
+    with pytest.raises(UserError, match=r'in model.decode_head.* has 2 numbers; expected 11'):
+        check_class_weights(model_on_meta(with_options('demo/camvid_upernet.py', [option])))
 
 
 @pytest.mark.parametrize('wrapped', [False, True])
