@@ -1,7 +1,7 @@
 """Checks at the start of a run that model, data, weights and optimizer fit each other, and the hook that makes them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -62,8 +62,8 @@ class FitCheckHook(Hook):
         check_model(model, dataset)
         if (backbone := backbone_of(model)) is not None:
             check_groups(backbone, runner.optim_wrapper.param_groups)
-        if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
-            check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
+        if isinstance(model, BEiTPretrainer):
+            check_views(model, transforms_of(dataset))
         if (provenance := tokenizer_provenance(model)) is not None:
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
             log(f'Visual tokens: {provenance}', level)
@@ -121,12 +121,22 @@ def check_number_of_images(loader: DataLoader) -> None:
 
 def check_sampler(loader: DataLoader) -> None:
     """Our datasets draw by the keys of our samplers: with plain numbers each epoch would have the same views."""
-    dataset = loader.dataset
-    within = getattr(dataset, 'datasets', [getattr(dataset, 'dataset', None)])  # of mmengine's wrappers
-    own = [one for one in (dataset, *within) if isinstance(one, UnlabeledImages)]
-    if own and not (own[0] is dataset and isinstance(loader.sampler, SeededSampler)):
-        needed = "sampler.type='beit_mm.SeededSampler', and no dataset around it"
-        raise UserError(f'{type(own[0]).__name__} has new views in each epoch only with {needed}')
+    own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
+    if own and not isinstance(loader.sampler, SeededSampler):
+        raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
+
+
+def datasets_in(dataset: Dataset) -> Iterator[Dataset]:
+    """A dataset, and those that it is made of, as mmengine's wrappers and torch's Subset are."""
+    yield dataset
+    for one in (*getattr(dataset, 'datasets', ()), getattr(dataset, 'dataset', None)):
+        if one is not None:
+            yield from datasets_in(one)
+
+
+def transforms_of(dataset: Dataset) -> Sequence:
+    pipelines = (getattr(one, 'pipeline', None) for one in datasets_in(dataset))
+    return [transform for pipeline in pipelines for transform in getattr(pipeline, 'transforms', ())]
 
 
 def path_of(dataset: Dataset) -> str:
@@ -253,7 +263,7 @@ def check_normalisation(model: nn.Module) -> None:
 
 def check_colours(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
-    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
+    transforms = transforms_of(dataset)
     preprocessor = getattr(model, 'data_preprocessor', None)
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
     if any(getattr(preprocessor, name, False) for name in names) and any(isinstance(t, LoadImage) for t in transforms):
