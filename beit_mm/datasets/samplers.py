@@ -93,7 +93,7 @@ class SeededSampler(DefaultSampler):
             self.total_size = self.num_samples * self.world_size
         self.skipped = 0
         if hasattr(dataset, '__dict__'):
-            dataset.__getitems__ = partial(read_samples, dataset)
+            dataset.__getitems__ = partial(read_samples, dataset)  # type: ignore[attr-defined]
 
     def skip(self, num_samples: int) -> None:
         """Leaves out this rank's first samples of the next epoch, on resuming."""
