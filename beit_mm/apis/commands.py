@@ -399,12 +399,7 @@ def check_key(cfg: Config, key: str) -> None:
 
 
 def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
-    """Arguments of what a config's `type` names, and whether it may take others.
-
-    Args:
-        kind: a class or function, or its name in any of the registries.
-        scope: of a name without one.
-    """
+    """Arguments of a class or function, or of what any registry has under a name, and whether it may take others."""
     found = [kind]
     if isinstance(kind, str):
         from mmengine import registry

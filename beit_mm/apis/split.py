@@ -13,14 +13,7 @@ import numpy as np
 
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
-from beit_mm.datasets.segmentation_folder import (
-    IGNORE_INDEX,
-    TOLD,
-    colour_numbers,
-    count_colours,
-    named_classes,
-    read_labels,
-)
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.terminal import UserError, with_bar
 
@@ -269,20 +262,14 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 
 def find_pairs(
-    images: Path,
-    maps: Path,
-    suffix: str,
-    pixels: Counter[int],
-    examples: dict[int, str],
-    notes: list[str],
-    coloured: bool,
+    images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str], rgb: bool
 ) -> list[str]:
     """Images with a map of their size, relative to their folder.
 
     Args:
         pixels, examples: get how many pixels have each number, and the first map that holds it.
         notes: get what was left out.
-        coloured: whether numbers are `colour_numbers`.
+        rgb: whether the numbers are `colour_numbers`.
     """
     listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
@@ -291,7 +278,7 @@ def find_pairs(
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
-            labels = read_labels(file, coloured)
+            labels = read_labels(file, rgb)
             what = '' if upright_size(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
         except UnreadableImageError:
             what = 'unreadable, or their maps'
@@ -324,7 +311,6 @@ def choose_colours(
         said += f', never seen: {", ".join(never)}'
     if others:
         said += f'; colours that no class has: {count_colours(others)}'
-        TOLD.update(others)
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'{said}; expected 2 to {IGNORE_INDEX - 1} classes')
     return [*names], values, said

@@ -18,7 +18,7 @@ from beit_mm.terminal import UserError, warn
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # modes of images
 NUM_NAMED = 8  # colours in a message
-TOLD: set[int] = set()  # colours without a class that the user has been told of, by this process or the one it is of
+TOLD: set[int] = set()  # colours that messages of this process had, or of the one that it works for
 
 
 @DATASETS.register_module()
@@ -173,6 +173,7 @@ def colour_numbers(colours: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
 
 def count_colours(found: Counter[int]) -> str:
     """The most frequent of some `colour_numbers`, as R G B, with their counts."""
+    TOLD.update(found)
     named = [f'{n >> 16} {n >> 8 & 255} {n & 255} ({count:,} pixels)' for n, count in found.most_common(NUM_NAMED)]
     return ', '.join(named) + (f' and {len(found) - NUM_NAMED:,} more' if len(found) > NUM_NAMED else '')
 
@@ -184,7 +185,6 @@ def tell_unknown(path: str, numbers: np.ndarray) -> None:
         return
     if new := Counter(numbers[~np.isin(numbers, [*TOLD])].tolist()):
         warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
-        TOLD.update(new)
 
 
 def read_labels(path: str, by_colour: bool = False) -> np.ndarray:
