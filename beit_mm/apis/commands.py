@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
+# What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
+READ_BY_BUILDERS = '_scope_ _delete_ priority constructor paramwise_cfg convert_to_iter_based'
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def train(arguments: Sequence[str] | None = None) -> None:
@@ -359,7 +362,7 @@ def parse_value(key: str, value: str) -> Any:
 def check_key(cfg: Config, key: str) -> None:
     """Refuses a key that would be a new entry of the config, which nothing reads, and names the nearest.
 
-    Keys beside a `type` are for its class to refuse, unless they nearly are one that is there.
+    Keys beside a `type` are arguments of its class; a class with `**kwargs` refuses others itself.
     """
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
@@ -371,19 +374,48 @@ def check_key(cfg: Config, key: str) -> None:
             return
         is_loader, is_list = bool(path) and path[-1].endswith('_dataloader'), not isinstance(entry, dict)
         known = {*(map(str, range(len(entry))) if is_list else entry)}
+        kind, takes_others = entry.get('type') if isinstance(entry, dict) else None, not is_loader and not is_list
         if not path:
-            known = {*inspect.signature(Runner).parameters, *READ_TOO.split()}
+            known, takes_others = {*inspect.signature(Runner).parameters, *READ_TOO.split()}, False
         elif is_loader:  # it has no `type` to refuse others
             known |= {*inspect.signature(DataLoader).parameters}
+        elif kind and name not in known:
+            arguments, takes_others = arguments_of(kind, cfg.get('default_scope') or 'mmengine')
+            known |= arguments
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.85 if 'type' in known else 0.7)
-            if not (near or not path or is_loader or is_list):
+            near = get_close_matches(name, known, n=1, cutoff=0.85 if kind else 0.7)
+            if takes_others and not near:
                 return
+            near = near or get_close_matches(name, known, n=1)
             advice = f'; did you mean {".".join([*path, *near])}?' if near else ''
             if is_list:
                 advice = f'; {path[-1]} has entries 0 to {len(entry) - 1}'
             elif name in entry:
                 advice = ' that is read; set those made of it, such as train_dataloader.dataset.pipeline'
-            raise UserError(f'--cfg-options: {key}: {name} is no entry of the config{advice}')
+            where = f'argument of {kind}' if kind else 'entry of the config'
+            raise UserError(f'--cfg-options: {key}: {name} is no {where}{advice}')
         entry = entry[int(name)] if is_list else entry.get(name)
         path.append(name)
+
+
+def arguments_of(kind: Any, scope: str) -> tuple[set[str], bool]:
+    """Arguments of a class or function, or of what any registry has under a name, and whether it may take others."""
+    found = [kind]
+    if isinstance(kind, str):
+        from mmengine import registry
+
+        found, name = [], kind if '.' in kind else f'{scope}.{kind}'
+        for root in vars(registry).values():
+            if isinstance(root, registry.Registry):
+                with without_output(), contextlib.suppress(ImportError, RuntimeError):  # it raises for unknown names
+                    found += filter(None, [root.get(name)])
+    names, takes_others = {*READ_BY_BUILDERS.split()}, not found
+    for one in found:
+        bases = inspect.getmro(one) if inspect.isclass(one) else ()
+        for function in [vars(base)['__init__'] for base in bases if '__init__' in vars(base)] or [one]:
+            parameters = inspect.signature(function).parameters.values()
+            names |= {parameter.name for parameter in parameters if parameter.kind not in VARIADIC} - {'self'}
+            if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+                break
+            takes_others = True  # which it hands to its base, or to another library
+    return names, takes_others

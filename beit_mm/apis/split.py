@@ -13,7 +13,7 @@ import numpy as np
 
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
-from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, named_classes, read_labels
+from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.terminal import UserError, with_bar
 
@@ -48,6 +48,9 @@ class Images:
     def __str__(self) -> str:
         text = f'{len(self.train.names):,} images to learn from, {len(self.held_out.names):,} held out'
         return f'{text}, {len(self.classes)} classes' if self.classes else f'{text}, no class folders'
+
+    def class_lines(self) -> list[str]:
+        return [*map(quoted, self.classes)]
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         """Arguments of a dataset of the images in the list `name` of `write_lists`."""
@@ -119,7 +122,7 @@ def write_lists(images: Images, folder: Path) -> None:
     for name, listed in dict(train=images.train.names, held_out=images.held_out.names, validated=validated).items():
         write_lines(folder / f'{name}.txt', [quoted(path) + labels.get(of, '') for path, of in listed.items()])
     if images.classes:
-        write_lines(folder / 'classes.txt', map(quoted, images.classes))
+        write_lines(folder / 'classes.txt', images.class_lines())
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -135,16 +138,21 @@ class LabelMaps(Images):
     suffix: str  # what stands in a map's path below its folder for the ending of its image
     values: list[int]  # number of each class in the maps; all others are unlabelled
     notes: list[str]  # what was found, for the user
+    colours: list[list[int]] | None  # by which the maps are read
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
     def __str__(self) -> str:
         return super().__str__().replace('images', 'images with label maps', 1)
 
+    def class_lines(self) -> list[str]:
+        ends = [f' {red} {green} {blue}' for red, green, blue in self.colours or ()] or [''] * len(self.classes)
+        return [line + end for line, end in zip(super().class_lines(), ends, strict=True)]
+
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         part, maps = (self.train, self.maps[0]) if name == 'train' else (self.held_out, self.maps[1])
         reduced = self.values == [*range(1, len(self.values) + 1)]
-        usual = reduced or self.values == [*range(len(self.values))]
+        usual = self.colours or reduced or self.values == [*range(len(self.values))]
         return dict(
             data_root='',
             data_prefix=dict(img_path=str(part.root), seg_map_path=str(maps)),
@@ -164,7 +172,7 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
     lie beside their images, as a.jpg and a_mask.png. Without validation a tenth is held out.
 
     Args:
-        folder: may hold classes.txt, see `named_classes`.
+        folder: may hold classes.txt, see SegmentationFolder.
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
         whole: hold none out of those to learn from, which may be few.
 
@@ -178,21 +186,24 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
         return None
     notes: list[str] = []
     suffix = find_suffix(*folders[0])
+    names, colours = named_classes(str(file)) if (file := root / 'classes.txt').is_file() else (None, None)
     pixels: Counter[int] = Counter()
     examples: dict[int, str] = {}  # a map with each number
-    found = [find_pairs(*pair, suffix, pixels, examples, notes) for pair in folders]
+    found = [find_pairs(*pair, suffix, pixels, examples, notes, colours is not None) for pair in folders]
     lists = [ImageList(images, dict.fromkeys(names, '')) for (images, _), names in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
     if len(train.names) < least:
         few = f'{len(train.names)} images with label maps in {str(root)!r}; {least} or more are needed'
         raise UserError('; '.join([few, *notes]))
-    names = named_classes(str(file))[0] if (file := root / 'classes.txt').is_file() else None
-    classes, values, said = choose_labels(examples, names, reduce_zero_label)
+    if names and colours:
+        classes, values, said = choose_colours(pixels, names, colours, reduce_zero_label)
+    else:
+        classes, values, said = choose_labels(examples, names, reduce_zero_label)
     known = sum(pixels[value] for value in values)
     notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
     maps = folders[0][1], folders[1 if has_validation else 0][1]
-    return LabelMaps(train, held_out, classes, maps, suffix, values, notes)
+    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours)
 
 
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
@@ -251,13 +262,14 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 
 def find_pairs(
-    images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str]
+    images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str], rgb: bool
 ) -> list[str]:
     """Images with a map of their size, relative to their folder.
 
     Args:
         pixels, examples: get how many pixels have each number, and the first map that holds it.
         notes: get what was left out.
+        rgb: whether the numbers are `colour_numbers`.
     """
     listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
@@ -266,7 +278,7 @@ def find_pairs(
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
-            labels = read_labels(file)
+            labels = read_labels(file, rgb)
             what = '' if upright_size(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
         except UnreadableImageError:
             what = 'unreadable, or their maps'
@@ -281,6 +293,27 @@ def find_pairs(
         if paths:
             notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
     return kept
+
+
+def choose_colours(
+    pixels: Counter[int], names: Sequence[str], colours: Sequence[Sequence[int]], reduce_zero_label: bool | None
+) -> tuple[list[str], list[int], str]:
+    """As `choose_labels`, of label maps by colour; `pixels` counts the `colour_numbers`."""
+    if reduce_zero_label is not None:
+        raise UserError('classes.txt has colours; leave --reduce- and --keep-zero-label, for numbers, out')
+    values = colour_numbers(colours).tolist()
+    others = Counter({number: count for number, count in pixels.items() if number not in values})
+    if not any(pixels[value] for value in values):
+        advice = 'correct it; if the maps hold numbers, write names without colours'
+        raise UserError(f'no pixel has a colour of classes.txt, the maps hold {count_colours(others)}; {advice}')
+    said = f'{len(names)} classes of classes.txt, by colour'
+    if never := [name for name, value in zip(names, values, strict=True) if not pixels[value]]:
+        said += f', never seen: {", ".join(never)}'
+    if others:
+        said += f'; colours that no class has: {count_colours(others)}'
+    if not 1 < len(values) < IGNORE_INDEX:
+        raise UserError(f'{said}; expected 2 to {IGNORE_INDEX - 1} classes')
+    return [*names], values, said
 
 
 def choose_labels(

@@ -248,6 +248,7 @@ class Run:
         """Resumes the stored plan, or makes one; until a checkpoint exists, changed images are planned anew."""
         names: list[Any] = [sorted(images.train.names), sorted(images.held_out.names), images.classes]
         names += [images.values, images.suffix] if isinstance(images, LabelMaps) else []
+        names += [images.colours] if isinstance(images, LabelMaps) and images.colours else []
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()  # counts do not tell other images
         counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:

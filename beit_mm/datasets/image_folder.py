@@ -21,7 +21,7 @@ from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets import reading
 from beit_mm.datasets.multi_crop import MultiCrop
 from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, UnreadableImageError, decoding_scale
-from beit_mm.datasets.samplers import SampleKey, mixed_seed, seed_generators
+from beit_mm.datasets.samplers import SampleKey, key_of, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
@@ -197,6 +197,7 @@ class UnlabeledImages(BaseDataset):
     """
 
     EXPECTED = 'a folder of images'
+    takes_keys = True  # for samplers.read_samples
 
     def __init__(
         self, data_root: str = '', ann_file: str = '', data_prefix: str | dict = '', on_error: str = 'raise', **kwargs
@@ -235,8 +236,15 @@ class UnlabeledImages(BaseDataset):
         self.serialize_data = False
         return np.empty(0, np.uint8), np.empty(0, np.int64)
 
+    def get_cat_ids(self, idx: int) -> list[int]:
+        """The classes in an image, for mmengine's ClassBalancedDataset."""
+        if 'gt_label' not in (info := self.get_data_info(idx)):
+            needed = 'ClassBalancedDataset needs one class for each image; or set class_weight=[...] of the loss'
+            raise UserError(f'{type(self).__name__}: {needed}')
+        return [int(info['gt_label'])]
+
     def __getitem__(self, key: SampleKey | int) -> dict:
-        key = SampleKey(*key) if isinstance(key, tuple) else SampleKey(0, 0, int(key))
+        key = SampleKey(*key) if isinstance(key, tuple) else key_of(int(key))
         index, broken = key.index, ''
         for attempt in range(1, SUBSTITUTES + 2):
             info = self.get_data_info(index)

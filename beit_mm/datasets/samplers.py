@@ -1,14 +1,17 @@
 """Which sample comes when, and with which randomness.
 
 What is drawn for an image depends on its SampleKey only, not on workers, ranks, batch size or the order of loading. So
-a resumed run draws what the uninterrupted one would have drawn.
+a resumed run draws what the uninterrupted one would have drawn. Datasets of other libraries, and those that wrap
+datasets, get plain numbers: torch's DataLoader reads a batch by `__getitems__`, where the key seeds the generators.
 """
 
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sized
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence, Sized
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +41,33 @@ def seed_generators(key: SampleKey) -> None:
     np.random.seed(seed >> 32)
 
 
+_under_way: ContextVar[SampleKey | None] = ContextVar('sample', default=None)  # of the outermost dataset
+
+
+def key_of(index: int) -> SampleKey:
+    """Key of an image that is asked for by its number: by a dataset around its own, or outside of a run."""
+    outer = _under_way.get()
+    return SampleKey(0, 0, index) if outer is None else SampleKey(mixed_seed(*outer) >> 1, outer.epoch, index)
+
+
+def read_samples(dataset: Any, keys: Sequence[SampleKey | int]) -> list:
+    """The samples of a batch. What any dataset draws for one depends on its key, also what it draws by torch."""
+    samples = []
+    for key in keys:
+        if not isinstance(key, SampleKey):  # another sampler's number: nothing is seeded
+            samples.append(dataset[key])
+            continue
+        seed_generators(key)
+        before = _under_way.set(key)
+        try:
+            with torch.random.fork_rng(devices=[]):  # without workers the generator is the model's
+                torch.default_generator.manual_seed(mixed_seed(*key, 0))
+                samples.append(dataset[key if getattr(dataset, 'takes_keys', False) else key.index])
+        finally:
+            _under_way.reset(before)
+    return samples
+
+
 @DATA_SAMPLERS.register_module()
 class SeededSampler(DefaultSampler):
     """Deals the samples of an epoch to the ranks in turn, each as `SampleKey(seed, epoch, index)`.
@@ -45,6 +75,8 @@ class SeededSampler(DefaultSampler):
     One step of all ranks together takes the same samples for any number of ranks. mmengine calls `set_epoch` in
     training only: in validation the epoch stays 0 and every pass draws the same masks (in every run, too, with
     `seed=0`).
+
+    Any dataset that is indexed by numbers can be dealt, also one of another library or around others (ConcatDataset).
 
     Args:
         shuffle: True, for training: another order in each epoch; up to ranks - 1 samples of it are dropped, so that all
@@ -60,6 +92,8 @@ class SeededSampler(DefaultSampler):
             self.num_samples = len(dataset) // self.world_size
             self.total_size = self.num_samples * self.world_size
         self.skipped = 0
+        if hasattr(dataset, '__dict__'):
+            dataset.__getitems__ = partial(read_samples, dataset)  # type: ignore[attr-defined]
 
     def skip(self, num_samples: int) -> None:
         """Leaves out this rank's first samples of the next epoch, on resuming."""

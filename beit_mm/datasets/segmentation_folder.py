@@ -2,17 +2,23 @@
 
 import colorsys
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
 from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
 from beit_mm.registry import DATASETS, TRANSFORMS
-from beit_mm.terminal import UserError
+from beit_mm.terminal import UserError, warn
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
+NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # modes of images
+NUM_NAMED = 8  # colours in a message
+TOLD: set[int] = set()  # colours that messages of this process had, or of the one that it works for
 
 
 @DATASETS.register_module()
@@ -24,7 +30,8 @@ class SegmentationFolder(UnlabeledImages):
     Args:
         data_root: folder of the two folders.
         classes: names of the classes in the order of their labels. Or a file, below `data_root` or not: one name a
-            line, or a table with a column `Name`, as ADE20K's. Or a registered dataset, as 'mmseg.ADE20KDataset'.
+            line, or a table with a column `Name`, as ADE20K's. Or a registered dataset, as 'mmseg.ADE20KDataset'. Where
+            each line of the file is `name R G B`, annotations are read by colour; one that no line has is ignored.
         reduce_zero_label: 0 in the annotations marks unlabelled pixels, and 1 is the first class.
         data_prefix: `dict(img_path=..., seg_map_path=...)` relative to `data_root`; without `seg_map_path`, or with
             None, the images have no annotations, as those for a test server.
@@ -44,17 +51,22 @@ class SegmentationFolder(UnlabeledImages):
         label_values: Sequence[int] | None = None,
         **kwargs,
     ) -> None:
-        names, palette = tuple(classes), None
+        names, palette, colours = tuple(classes), None, None
         if isinstance(classes, str):
             path = os.path.join(data_root, classes)
-            names, palette = named_classes(path if os.path.isfile(path) else classes)
+            source = path if os.path.isfile(path) else classes
+            names, palette = named_classes(source)
+            colours = palette if os.path.isfile(source) else None
         if not 0 < len(names) < IGNORE_INDEX:
             expected = "their names, a file with them, or a registered dataset, as classes='mmseg.ADE20KDataset'"
             raise UserError(f'{len(names)} classes; expected 1 to {IGNORE_INDEX - 1}: {expected}')
+        if colours and (label_values is not None or reduce_zero_label):
+            raise UserError(f'{source} has colours; leave label_values and reduce_zero_label, for numbers, out')
+        label_values = colour_numbers(colours).tolist() if colours else label_values
         if label_values is not None and (len({*label_values}) != len(names) or reduce_zero_label):
             expected = f'expected {len(names)} different ones, one for each class, and reduce_zero_label=False'
             raise UserError(f'label_values is {label_values}; {expected}')
-        self.seg_map_suffix, self.label_values = seg_map_suffix, label_values
+        self.seg_map_suffix, self.label_values, self.by_colour = seg_map_suffix, label_values, bool(colours)
         if isinstance(data_prefix, dict):  # a command line removes it by seg_map_path=None
             data_prefix = {name: folder for name, folder in data_prefix.items() if folder is not None}
         palette = palette or distinct_colours(len(names))
@@ -64,7 +76,8 @@ class SegmentationFolder(UnlabeledImages):
     def load_data_list(self) -> list[dict]:
         meta = self._metainfo
         more = dict(reduce_zero_label=meta['reduce_zero_label'], num_classes=len(meta['classes']))
-        samples = [dict(sample, **more, label_values=self.label_values) for sample in super().load_data_list()]
+        more.update(label_values=self.label_values, by_colour=self.by_colour)
+        samples = [dict(sample, **more) for sample in super().load_data_list()]
         images, annotations = self.data_prefix['img_path'], self.data_prefix.get('seg_map_path')
         if annotations is None:
             return samples
@@ -88,7 +101,13 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         header = lines[0].split('\t') if lines else []
         if 'Name' in header:  # a table
             lines = [line.split('\t')[header.index('Name')] for line in lines[1:]]
-        return tuple(map(unquoted, lines)), None
+        found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
+        if not any(found):
+            return tuple(map(unquoted, lines)), None
+        colours = [tuple(map(int, match.groups()[1:])) for match in found if match]
+        if len({*colours}) < len(lines) or max(map(max, colours)) > 255:
+            raise UserError(f'{source}: expected `name R G B` in each line, each colour once, of numbers from 0 to 255')
+        return tuple(unquoted(match[1]) for match in found if match), [*map(list, colours)]
     dataset = DATASETS.get(source)
     if dataset is None or 'classes' not in dataset.METAINFO:
         expected = 'no such file, in data_root or not, and no registered dataset with classes'
@@ -122,11 +141,14 @@ class LoadAnnotation(BaseTransform):
         path = results.get('seg_map_path')
         if path is None:
             return results
-        labels = read_labels(path)
+        by_colour = results.get('by_colour', False)
+        labels = read_labels(path, by_colour)
         check_size(path, labels, results['img_path'], tuple(results['ori_shape']))
         reduced = results.get('reduce_zero_label', False)
         if values := results.get('label_values'):
-            labels = places(labels, values)
+            numbers, labels = labels, places(labels, values)
+            if by_colour:
+                tell_unknown(path, numbers[labels == IGNORE_INDEX])
         check_range(path, labels, results.get('num_classes'), reduced)
         table = np.arange(256, dtype=np.uint8)
         if reduced:
@@ -144,12 +166,43 @@ def places(numbers: np.ndarray, values: Sequence[int]) -> np.ndarray:
     return np.where(np.sort(values)[nearest] == numbers, order[nearest], IGNORE_INDEX).astype(np.uint8)
 
 
-def read_labels(path: str) -> np.ndarray:
-    """The integers (H, W) in a lossless image file, gray or with a palette."""
+def colour_numbers(colours: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
+    """One number for each colour (..., 3)."""
+    return np.asarray(colours, np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
+
+
+def count_colours(found: Counter[int]) -> str:
+    """The most frequent of some `colour_numbers`, as R G B, with their counts."""
+    TOLD.update(found)
+    named = [f'{n >> 16} {n >> 8 & 255} {n & 255} ({count:,} pixels)' for n, count in found.most_common(NUM_NAMED)]
+    return ', '.join(named) + (f' and {len(found) - NUM_NAMED:,} more' if len(found) > NUM_NAMED else '')
+
+
+def tell_unknown(path: str, numbers: np.ndarray) -> None:
+    """Warns of colours that no class has, of each once, in one process of those that read."""
+    worker = torch.utils.data.get_worker_info()
+    if len(TOLD) >= NUM_NAMED or (worker is not None and worker.id):
+        return
+    if new := Counter(numbers[~np.isin(numbers, [*TOLD])].tolist()):
+        warn(f'{path}: colours that no class has are ignored: {count_colours(new)}')
+
+
+def read_labels(path: str, by_colour: bool = False) -> np.ndarray:
+    """The integers (H, W) in a lossless image file, gray or with a palette; `by_colour` the `colour_numbers`."""
     with unreadable(path, Exception), open_image(path) as image:  # see reading.read_image
         image.load()
-    if image.mode not in ('1', 'L', 'P', 'I', 'I;16'):
-        raise UserError(f'{path}: an image of mode {image.mode}; expected one number a pixel, a gray or palette PNG')
+    if by_colour and image.mode in COLOURS:
+        return colour_numbers(np.asarray(image.convert('RGB')))
+    if not by_colour and image.mode in ('LA', 'RGB', 'RGBA'):
+        pixels = np.asarray(image.convert('RGB'))
+        if (pixels == pixels[..., :1]).all():
+            return pixels[..., 0]
+        found = count_colours(Counter(colour_numbers(pixels).ravel().tolist()))
+        advice = 'give each class its colour: a line of classes.txt is `name R G B`, as `road 128 64 128`'
+        raise UserError(f'{path} holds colours, not numbers: {found}; {advice}')
+    if by_colour or image.mode not in NUMBERS:
+        expected = 'one colour a pixel, in 8 bits' if by_colour else 'one number a pixel, a gray or palette PNG'
+        raise UserError(f'{path}: an image of mode {image.mode}; expected {expected}')
     return np.asarray(image, dtype=np.uint8 if image.mode in ('1', 'L', 'P') else np.int64)
 
 

@@ -1,7 +1,7 @@
 """Checks at the start of a run that model, data, weights and optimizer fit each other, and the hook that makes them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -62,8 +62,8 @@ class FitCheckHook(Hook):
         check_model(model, dataset)
         if (backbone := backbone_of(model)) is not None:
             check_groups(backbone, runner.optim_wrapper.param_groups)
-        if isinstance(model, BEiTPretrainer) and (pipeline := getattr(dataset, 'pipeline', None)) is not None:
-            check_views(model, pipeline.transforms)  # a concatenation of datasets has no pipeline of its own
+        if isinstance(model, BEiTPretrainer):
+            check_views(model, transforms_of(dataset))
         if (provenance := tokenizer_provenance(model)) is not None:
             level = logging.WARNING if provenance.get('path') == 'random weights' else logging.INFO
             log(f'Visual tokens: {provenance}', level)
@@ -121,12 +121,22 @@ def check_number_of_images(loader: DataLoader) -> None:
 
 def check_sampler(loader: DataLoader) -> None:
     """Our datasets draw by the keys of our samplers: with plain numbers each epoch would have the same views."""
-    dataset = loader.dataset
-    within = getattr(dataset, 'datasets', [getattr(dataset, 'dataset', None)])  # of mmengine's wrappers
-    own = [one for one in (dataset, *within) if isinstance(one, UnlabeledImages)]
-    if own and not (own[0] is dataset and isinstance(loader.sampler, SeededSampler)):
-        needed = "sampler.type='beit_mm.SeededSampler', and no dataset around it"
-        raise UserError(f'{type(own[0]).__name__} has new views in each epoch only with {needed}')
+    own = [type(one).__name__ for one in datasets_in(loader.dataset) if isinstance(one, UnlabeledImages)]
+    if own and not isinstance(loader.sampler, SeededSampler):
+        raise UserError(f"{own[0]} has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
+
+
+def datasets_in(dataset: Dataset) -> Iterator[Dataset]:
+    """A dataset, and those that it is made of, as mmengine's wrappers and torch's Subset are."""
+    yield dataset
+    for one in (*getattr(dataset, 'datasets', ()), getattr(dataset, 'dataset', None)):
+        if one is not None:
+            yield from datasets_in(one)
+
+
+def transforms_of(dataset: Dataset) -> Sequence:
+    pipelines = (getattr(one, 'pipeline', None) for one in datasets_in(dataset))
+    return [transform for pipeline in pipelines for transform in getattr(pipeline, 'transforms', ())]
 
 
 def path_of(dataset: Dataset) -> str:
@@ -174,6 +184,7 @@ def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_in
 
 def check_model(model: nn.Module, dataset: Dataset) -> None:
     check_num_classes(model, dataset)
+    check_class_weights(model)
     check_channels(model)
     check_normalisation(model)
     check_colours(model, dataset)
@@ -196,6 +207,20 @@ def check_num_classes(model: nn.Module, dataset: Dataset) -> None:
         f'{path_of(dataset)} has {len(classes)} classes ({classes[0]} to {classes[-1]}), the model is '
         f'built for {next(iter(heads.values()))}; set {settings}, or give the right folder'
     )
+
+
+def check_class_weights(model: nn.Module) -> None:
+    """Raises UserError when a loss has not one weight for each class of the head that it belongs to."""
+    modules = dict(model.named_modules())
+    for path, loss in modules.items():
+        while path and not isinstance(getattr(modules[path], 'num_classes', None), int):
+            path = path.rpartition('.')[0]  # up to the head
+        for name in ('class_weight', 'pos_weight') if path else ():
+            weights, head = getattr(loss, name, None), modules[path]
+            expected = head.num_classes, getattr(head, 'out_channels', head.num_classes)  # mmseg's may have one channel
+            if isinstance(weights, list | tuple | np.ndarray) and len(weights) not in expected:
+                where = f'{name} of {type(loss).__name__} in model.{path}'
+                raise UserError(f'{where} has {len(weights)} numbers; expected {expected[0]}, one for each class')
 
 
 def channels_of(inputs: Any) -> int | None:
@@ -238,7 +263,7 @@ def check_normalisation(model: nn.Module) -> None:
 
 def check_colours(model: nn.Module, dataset: Dataset) -> None:
     """Raises UserError when a library's data preprocessor swaps red and blue of what LoadImage reads."""
-    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', [])
+    transforms = transforms_of(dataset)
     preprocessor = getattr(model, 'data_preprocessor', None)
     names = ('to_rgb', 'channel_conversion', '_channel_conversion')  # mmpretrain's, mmseg's in its two versions
     if any(getattr(preprocessor, name, False) for name in names) and any(isinstance(t, LoadImage) for t in transforms):

@@ -14,6 +14,7 @@ import beit_mm
 from beit_mm import __main__ as command
 from beit_mm.apis import training
 from beit_mm.apis.split import LabelMaps, find_label_maps
+from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.terminal import UserError
 
@@ -74,8 +75,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     'two kinds of maps': (colour_too, 'end in _.*.png and in _.*.png: two kinds for the same .*; keep the one to'),
     'few pairs': (lambda f: only(f, 9), f'9 images with label maps .*; 10 or more .*; 3 of 12 {WITHOUT}.*/10.png'),
     'other sizes': (lambda f: change(f, lambda a: a[:20]), '0 images .*; 12 of 12 images left out, whose map has'),
-    'colours': (lambda f: change(f, lambda a: np.stack([a] * 3, 2)), 'image of mode RGB; expected one number a pixel'),
-    'transparency': (lambda f: change(f, lambda a: np.stack([a] * 4, 2)), 'of mode RGBA; expected one number a pixel'),
+    'colours': (lambda f: change(f, lambda a: np.stack([a * 80, a, a], 2)), '.png holds .* 240 3 3 .*name R G B'),
+    'transparency': (
+        lambda f: change(f, lambda a: np.stack([a * 80, a, a, a], 2)),
+        '.png holds .* 80 1 1 .*name R G B',
+    ),
+    'other colours': (lambda f: classes(f, 'red 200 0 0', 'green 0 200 0'), r'maps hold .*3 3 3 \(.*without colours'),
+    'one without a colour': (lambda f: classes(f, 'red 1 1 1', 'green', 'blue 3 3 3'), 'classes.txt: .*name R G B'),
+    'one colour twice': (lambda f: classes(f, 'red 1 1 1', 'green 2 2 2', 'blue 1 1 1'), 'classes.txt: .*colour once'),
+    'no such colour': (lambda f: classes(f, 'red 1 1 1', 'green 2 2 256'), 'classes.txt: .* 0 to 255'),
     'JPEG': (lambda f: change(f, lambda a: a, ending='.jpg'), 'end in .jpg, whose compression .*; save them as PNG'),
     'damaged': (lambda f: [file.write_bytes(b'') for file in f.glob('annotations/*/*')], '12 .* left out, unreadable'),
     'above the classes': (lambda f: change(f, lambda a: a * 2), 'holds 6, .* names 3 classes; expected 0 to 2, or 1'),
@@ -171,6 +179,63 @@ def test_numbers_mean_what_the_names_say(folder, tmp_path, values, names, option
     for (_, old), (_, new) in zip(before, pairs(found, tmp_path / 'lists')['held_out'], strict=True):
         place = np.where(old == 255, 0, old.astype(int) + 1)
         assert np.array_equal(new, np.array(numbers)[place])
+
+
+PALETTE = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0], [128, 128, 128]], np.uint8)
+MODES = {  # how maps by colour may be stored
+    'RGB': lambda labels: Image.fromarray(PALETTE[labels]),
+    'RGBA': lambda labels: Image.fromarray(np.dstack([PALETTE[labels], labels * 80])),
+    'P': lambda labels: Image.fromarray(PALETTE[labels]).quantize(4),
+}
+GRAYS = {'RGB': lambda gray: gray.convert('RGB'), 'LA': lambda gray: gray.convert('LA'), 'L': lambda gray: gray}
+
+
+def store(folder: Path, new: Callable[[np.ndarray], Image.Image]) -> None:
+    for file in folder.glob('annotations/*/*.png'):
+        new(np.asarray(Image.open(file))).save(file)
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_maps_by_colour_are_those_by_number(folder, tmp_path, mode):
+    before = pairs(find_label_maps(folder), tmp_path / 'before')
+    store(folder, MODES[mode])
+    classes(folder, 'red 200 0 0', 'green 0 200 0', 'blue\t128 128 128', '"a line" 9 9 9')
+    found = find_label_maps(folder)
+    assert found.classes == [*CLASSES, 'a line'] and 'never seen: a line' in found.notes[0]
+    black = sum((labels == 255).sum() for part in before.values() for _, labels in part)
+    assert f'0 0 0 ({black:,} pixels)' in found.notes[0]
+    after = pairs(found, tmp_path / 'after')
+    for old, new in zip(sum(before.values(), []), sum(after.values(), []), strict=True):
+        assert old[0] == new[0] and np.array_equal(old[1], new[1])
+    assert SegmentationFolder(**found.dataset(tmp_path / 'after', 'train')).metainfo['palette'][1] == [0, 200, 0]
+    with pytest.raises(UserError, match='has colours'):
+        find_label_maps(folder, reduce_zero_label=True)
+
+
+@pytest.mark.parametrize('mode', GRAYS)
+def test_gray_maps_hold_numbers_or_grays_whatever_their_channels(folder, tmp_path, mode):
+    before = sum(pairs(find_label_maps(folder), tmp_path / 'before').values(), [])
+    store(folder, lambda labels: GRAYS[mode](Image.fromarray(labels)))
+    for number, names in enumerate((CLASSES, [f'{name} {n} {n} {n}' for n, name in enumerate(CLASSES, start=1)])):
+        classes(folder, *names)
+        after = sum(pairs(find_label_maps(folder), tmp_path / f'after_{number}').values(), [])
+        assert all(np.array_equal(old, new) for (_, old), (_, new) in zip(before, after, strict=True))
+
+
+def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(segmentation_folder, 'warn', said.append)
+    monkeypatch.setattr(segmentation_folder, 'TOLD', set())
+    store(folder, MODES['RGB'])
+    classes(folder, 'red 200 0 0', 'green 0 200 0')
+    prefix = dict(img_path='images/training', seg_map_path='annotations/training')
+    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    settings = dict(classes='classes.txt', data_prefix=prefix, pipeline=pipeline, serialize_data=False)
+    read = [*SegmentationFolder(str(folder), **settings)]
+    assert {*np.unique([sample['gt_seg_map'] for sample in read])} == {0, 1, 255}
+    assert all(sum(colour in line for line in said) == 1 for colour in ('128 128 128 (', '0 0 0 ('))
+    with pytest.raises(UserError, match='has colours'):
+        SegmentationFolder(str(folder), reduce_zero_label=True, **settings)
 
 
 def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, capsys):

@@ -191,6 +191,30 @@ def test_a_mistake_is_one_line(options, option, message):
     assert end.value.code.startswith('error: ') and message in end.value.code
 
 
+@pytest.mark.parametrize(
+    ('config', 'key', 'nearest'),
+    [
+        ('demo/camvid_upernet', 'model.decode_head.loss_decode.class_weight', None),
+        ('demo/camvid_upernet', 'model.decode_head.ignore_index', None),  # of the base of its class
+        ('demo/camvid_upernet', 'train_dataloader.dataset.max_refetch', None),
+        ('demo/camvid_upernet', 'optim_wrapper.optimizer.amsgrad', None),
+        ('demo/camvid_upernet', 'default_hooks.logger.priority', None),  # which a builder reads
+        ('demo/finetune_folder', 'model.head.loss.class_weight', None),
+        ('demo/finetune_folder', 'param_scheduler.0.start_factor', None),
+        ('demo/camvid_upernet', 'model.decode_head.loss_decode.class_wieghts', 'loss_decode.class_weight?'),
+        ('demo/camvid_upernet', 'optim_wrapper.optimizer.epsilon', 'optimizer.eps?'),
+        ('demo/finetune_folder', 'train_dataloader.sampler.rounds', 'SeededSampler'),
+    ],
+)
+def test_a_new_key_beside_a_type_is_an_argument_of_its_class(config, key, nearest):
+    if nearest is None:
+        assert config_of('train', config, '--cfg-options', f'{key}=[1,2]').to_dict()
+        return
+    with pytest.raises(UserError) as refused:
+        config_of('train', config, '--cfg-options', f'{key}=[1,2]')
+    assert key in str(refused.value) and nearest in str(refused.value)
+
+
 def test_missing_files_are_one_line(options, tmp_path):
     for words, message in (
         (['train.py', 'gone.py'], '^error: .*gone.py'),

@@ -69,6 +69,7 @@ def test_documented_options_build():
     rows = re.findall(r'^\| .* \| `(\w+\..*)`.*\|$', (ROOT / 'docs/options.md').read_text(), re.M)
     assert len(rows) > 10
     of_key = {'model.layers': 'linear_probe_in1k_50e', 'model.test_cfg': 'setr_pup_512_ade20k_160k'}
+    of_key |= {'model.decode_head': of_key['model.test_cfg']}
     of_key |= {'model.': 'finetune_in1k_100e', '': 'pretrain_300e'}
     for row in rows:
         name = next(name for key, name in of_key.items() if row.startswith(key))

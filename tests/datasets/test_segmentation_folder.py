@@ -94,7 +94,7 @@ def test_a_test_servers_images_have_no_annotations_and_a_broken_one_costs_its_im
         (full(4), {}, 'a.png holds label 4; .* 3 classes, expected 1 to 3, 255 for ignored, 0 for unlabelled'),
         (full(3), dict(reduce_zero_label=False), 'label 3; .* expected 0 to 2, .* set reduce_zero_label=True'),
         (full(1000, dtype=np.uint16), {}, 'holds label 1000'),  # it would be 232 in eight bits
-        (full(0, 12, 16, 3), {}, 'a.png: an image of mode RGB; expected one number a pixel'),
+        (full(0, 12, 16, 3) + np.uint8([1, 2, 3]), {}, r'a.png holds .* 1 2 3 \(192 pixels\); .*name R G B'),
     ],
 )
 def test_what_does_not_fit_is_named(root, labels, changes, message):

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import make_runner, train
+from helpers import make_runner, model_on_meta, train, with_options
 from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from beit_mm.engine.checks import FitCheckHook, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels
+from beit_mm.terminal import UserError
 
 
 @pytest.fixture
@@ -37,16 +38,26 @@ def test_number_of_classes(cfg):
     refused(cfg, 'images/val has 3 classes', loop='test')
 
 
+def test_one_weight_for_each_class(cfg):
+    cfg.model.head.loss = dict(type='CrossEntropyLoss', class_weight=[1.0, 2.0])
+    refused(cfg, r'class_weight of CrossEntropyLoss in model.head has 2 numbers; expected 3')
+    cfg.model.head.loss = dict(type='LabelSmoothLoss', label_smooth_val=0.1, class_weight=[1.0, 2.0])
+    refused(cfg, 'class_weight .* in model.head has 2 numbers; expected 3')
+    cfg.model.head.loss.class_weight = [1.0, 2.0, 3.0]
+    train(cfg)
+    option = 'model.decode_head.loss_decode.class_weight=[1,2]'
+    with pytest.raises(UserError, match=r'in model.decode_head.* has 2 numbers; expected 11'):
+        check_class_weights(model_on_meta(with_options('demo/camvid_upernet.py', [option])))
+
+
 @pytest.mark.parametrize('wrapped', [False, True])
 def test_a_sampler_whose_numbers_would_repeat_every_view(cfg, wrapped):
     loader = cfg.train_dataloader
     if wrapped:
         loader.dataset = dict(type='ConcatDataset', datasets=[loader.dataset, loader.dataset])
-    else:
-        loader.sampler = dict(type='DefaultSampler', shuffle=True)
-    refused(
-        cfg, "ImageFolder has new views in each epoch only with sampler.type='beit_mm.SeededSampler', and no dataset"
-    )
+        assert len(train(cfg).train_dataloader.dataset) == 12
+    loader.sampler = dict(type='DefaultSampler', shuffle=True)
+    refused(cfg, "ImageFolder has new views in each epoch only with sampler.type='beit_mm.SeededSampler'")
 
 
 def test_a_class_that_one_split_lacks(cfg, tmp_path):

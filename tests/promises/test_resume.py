@@ -85,6 +85,27 @@ def fine_tuning(folder: Path, images: Path) -> Config:
     return config
 
 
+def balanced(folder: Path, images: Path) -> Config:
+    config = fine_tuning(folder, images)
+    dataset = config.train_dataloader.dataset
+    dataset.ann_file = str(folder / 'unequal.txt')
+    names = [*(f'blue/{index}.png 0' for index in range(6)), 'green/0.png 1', 'red/0.png 2']
+    Path(dataset.ann_file).write_text('\n'.join(names))
+    config.train_dataloader.dataset = dict(type='ClassBalancedDataset', oversample_thr=0.5, dataset=dataset)
+    return config
+
+
+def of_another_library(folder: Path, images: Path) -> Config:
+    """With mmpretrain's own dataset and loading, and a transform of torchvision, which draws by torch."""
+    config = fine_tuning(folder, images)
+    dataset, own = dict(type='CustomDataset', data_prefix=str(folder / 'images/train')), config.train_dataloader
+    pipeline = [dict(type='LoadImageFromFile'), *own.dataset.pipeline[1:3], dict(type='PackInputs')]
+    drawn = [dict(type='NumpyToPIL', to_rgb=True), dict(type='torchvision/RandomRotation', degrees=30)]
+    own.dataset = dict(dataset, pipeline=[*pipeline[:-1], *drawn, dict(type='PILToNumpy'), pipeline[-1]])
+    own.dataset = dict(type='RepeatDataset', times=2, dataset=own.dataset)
+    return config
+
+
 def run(config: Config, folder: Path, **changes: object) -> dict:
     """Trains with a checkpoint after each step, and returns what the last one holds."""
     config = copy.deepcopy(config)
@@ -97,7 +118,10 @@ def run(config: Config, folder: Path, **changes: object) -> dict:
     return torch.load((folder / 'last_checkpoint').read_text(), weights_only=True)
 
 
-@pytest.mark.parametrize('task', [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning])
+TASKS = [pretraining, accumulating, by_iterations, with_dino, of_vqkd, fine_tuning, balanced, of_another_library]
+
+
+@pytest.mark.parametrize('task', TASKS)
 def test_a_resumed_run_ends_as_the_uninterrupted_one(task, images, tmp_path):
     config = task(tmp_path, images)
     whole = run(config, tmp_path / 'whole')
