@@ -49,7 +49,7 @@ def train_parser() -> argparse.ArgumentParser:
             tools/dist_train.sh configs/beit/pretrain_800e.py 16
         """
     )
-    resume = 'resume from a checkpoint, or from the newest intact one of the work directory'
+    resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
     short = 'make it a run of N steps: warm-up and schedules keep their shares; a validation at the end'
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)

@@ -14,7 +14,7 @@ from typing import Any
 import mmengine
 import numpy as np
 import torch
-from mmengine.dist import all_gather_object, broadcast_object_list, get_world_size, is_main_process, master_only
+from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import BaseLoop, Runner
@@ -24,6 +24,7 @@ from torch import Tensor
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import fetch_logs, unwrap
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
@@ -47,7 +48,7 @@ class CheckpointHook(Hook):
     gradients are being accumulated, a checkpoint waits for the step that uses them.
 
     With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run.
+    readable checkpoint of the folder's last run. Settings are the config's, see engine.resuming.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
@@ -103,23 +104,30 @@ class CheckpointHook(Hook):
         if not runner._resume:
             return
         check_position(meta, runner._load_from)
+        if 'optimizer' not in checkpoint:
+            raise CheckpointError(f'{runner._load_from} has weights only, no run to resume; load_from begins with them')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
-        fit_position(checkpoint, batch_units(runner))
+        changes = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
+        given = runner.cfg.get('randomness', {}).get('seed')
+        if given not in (None, meta['seed']):
+            warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
-        if Path(runner._load_from).resolve().parent != Path(runner.work_dir).resolve():
-            return
-        with blaming(runner._load_from):  # which files in this folder belong to the run
+        with blaming(runner._load_from):
             info = checkpoint['message_hub']['runtime_info']
-            numbers = info.get('keep_ckpt_ids')
-            if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-                self.kept_numbers = numbers
-            best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-            self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+            if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
+                for key in [key for key in info if key.startswith('best_')]:  # of another metric
+                    del info[key]
+            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():  # the run's own files
+                numbers = info.get('keep_ckpt_ids')
+                if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+                    self.kept_numbers = numbers
+                best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+                self.best = {key: name for key, name in best.items() if name.startswith('best_')}
 
     def before_train(self, runner: Runner) -> None:
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
@@ -289,7 +297,10 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
     content = dict(meta=meta, state_dict=unwrap(runner).state_dict(), message_hub=dict(runner.message_hub.state_dict()))
     if resumable:
         content['optimizer'] = runner.optim_wrapper.state_dict()
-        content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
+        states = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
+        for state in states:
+            state.pop('anneal_func', None)  # of OneCycleLR: a function, which no checkpoint may name
+        content['param_schedulers'] = states
     runner.call_hook('before_save_checkpoint', checkpoint=content)
     moved = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
     if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's module versions, lost in the copy
@@ -366,43 +377,3 @@ def resumed_hub(hub: dict) -> dict:
     kinds = (int, float, Tensor)
     info = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, kinds) and key.isprintable()}
     return stored_hub(scalars, info)
-
-
-def batch_units(runner: Runner) -> dict[str, int]:
-    """The units a position is counted in: all processes' `images` in a batch, batches `accumulated` and `per_epoch`."""
-    loader = runner.train_dataloader
-    accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
-    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
-
-
-def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Converts position and schedules to this run's batches; UserError if a step has another number of images."""
-    meta, before = checkpoint['meta'], checkpoint['meta']['batch']
-    old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
-    if old != new:
-        raise UserError(f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size')
-    if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
-        return
-    epoch, seen = divmod(meta['iter'], before['per_epoch'])
-    counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-    warn(
-        f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
-        f'({batch["images"]} each); iterations in the config (max_iters, intervals, schedules) are those of this run.'
-    )
-    for state in checkpoint.get('param_schedulers') or []:
-        if not state['by_epoch']:
-            steps = {key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')}
-            kept = {key: state[key] for key in ('base_values', '_last_value', 'by_epoch', 'param_name') if key in state}
-            state.clear()
-            state.update(kept | steps)  # durations (begin, end, T_max) stay this run's
-    meta['iter'] = counted
-
-
-def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a position is made of whole numbers; a file of mmengine's own has no `batch`."""
-    position = {key: meta.get(key) for key in ('iter', 'epoch')}
-    if 'batch' in meta:
-        batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
-        position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
-    if not all(type(number) is int and number >= 0 for number in position.values()):
-        raise CheckpointError(f'{path} has no position to resume from ({position}); load_from takes its weights')
