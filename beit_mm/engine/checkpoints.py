@@ -32,7 +32,7 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, check_choice, log, warn
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
+RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there, and its last iteration once it ended
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
@@ -80,6 +80,7 @@ class CheckpointHook(Hook):
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
         self.best: dict[str, str] = {}  # file names of the best ones, by mmengine's message-hub key
+        self.finished = False  # the run that is resumed had ended, with its last validation
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
@@ -128,14 +129,24 @@ class CheckpointHook(Hook):
                     self.kept_numbers = numbers
                 best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
                 self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+        file = Path(runner.work_dir, RUN_FILE)
+        last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
+        self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
     def before_train(self, runner: Runner) -> None:
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
-        if is_main_process():
-            with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
-                file.write(self.run_id.encode())
+        self.sign(runner, self.run_id)
+
+    def after_train(self, runner: Runner) -> None:
+        if runner.iter == runner.max_iters:
+            self.sign(runner, f'{self.run_id} {runner.iter}')
+
+    @master_only
+    def sign(self, runner: Runner, text: str) -> None:
+        with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
+            file.write(text.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
@@ -251,7 +262,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     cannot be used and none of the run's can, or, unless restarted, if all are of earlier runs.
     """
     run_file = folder / RUN_FILE
-    last_run = run_file.read_text(errors='replace') if run_file.is_file() else None
+    last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
     own, earlier, unusable = [], [], []
     for path in sorted(folder.glob('*.pth')):
         try:

@@ -334,6 +334,21 @@ def test_groups_of_another_constructor_are_refused_by_its_setting(tmp_path):
         resumed(tmp_path / 'rest', tmp_path / 'first/iter_3.pth', config)
 
 
+LOOPS = [dict(type='beit_mm.EpochLoop', max_epochs=2), dict(type='beit_mm.IterLoop', max_iters=6, val_interval=3)]
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+def test_a_finished_run_says_so_and_ends(loop, tmp_path, capfd):
+    shorter = {key: value // 2 if key.startswith('max_') else value for key, value in loop.items()}
+    expected = [(loop, ['before_train', 'before_val', 'before_val'], ()), (loop, [], '66'), (shorter, [], '63')]
+    for train_cfg, called, numbers in expected:
+        capfd.readouterr()
+        _, notes = run(tmp_path / 'work', settings(train_cfg=train_cfg), validated=True, resume=True)
+        assert notes.called == called
+        finished = re.findall(r'run is finished.* (\d) .* (\d);', ''.join(capfd.readouterr()))
+        assert [*map(''.join, finished)] == [*filter(None, [''.join(numbers)])]
+
+
 def test_the_best_of_another_metric_begins_anew(tmp_path):
     """A loss is never below -1, the accuracy before."""
     run(tmp_path / 'work', settings({'default_hooks.checkpoint.save_best': 'accuracy'}), validated=True)
