@@ -70,9 +70,10 @@ def number_of_steps(text: str) -> int:
 def train_config(args: argparse.Namespace) -> Config:
     """The config that the arguments of `train` ask for."""
     cfg = load_config(args)
-    if args.resume:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if args.resume == 'auto':
+        cfg.resume = 'auto'  # see CheckpointHook
+    elif args.resume:
+        cfg.resume, cfg.load_from = True, args.resume
     if args.steps:
         shorten(cfg, args.steps)
     if args.no_validate:

@@ -330,7 +330,8 @@ class Run:
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
         (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # a stage that ended unrecorded validates once more
-        runner = make_runner(run_config(base, dict(settings, resume=True), path), ProgressHook(stage))
+        begun = any((self.folder / stage).glob('*.pth'))
+        runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
             most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else math.inf

@@ -48,7 +48,8 @@ class CheckpointHook(Hook):
     gradients are being accumulated, a checkpoint waits for the step that uses them.
 
     With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run. Settings are the config's, see engine.resuming.
+    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and `load_from` names the weights
+    to begin with where there is none. Settings are the config's, see engine.resuming.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
@@ -91,13 +92,18 @@ class CheckpointHook(Hook):
             remove_leftovers(folder)
         # torchrun counts restarts on each node: one that lost no process says 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        if restarted or (runner._resume and runner._load_from is None):
+        weights = runner._load_from
+        searched = runner._resume == 'auto' or (runner._resume and weights is None)
+        if restarted or searched:
             path = in_main_process(lambda: newest_checkpoint(folder, restarted))
             if path is not None:
                 runner._resume, runner._load_from = True, path
-            elif runner._load_from is None:
+                if weights is not None:
+                    log(f'load_from={weights} is not read: the weights are those of {path}.')
+            elif searched:
                 runner._resume = False
-                log(f'No checkpoint of this run in {folder}: it starts at its beginning.')
+                begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
+                warn(f'No checkpoint of this run in {folder}: it starts at {begins}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over id, position, seed and the files of the resumed run."""
