@@ -52,7 +52,7 @@ def train_parser() -> argparse.ArgumentParser:
             tools/dist_train.sh configs/beit/pretrain_800e.py 16
         """
     )
-    resume = 'resume from a checkpoint, or from the newest intact one of the work directory'
+    resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
     short = 'make it a run of N steps: warm-up and schedules keep their shares; a validation at the end'
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
@@ -73,9 +73,10 @@ def number_of_steps(text: str) -> int:
 def train_config(args: argparse.Namespace) -> Config:
     """The config that the arguments of `train` ask for."""
     cfg = load_config(args)
-    if args.resume:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+    if args.resume == 'auto':
+        cfg.resume = 'auto'  # see CheckpointHook
+    elif args.resume:
+        cfg.resume, cfg.load_from = True, args.resume
     if args.steps:
         shorten(cfg, args.steps)
     if args.no_validate:

@@ -26,6 +26,7 @@ from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, 
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
+from beit_mm.engine.checkpoints import RUN_FILE
 from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
 from beit_mm.files import atomic_file
@@ -329,7 +330,9 @@ class Run:
         write_config(path, title, base, settings)
         if self.last_checkpoint(stage).is_file() and 'images_per_second' in planned:
             return
-        runner = make_runner(run_config(base, dict(settings, resume=True), path), ProgressHook(stage))
+        (self.folder / stage / RUN_FILE).unlink(missing_ok=True)  # a stage that ended unrecorded validates once more
+        begun = any((self.folder / stage).glob('*.pth'))
+        runner = make_runner(run_config(base, dict(settings, resume=begun), path), ProgressHook(stage))
         clock = None
         if 'seconds' in planned:
             most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else math.inf
@@ -418,6 +421,9 @@ class MinutesHook(Hook):
 
     def __init__(self, seconds: float, began: float, planned: int, most: float):
         self.seconds, self.began, self.planned, self.most = seconds, began, planned, most
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        runner.train_loop.set_length(max(self.planned, checkpoint['meta']['iter'] + 1))  # its end is a time
 
     def before_train(self, runner: Runner) -> None:
         info = runner.message_hub.runtime_info

@@ -14,7 +14,7 @@ from typing import Any
 import mmengine
 import numpy as np
 import torch
-from mmengine.dist import all_gather_object, broadcast_object_list, get_world_size, is_main_process, master_only
+from mmengine.dist import all_gather_object, broadcast_object_list, is_main_process, master_only
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import BaseLoop, Runner
@@ -24,6 +24,7 @@ from torch import Tensor
 from beit_mm.checkpoint.names import FORMAT_VERSION, meta_of
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, save_torch
 from beit_mm.datasets.samplers import SeededSampler
+from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import fetch_logs, unwrap
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
@@ -31,7 +32,7 @@ from beit_mm.registry import HOOKS
 from beit_mm.terminal import UserError, check_choice, log, warn
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
-RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there
+RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there, and its last iteration once it ended
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
@@ -47,7 +48,8 @@ class CheckpointHook(Hook):
     gradients are being accumulated, a checkpoint waits for the step that uses them.
 
     With `resume=True` and no `load_from`, or after a restart by torchrun or Slurm, the run resumes from the newest
-    readable checkpoint of the folder's last run.
+    readable checkpoint of the folder's last run. With `resume='auto'` it does so too, and `load_from` names the weights
+    to begin with where there is none. Settings are the config's, see engine.resuming.
 
     Args:
         interval: epochs or iterations between two checkpoints; -1 saves none but the last.
@@ -79,6 +81,7 @@ class CheckpointHook(Hook):
         self.due_number: int | None = None  # number of the checkpoint to be saved
         self.kept_numbers: list[int] = []  # numbers of this run's checkpoints on the disk
         self.best: dict[str, str] = {}  # file names of the best ones, by mmengine's message-hub key
+        self.finished = False  # the run that is resumed had ended, with its last validation
 
     def before_run(self, runner: Runner) -> None:
         """Chooses the checkpoint to resume from."""
@@ -89,13 +92,18 @@ class CheckpointHook(Hook):
             remove_leftovers(folder)
         # torchrun counts restarts on each node: one that lost no process says 0
         restarted = any(all_gather_object(any(int(os.environ.get(name) or 0) for name in RESTARTS)))
-        if restarted or (runner._resume and runner._load_from is None):
+        weights = runner._load_from
+        searched = runner._resume == 'auto' or (runner._resume and weights is None)
+        if restarted or searched:
             path = in_main_process(lambda: newest_checkpoint(folder, restarted))
             if path is not None:
                 runner._resume, runner._load_from = True, path
-            elif runner._load_from is None:
+                if weights is not None:
+                    log(f'load_from={weights} is not read: the weights are those of {path}.')
+            elif searched:
                 runner._resume = False
-                log(f'No checkpoint of this run in {folder}: it starts at its beginning.')
+                begins = 'its beginning' if weights is None else f'its beginning, with the weights of {weights}'
+                warn(f'No checkpoint of this run in {folder}: it starts at {begins}.')
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Takes over id, position, seed and the files of the resumed run."""
@@ -103,31 +111,48 @@ class CheckpointHook(Hook):
         if not runner._resume:
             return
         check_position(meta, runner._load_from)
+        if 'optimizer' not in checkpoint:
+            raise CheckpointError(f'{runner._load_from} has weights only, no run to resume; load_from begins with them')
         if 'batch' not in meta:  # mmengine wrote the file
             return
         run_id = meta.get('run')
         self.run_id = run_id if isinstance(run_id, str) and re.fullmatch(r'\w{1,40}', run_id) else ''
-        fit_position(checkpoint, batch_units(runner))
+        changes = follow_config(runner, checkpoint, plain_values(runner.cfg.to_dict()))
+        given = runner.cfg.get('randomness', {}).get('seed')
+        if given not in (None, meta['seed']):
+            warn(f'randomness.seed={given} has no effect: a run keeps the seed that it began with, {meta["seed"]}.')
         sampler = runner.train_dataloader.sampler
         if isinstance(sampler, SeededSampler) and sampler.seed == runner.seed:  # the config gave the sampler no seed
             sampler.seed = meta['seed']
-        if Path(runner._load_from).resolve().parent != Path(runner.work_dir).resolve():
-            return
-        with blaming(runner._load_from):  # which files in this folder belong to the run
+        with blaming(runner._load_from):
             info = checkpoint['message_hub']['runtime_info']
-            numbers = info.get('keep_ckpt_ids')
-            if isinstance(numbers, list) and all(type(number) is int for number in numbers):
-                self.kept_numbers = numbers
-            best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
-            self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+            if changes.keys() & {f'default_hooks.checkpoint.{key}' for key in ('save_best', 'rule')}:
+                for key in [key for key in info if key.startswith('best_')]:  # of another metric
+                    del info[key]
+            if Path(runner._load_from).resolve().parent == Path(runner.work_dir).resolve():  # the run's own files
+                numbers = info.get('keep_ckpt_ids')
+                if isinstance(numbers, list) and all(type(number) is int for number in numbers):
+                    self.kept_numbers = numbers
+                best = {key: Path(str(path)).name for key, path in info.items() if key.startswith('best_ckpt')}
+                self.best = {key: name for key, name in best.items() if name.startswith('best_')}
+        file = Path(runner.work_dir, RUN_FILE)
+        last_run = in_main_process(lambda: file.read_text(errors='replace') if file.is_file() else '')
+        self.finished = last_run == f'{self.run_id} {meta["iter"]}'
 
     def before_train(self, runner: Runner) -> None:
         self.run_id = self.run_id or f'{runner.timestamp}_{secrets.token_hex(4)}'
         for key, name in self.best.items():  # the next resumption has to know them too
             runner.message_hub.update_info(key, str(Path(runner.work_dir, name)))
-        if is_main_process():
-            with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
-                file.write(self.run_id.encode())
+        self.sign(runner, self.run_id)
+
+    def after_train(self, runner: Runner) -> None:
+        if runner.iter == runner.max_iters:
+            self.sign(runner, f'{self.run_id} {runner.iter}')
+
+    @master_only
+    def sign(self, runner: Runner, text: str) -> None:
+        with suppress(OSError), atomic_file(Path(runner.work_dir, RUN_FILE)) as file:
+            file.write(text.encode())
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         last = self.save_last and self.is_last_train_iter(runner)
@@ -243,7 +268,7 @@ def newest_checkpoint(folder: Path, restarted: bool = False) -> str | None:
     cannot be used and none of the run's can, or, unless restarted, if all are of earlier runs.
     """
     run_file = folder / RUN_FILE
-    last_run = run_file.read_text(errors='replace') if run_file.is_file() else None
+    last_run = run_file.read_text(errors='replace').partition(' ')[0] if run_file.is_file() else None
     own, earlier, unusable = [], [], []
     for path in sorted(folder.glob('*.pth')):
         try:
@@ -289,7 +314,10 @@ def run_state(runner: Runner, resumable: bool, meta: dict) -> dict[str, Any]:
     content = dict(meta=meta, state_dict=unwrap(runner).state_dict(), message_hub=dict(runner.message_hub.state_dict()))
     if resumable:
         content['optimizer'] = runner.optim_wrapper.state_dict()
-        content['param_schedulers'] = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
+        states = [scheduler.state_dict() for scheduler in runner.param_schedulers or []]
+        for state in states:
+            state.pop('anneal_func', None)  # of OneCycleLR: a function, which no checkpoint may name
+        content['param_schedulers'] = states
     runner.call_hook('before_save_checkpoint', checkpoint=content)
     moved = apply_to(content, lambda value: isinstance(value, Tensor), lambda tensor: tensor.detach().cpu())
     if metadata := getattr(content['state_dict'], '_metadata', None):  # torch's module versions, lost in the copy
@@ -366,43 +394,3 @@ def resumed_hub(hub: dict) -> dict:
     kinds = (int, float, Tensor)
     info = {key: value for key, value in hub['runtime_info'].items() if isinstance(value, kinds) and key.isprintable()}
     return stored_hub(scalars, info)
-
-
-def batch_units(runner: Runner) -> dict[str, int]:
-    """The units a position is counted in: all processes' `images` in a batch, batches `accumulated` and `per_epoch`."""
-    loader = runner.train_dataloader
-    accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
-    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
-
-
-def fit_position(checkpoint: dict, batch: dict[str, int]) -> None:
-    """Converts position and schedules to this run's batches; UserError if a step has another number of images."""
-    meta, before = checkpoint['meta'], checkpoint['meta']['batch']
-    old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
-    if old != new:
-        raise UserError(f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size')
-    if before['images'] == batch['images'] and before['per_epoch'] == batch['per_epoch']:
-        return
-    epoch, seen = divmod(meta['iter'], before['per_epoch'])
-    counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
-    warn(
-        f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
-        f'({batch["images"]} each); iterations in the config (max_iters, intervals, schedules) are those of this run.'
-    )
-    for state in checkpoint.get('param_schedulers') or []:
-        if not state['by_epoch']:
-            steps = {key: round(state[key] * counted / max(meta['iter'], 1)) for key in ('last_step', '_global_step')}
-            kept = {key: state[key] for key in ('base_values', '_last_value', 'by_epoch', 'param_name') if key in state}
-            state.clear()
-            state.update(kept | steps)  # durations (begin, end, T_max) stay this run's
-    meta['iter'] = counted
-
-
-def check_position(meta: dict, path: str) -> None:
-    """Raises CheckpointError unless a position is made of whole numbers; a file of mmengine's own has no `batch`."""
-    position = {key: meta.get(key) for key in ('iter', 'epoch')}
-    if 'batch' in meta:
-        batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
-        position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
-    if not all(type(number) is int and number >= 0 for number in position.values()):
-        raise CheckpointError(f'{path} has no position to resume from ({position}); load_from takes its weights')

@@ -251,6 +251,15 @@ def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, place: int, end: in
         loop.runner.val_loop.run()
 
 
+def nothing_left(runner: Runner) -> bool:
+    """Whether a run is resumed at its end, which a line says, and has made its last validation too."""
+    iteration, end, hook = runner.iter, runner.max_iters, checkpoint_hook_of(runner)
+    if iteration >= end:
+        advice = 'make it longer (--steps, train_cfg), or choose another --work-dir'
+        warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; {advice}.')
+    return iteration > end or (iteration == end and hook is not None and hook.finished)
+
+
 @LOOPS.register_module()
 class EpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
@@ -260,6 +269,8 @@ class EpochLoop(EpochBasedTrainLoop):
         check_number_of_images(self.dataloader)  # before schedules are built, which count in epochs
 
     def run(self) -> nn.Module:
+        if nothing_left(self.runner):
+            return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             if self._epoch == self._max_epochs:  # it was stopped in that validation
@@ -292,6 +303,8 @@ class IterLoop(IterBasedTrainLoop):
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)
+        if nothing_left(self.runner):
+            return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')

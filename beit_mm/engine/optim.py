@@ -188,8 +188,9 @@ class AutocastOptimWrapper(OptimWrapper):
 def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
     """Raises CheckpointError unless an optimizer's state is finite and has its parameters' shapes.
 
-    Fused kernels trust the shapes.
+    Fused kernels trust the shapes. The state is sorted first, see `match_groups`.
     """
+    match_groups(state_dict, optimizer)
     tensors = {}
     for saved, group in zip(state_dict['param_groups'], optimizer.param_groups, strict=False):
         # which kernel runs is the run's own setting
@@ -204,6 +205,29 @@ def check_state(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
                     raise CheckpointError(f'optimizer of another model: {name} is {[*value.shape]}, not {[*expected]}')
                 state[name] = tensors[f'state.{number}.{name}'] = value.contiguous()
     check_finite(tensors, "The checkpoint's optimizer")
+
+
+def match_groups(state_dict: dict, optimizer: torch.optim.Optimizer) -> None:
+    """Sorts an optimizer's state into this run's groups, by the names that BEiTOptimWrapperConstructor gives them.
+
+    With layer decay each layer has groups of its own. A parameter that was frozen before starts without a state.
+    """
+    saved, groups = state_dict['param_groups'], optimizer.state_dict()['param_groups']
+    before, now = numbers_by_name(saved), numbers_by_name(groups)
+    alike = [group['params'] for group in saved] == [group['params'] for group in groups]
+    if before and now and not (alike and before == now):
+        numbers = {before[name]: now[name] for name in before.keys() & now.keys()}
+        state = state_dict['state'].items()
+        state_dict.update(state={numbers[key]: value for key, value in state if key in numbers}, param_groups=groups)
+    elif not alike:
+        found = f'optimizer of {len(saved)} groups of parameters, not of {len(groups)} like these'
+        raise CheckpointError(f'{found}; set constructor and paramwise_cfg back, or take the weights alone: load_from')
+
+
+def numbers_by_name(groups: list[dict]) -> dict[str, int]:
+    """The number of each parameter in the state of an optimizer."""
+    pairs = [pair for group in groups for pair in zip(group.get('names', ()), group['params'], strict=False)]
+    return {name.removeprefix('module.'): number for name, number in pairs}  # DistributedDataParallel's
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()

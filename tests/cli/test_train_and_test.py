@@ -241,6 +241,8 @@ def test_the_arguments_of_train(tmp_path):
     found = cfg.work_dir, cfg.optim_wrapper.dtype, cfg.auto_scale_lr.enable, cfg.val_cfg, cfg.resume, cfg.load_from
     assert found == ('work_dirs/bands_dvae', 'bfloat16', True, None, True, 'x.pth')
     assert (cfg.train_dataloader.dataset.data_root, cfg.randomness.seed, cfg.model.loss) == (str(folder), 3, 'l1')
+    cfg = config_of('train', 'demo/pretrain', '--resume', '--cfg-options', 'load_from=x.pth')
+    assert (cfg.resume, cfg.load_from) == ('auto', 'x.pth')
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
     roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
     options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}']

@@ -147,6 +147,15 @@ def test_a_restarted_run_resumes(variable, config, folder, monkeypatch):
         assert chosen(config) == expected
 
 
+def test_a_run_without_a_checkpoint_begins_with_load_from_and_names_the_folder(config, folder, tmp_path, capfd):
+    wanted = dict(resume='auto', load_from='weights.pth')
+    assert chosen(config, **wanted) == str(folder / 'iter_6.pth')
+    capfd.readouterr()
+    assert chosen(config, work_dir=str(tmp_path / 'mistyped'), **wanted) == 'weights.pth'
+    lines = [line for line in ''.join(capfd.readouterr()).splitlines() if 'WARNING' in line]
+    assert any(f'{tmp_path}/mistyped' in line and 'weights.pth' in line for line in lines), lines
+
+
 def test_no_run_resumes_from_one_before_the_last(config, folder, monkeypatch):
     """A new run in the folder of an old one, which came farther, is killed before it has saved anything, and after."""
     (folder / 'iter_6.pth').rename(folder / 'iter_9.pth')

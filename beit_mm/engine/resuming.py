@@ -1,0 +1,141 @@
+"""What a resumed run takes from its checkpoint, which is the position, and from its config: every setting."""
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from mmengine.dist import get_world_size
+from mmengine.runner import EpochBasedTrainLoop, Runner
+
+from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.engine.optim import match_groups
+from beit_mm.files import readable
+from beit_mm.terminal import UserError, warn
+
+# The sections of a config that say what is trained, and how.
+SECTIONS = (
+    'model train_dataloader train_cfg optim_wrapper param_scheduler auto_scale_lr default_hooks custom_hooks'.split()
+)
+NOT_SET = 'not set'
+
+
+def batch_units(runner: Runner) -> dict[str, int]:
+    """The units a position is counted in: all processes' `images` in a batch, batches `accumulated` and `per_epoch`."""
+    loader = runner.train_dataloader
+    accumulated = runner.cfg.get('optim_wrapper', {}).get('accumulative_counts', 1)
+    return dict(images=get_world_size() * loader.batch_size, accumulated=accumulated, per_epoch=len(loader))
+
+
+def check_position(meta: dict, path: str) -> None:
+    """Raises CheckpointError unless a position is made of whole numbers; a file of mmengine's own has no `batch`."""
+    position = {key: meta.get(key) for key in ('iter', 'epoch')}
+    if 'batch' in meta:
+        batch = meta['batch'] if isinstance(meta['batch'], dict) else {}
+        position |= {key: batch.get(key) or -1 for key in ('images', 'accumulated', 'per_epoch')}  # 0 is wrong too
+    if not all(type(number) is int and number >= 0 for number in position.values()):
+        raise CheckpointError(f'{path} has no position to resume from ({position}); load_from takes its weights')
+
+
+def fit_position(runner: Runner, meta: dict) -> bool:
+    """Converts a checkpoint's position to this run's batches, and returns whether iterations count others than before.
+
+    UserError if a step has another number of images.
+    """
+    before, batch = meta['batch'], batch_units(runner)
+    old, new = (entry['images'] * entry['accumulated'] for entry in (before, batch))
+    if old != new:
+        raise UserError(f'the checkpoint was trained with {old} images a step, this run has {new}; change batch_size')
+    moved = before['images'] != batch['images'] or before['per_epoch'] != batch['per_epoch']
+    if moved:
+        epoch, seen = divmod(meta['iter'], before['per_epoch'])
+        counted = epoch * batch['per_epoch'] + seen * before['images'] // batch['images']
+        warn(
+            f'Iteration {meta["iter"]} ({before["images"]} images each) is continued as iteration {counted} '
+            f'({batch["images"]} each); max_iters, intervals and schedules of the config count iterations of this run.'
+        )
+        meta['iter'] = counted
+    by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+    if by_epoch and meta['iter'] > (meta['epoch'] + 1) * batch['per_epoch']:  # the run before counted iterations alone
+        meta['epoch'] = meta['iter'] // batch['per_epoch']
+    return moved
+
+
+def follow_config(runner: Runner, checkpoint: dict, config: dict) -> dict[str, tuple[str, str]]:
+    """Makes a checkpoint one of this run's config and batches at the same position; returns the settings that changed.
+
+    mmengine would take rates, schedules and the optimizer's options from the file.
+    """
+    meta = checkpoint['meta']
+    moved = fit_position(runner, meta)
+    with blaming(runner._load_from):
+        changes = changed_settings(config, meta.get('config_dict', {}))
+    if changes:
+        lines = [f'\n  {readable(name)} {now:.100}, was {before:.100}' for name, (now, before) in changes.items()]
+        warn(f"The config is not the checkpoint's, and holds from iteration {meta['iter']} on:{''.join(lines)}")
+    kind, before = changes.get('optim_wrapper.optimizer.type', (NOT_SET, NOT_SET))
+    if before != NOT_SET:
+        raise UserError(f'{kind} has no use for the state of {before}; go back to it, or take the weights: load_from')
+    if changes or moved:
+        set_states(runner, checkpoint, moved)
+    return changes
+
+
+def changed_settings(config: dict, other: dict) -> dict[str, tuple[str, str]]:
+    """The settings of a training in which two configs differ: their values in both, by name."""
+    values, others = settings_by_name(config), settings_by_name(other)
+    names = [name for name in {**values, **others} if name.partition('.')[0] in SECTIONS]
+    pairs = {name: (values.get(name, NOT_SET), others.get(name, NOT_SET)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def settings_by_name(value: Any, name: str = '') -> dict[str, str]:
+    """The values in nested dicts and lists of dicts, by the names that --cfg-options has for them."""
+    if isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: repr(value)}
+    settings: dict[str, str] = {}
+    for key, item in value.items():
+        settings |= settings_by_name(item, f'{name}.{key}'.lstrip('.'))
+    return settings
+
+
+def set_states(runner: Runner, checkpoint: dict, moved: bool) -> None:
+    """Gives a checkpoint's optimizer and schedulers the config's settings; moments and counters stay as they are."""
+    wrapper = runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    schedulers = runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers or [])
+    optimizer, states = wrapper.optimizer, checkpoint.get('param_schedulers') or []
+    # Some optimizers keep a state in their groups, beside what they were built with.
+    kept = optimizer.defaults.keys() - inspect.signature(type(optimizer)).parameters.keys()
+    measuring = any(getattr(scheduler, 'need_val_args', False) for scheduler in schedulers)
+    if measuring and [scheduler.state_dict().keys() for scheduler in schedulers] == [state.keys() for state in states]:
+        names = {scheduler.param_name for scheduler in schedulers}
+        kept |= names | {f'initial_{name}' for name in names}
+        warn(f"ReduceOnPlateau goes on from the checkpoint: schedules, and {', '.join(names)}, are not the config's.")
+    else:
+        # A run of so many minutes moves its schedules by the clock: they have a count of their own.
+        counts = [state['_global_step'] for state in states if not state['by_epoch']]
+        steps = counts[0] if counts and not moved else checkpoint['meta']['iter']
+        take_steps(runner, schedulers, steps, checkpoint['meta']['epoch'])
+        checkpoint['param_schedulers'] = [scheduler.state_dict() for scheduler in schedulers]
+    saved = checkpoint['optimizer']
+    match_groups(saved, optimizer)
+    pairs = [*zip(saved['param_groups'], optimizer.state_dict()['param_groups'], strict=True)]
+    if wrapper.base_param_settings is not None:  # mmengine's, logged as base_lr
+        pairs.append((saved.setdefault('base_param_settings', {}), wrapper.base_param_settings))
+    for group, settings in pairs:
+        group.update({key: value for key, value in settings.items() if key not in kept or key not in group})
+
+
+def take_steps(runner: Runner, schedulers: Sequence, steps: int, epochs: int) -> None:
+    """Brings new schedulers to a position step by step, as a run does: they make each value from the one before."""
+    epochs = epochs if isinstance(runner.train_loop, EpochBasedTrainLoop) else 0
+    per_epoch = len(runner.train_dataloader)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # mmengine's, that the optimizer has not stepped before
+        for step in range(1, min(steps, runner.max_iters) + 1):
+            ended = step % per_epoch == 0 and step // per_epoch <= epochs
+            for scheduler in sorted(schedulers, key=lambda scheduler: scheduler.by_epoch):
+                if ended or not scheduler.by_epoch:
+                    scheduler.step()
