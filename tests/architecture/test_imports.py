@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from helpers import ROOT
 
-MAX_LINES = 474
+MAX_LINES = 550
 MAX_FILES = 62
 MAX_TOTAL = 14355  # lines of the package; CHANGELOG names what grows
 # pyproject.toml's dependencies by import name, with what mmcv and mmengine bring; then what a function can do without.
