@@ -296,8 +296,10 @@ def _named_by_us(step: dict) -> dict:
 
 
 def without_training(value: Any) -> Any:
-    """Nested containers without the keys that only training needs."""
+    """Nested containers without the keys that only training needs; a LoRAModel keeps its own."""
     if isinstance(value, dict):
+        if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
+            return value
         return {key: without_training(inner) for key, inner in value.items() if key not in TRAINING_KEYS}
     return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 

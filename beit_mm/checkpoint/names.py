@@ -249,6 +249,11 @@ def check_complete(weights: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
 
+def is_part(name: str) -> bool:
+    """Whether our backbone, without wrapped layers, can have a tensor of this name."""
+    return re.sub(r'^blocks\.\d+\.', '', name) in (*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS)
+
+
 def unwrapped(name: str) -> str:
     """A name without what DistributedDataParallel and torch.compile put before or into it."""
     return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
@@ -301,9 +306,8 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
         table = UNILM_SEGMENTATION
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
-    parts = {*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS}
     for name in [name for name in ours if name.startswith('backbone.')]:
-        if re.sub(r'^backbone\.(blocks\.\d+\.)?', '', name) not in parts:
+        if not is_part(name.removeprefix('backbone.')):
             if name.startswith('backbone.blocks.'):
                 raise CheckpointError(f'is no BEiT: its blocks have {name}')
             dropped.append(name)
