@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
+    commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
 
     verb = add('embed', 'write the features of images', 'run images/ --out features.npz')
@@ -100,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('out', help='ONNX file')
     verb.add_argument('--config', help='path of its config (default: what the checkpoint says)')
     verb.add_argument('--float16', action='store_true', help='weights and arithmetic in half precision')
+    commands.add_levels(verb)
 
     for name, of_config, help, example in (
         ('train', commands.train_parser(), 'train a config', 'beit/pretrain_300e --work-dir run'),
@@ -129,6 +131,7 @@ def add_training(verb: argparse.ArgumentParser, images: str) -> Any:
     verb.add_argument('--batch', type=int, help='images of a step (default: by memory and number of images)')
     verb.add_argument('--seed', type=int, help='of every random choice (default: 0)')
     verb.add_argument('--workers', type=int, help='processes that read images (default: by the cores)')
+    commands.add_levels(verb)
     length = verb.add_mutually_exclusive_group()
     length.add_argument('--minutes', type=float, help='wall clock for all of it (default: 15)')
     return length
@@ -138,6 +141,7 @@ def add_inputs(verb: argparse.ArgumentParser, default: str = 'five photos') -> N
     verb.add_argument('checkpoint', help=CHECKPOINT)
     what = f'files and folders (default: {default} that come with the package)'
     verb.add_argument('images', nargs='*', default=argparse.SUPPRESS, help=what)
+    commands.add_levels(verb)
 
 
 def add_out(verb: argparse.ArgumentParser, kind: str, default: str, what: str = '') -> None:

@@ -209,6 +209,17 @@ def test_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_levels(parser: argparse.ArgumentParser) -> None:
+    """Adds --mean and --std, for a checkpoint that does not say them or was trained with others."""
+    what = 'of the images: three numbers, or one for all channels, of pixels 0-255 (default: as the checkpoint says)'
+    for option, words in (('--mean', 'mean'), ('--std', 'standard deviation')):
+        parser.add_argument(option, type=numbers, metavar='R,G,B', help=f'{words} {what}')
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(',')]
+
+
 def json_file(text: str) -> Path:
     if Path(text).is_dir():
         raise argparse.ArgumentTypeError(f'{text} is a folder; expected a file')

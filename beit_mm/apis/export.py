@@ -26,11 +26,13 @@ MIN_MOST = 64  # patches along a side that a graph takes at least
 MAX_FILE_BYTES = 2 * 1000**3  # protobuf ends at 2 GiB, and the graph itself needs a few MB
 
 
-def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = None, float16: bool = False) -> Path:
+def export(
+    checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = None, float16: bool = False, **levels: Any
+) -> Path:
     """Writes a classifier or segmentor as one ONNX file, which tools/onnx_predict.py runs without torch.
 
     Args:
-        checkpoint, config: as of ClassificationInferencer and SegmentationInferencer.
+        checkpoint, config, levels: as of ClassificationInferencer and SegmentationInferencer.
         out: path of the file.
         float16: weights and arithmetic in half precision.
 
@@ -39,7 +41,7 @@ def export(checkpoint: CheckpointInput, out: str | Path, config: ConfigInput = N
         after reading it, and of a segmentor `palette`, `crop_size`, `stride` and `short_sides` of all scales.
     """
     with quiet():
-        opened = Checkpoint.open(checkpoint)
+        opened = Checkpoint.open(checkpoint, **levels)
         segments = opened.task == 'segmentation'
         inferencer = (SegmentationInferencer if segments else ClassificationInferencer)(opened, 'cpu', config)
         notes: dict[str, Any] = dict(classes=inferencer.classes)

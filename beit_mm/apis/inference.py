@@ -46,11 +46,12 @@ def classify(
     images: Sources = PHOTOS,
     labelled: str | Path | None = None,
     out: str | Path | None = None,
+    **levels: Any,
 ) -> list[dict[str, Any]]:
     """Classifies images: with a fine-tuned classifier, or by the labelled images that a pretrained model finds alike.
 
     Args:
-        checkpoint: see `Checkpoint.open`.
+        checkpoint, levels: see `Checkpoint.open`.
         images: files and folders.
         labelled: folder with one folder a class, for a model without classes of its own.
         out: file for the results, .csv or .json.
@@ -62,7 +63,7 @@ def classify(
     if out is not None and Path(out).suffix not in ('.csv', '.json'):
         raise UserError(f'{str(out)!r}: expected a file ending in .csv or .json')
     with quiet():
-        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained')
+        checkpoint = Checkpoint.open(checkpoint, 'classifier' if labelled is None else 'pretrained', **levels)
         task = checkpoint.task
         if task == 'segmentation':
             raise UserError(f'{checkpoint} is a segmentor; use segment')
@@ -128,11 +129,12 @@ def segment(
     short_side: int | None = None,
     reduce_zero_label: bool | None = None,
     multi_scale: bool = False,
+    **levels: Any,
 ) -> list[dict[str, Any]]:
     """Segments images into label maps and overlays: with a segmentor, or by labelled patches that a BEiT finds alike.
 
     Args:
-        checkpoint: see `Checkpoint.open`.
+        checkpoint, levels: see `Checkpoint.open`.
         images: files and folders.
         out: folder; gets classes.txt, labels/<name>.png, whose pixels are places in it from 0 with the classes' colours
             as palette (without one from 257 classes on), and overlays/<name>.png with the names of the colours.
@@ -147,7 +149,7 @@ def segment(
     """
     with quiet():
         part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()
-        checkpoint = Checkpoint.open(checkpoint, part)
+        checkpoint = Checkpoint.open(checkpoint, part, **levels)
         if labelled is not None:
             if multi_scale:
                 raise UserError('--multi-scale is for segmentors; leave it or --labelled out')
@@ -228,17 +230,20 @@ def overlay(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[i
     return Image.composite(Image.blend(image, colours, 0.6), image, Image.fromarray(labels >= 0))
 
 
-def reconstruct(checkpoint: CheckpointInput, images: Sources = PHOTOS, out: str | Path = 'reconstruction.png') -> Path:
+def reconstruct(
+    checkpoint: CheckpointInput, images: Sources = PHOTOS, out: str | Path = 'reconstruction.png', **levels: Any
+) -> Path:
     """Draws images, what the model sees of them, what it predicts in the masked patches, and the right tokens decoded.
 
     Args:
-        checkpoint: of a pretraining on visual tokens, see `Checkpoint.open`.
+        checkpoint, levels: of a pretraining on visual tokens, see `Checkpoint.open`.
         images: files and folders; the first 64 images, without broken ones.
         out: picture.
     """
     out = check_picture(out)
     with quiet():
-        _, columns = reconstructions(checkpoint, islice(iterate_images(images), MAX_ROWS))
+        opened = Checkpoint.open(checkpoint, **levels)
+        _, columns = reconstructions(opened, islice(iterate_images(images), MAX_ROWS))
         sheet_of_columns(columns).savefig(out)
     return out
 
@@ -289,13 +294,14 @@ def attention(
     points: str | Sequence[str] = '0.5,0.5',
     out: str | Path = 'attention.png',
     layer: int = -1,
+    **levels: Any,
 ) -> Path:
     """Draws what points of an image attend to, in every head of a layer, and for comparison with random weights.
 
     The image is enlarged to about 30 patches along its short side, where the model saw fewer.
 
     Args:
-        checkpoint: of any BEiT, see `Checkpoint.open`.
+        checkpoint, levels: of any BEiT, see `Checkpoint.open`.
         image: path.
         points: 'x,y' in pixels, or in shares of width and height with decimal points; several by ';' or as a list.
         out: picture; one below the other for several points.
@@ -303,7 +309,7 @@ def attention(
     """
     path = check_picture(out)
     with quiet():
-        opened = Checkpoint.open(checkpoint)
+        opened = Checkpoint.open(checkpoint, **levels)
         arguments = opened.backbone_arguments()
         size = max(min(as_size(arguments['img_size'])), SHORT_SIDE * arguments['patch_size'])
         extractor = FeatureExtractor(opened, size=size, whole=True)
@@ -316,16 +322,17 @@ def attention(
 
 def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
-    arguments, preprocessing = backbone_of(checkpoint)
+    arguments = backbone_of(checkpoint)
     weights = checkpoint.converted.state_dict
     if 'head.lm_head.weight' not in weights:
         raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
     vocab_size, width = weights['head.lm_head.weight'].shape
+    levels, _ = checkpoint.normalisation
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),
         target_generator=tokenizer_of(checkpoint),
-        data_preprocessor=dict(preprocessing, type='beit_mm.TwoViewDataPreprocessor'),
+        data_preprocessor=dict(levels, type='beit_mm.TwoViewDataPreprocessor'),
     )
     model.load_state_dict(checkpoint.state_dict, strict=False)
     return model.eval()

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from beit_mm.apis.configs import metainfo_of_name
 from beit_mm.apis.stored_config import TRAINING_KEYS, RefusedError, check_stored_config
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, check_finite
-from beit_mm.checkpoint.find import released
 from beit_mm.checkpoint.names import released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.reading import LoadBands
@@ -44,15 +43,18 @@ class _Inferencer(ABC):
     multi_scale = False
     views: Mapping[str, Any] = {}  # of a test at all scales with flip, the last step of its pipeline
 
-    def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None):
+    def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, **levels: Any):
         self._advice = f'{type(self).__name__}(checkpoint, config=...)'
-        checkpoint = Checkpoint.open(checkpoint, self.task)
+        checkpoint = Checkpoint.open(checkpoint, self.task, **levels)
         self.meta = checkpoint.meta
         weights = copy.copy(checkpoint.state_dict)
         for name in [name for name in weights if name.startswith('auxiliary_head.')]:  # built for training only
             del weights[name]
         with blaming(checkpoint.path) if config is None else nullcontext():
             cfg = self._stored_config(checkpoint) if config is None else self._given_config(config)
+        if checkpoint.levels:
+            model = cfg.model.get('module', cfg.model)  # in a model for test-time augmentation
+            model.data_preprocessor = {**(model.get('data_preprocessor') or {}), **checkpoint.levels}
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             try:
                 if config is None:  # without memory for the weights, whatever sizes the file asks for
@@ -135,13 +137,7 @@ class _Inferencer(ABC):
         if self.multi_scale:
             raise CheckpointError(f'{checkpoint} holds no config with tta_model and tta_pipeline; {wanted}')
         backbone = dict(checkpoint.backbone_arguments(), type='beit_mm.BEiTBackbone')
-        preprocessing: Any = checkpoint.preprocessing
-        if 'mean' not in preprocessing and (known := released().get(checkpoint.path.stem)):  # OpenMMLab's say nothing
-            preprocessing = Config.fromfile(known.config).model.data_preprocessor
-        levels = {name: preprocessing.get(name) for name in ('mean', 'std')}
-        if not all(levels.values()):
-            lack = 'does not say how its images were normalised'
-            raise CheckpointError(f'{checkpoint} holds no config, and {lack}; {wanted}')
+        levels, _ = checkpoint.normalisation
         weights, out_indices = checkpoint.converted.state_dict, checkpoint.architecture.get('out_indices')
         try:
             return self._of_weights(weights, backbone, levels, out_indices)
@@ -166,6 +162,7 @@ class ClassificationInferencer(_Inferencer):
             model, by its path, address or name in `list_models`. Of other files give the `config`.
         device: such as 'cuda:1' or 'cpu'; None for what there is.
         config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
+        levels: `mean` and `std` of the images, see `Checkpoint.open`, instead of the config's.
 
     Raises:
         FileNotFoundError: no such file.
@@ -221,7 +218,7 @@ class SegmentationInferencer(_Inferencer):
     """A trained segmentor, with the names and colours of its classes and the preparation of its images.
 
     Args:
-        checkpoint, device, config: as of ClassificationInferencer.
+        checkpoint, device, config, levels: as of ClassificationInferencer.
         multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
 
     Labels are those of tools/test.py. `classes` are the names, `palette` the colours, [red, green, blue] of 0-255.
@@ -230,10 +227,15 @@ class SegmentationInferencer(_Inferencer):
     task, scope = 'segmentor', 'mmseg'
 
     def __init__(
-        self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, multi_scale: bool = False
+        self,
+        checkpoint: CheckpointInput,
+        device: Device = None,
+        config: ConfigInput = None,
+        multi_scale: bool = False,
+        **levels: Any,
     ):
         self.multi_scale = multi_scale
-        checkpoint = Checkpoint.open(checkpoint, self.task)
+        checkpoint = Checkpoint.open(checkpoint, self.task, **levels)
         super().__init__(checkpoint, device, config)
         with blaming(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
@@ -296,8 +298,10 @@ def _named_by_us(step: dict) -> dict:
 
 
 def without_training(value: Any) -> Any:
-    """Nested containers without the keys that only training needs."""
+    """Nested containers without the keys that only training needs; a LoRAModel keeps its own."""
     if isinstance(value, dict):
+        if str(value.get('type')).endswith('LoRAModel'):  # its checkpoints lack the weights that it builds on
+            return value
         return {key: without_training(inner) for key, inner in value.items() if key not in TRAINING_KEYS}
     return type(value)(map(without_training, value)) if isinstance(value, (list, tuple)) else value
 

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.split import Images, LabelMaps
 from beit_mm.apis.stored_config import RefusedError, check_part
-from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.checkpoint import Checkpoint, normalisation_of
 from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
@@ -56,6 +56,7 @@ class Plan:
     backbone: dict[str, Any]  # arguments of the BEiTBackbone
     size: tuple[int, int]  # of the images, (height, width) in pixels
     preprocessing: dict[str, Any]  # mean and std, pixels 0-255
+    assumed: str  # the warning where `init` does not say these; empty without one
     batch: int  # images of a step
     workers: int  # processes that read images
     init: str | None  # checkpoint to begin with; None for random weights
@@ -86,6 +87,7 @@ def plan_training(
     workers: int | None = None,
     device: str | None = None,
     batch: int | None = None,
+    levels: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Model, batch and workers, from the number of images, the device and its memory.
 
@@ -95,15 +97,18 @@ def plan_training(
         workers: processes that read images; None: as the cores allow.
         device: 'cpu' or 'cuda'; None: what there is.
         batch: images of a step; None: as memory and images allow.
+        levels: `mean` and `std` of the images; by default those of `init`, ImageNet's for random weights.
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     number = len(images.train.names)
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
-    preprocessing: dict[str, Any] = dict(IMAGENET)
+    levels = levels or {}
+    preprocessing, assumed = normalisation_of('the new model', IMAGENET, (), 3, **levels)
     init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
-    checkpoint = Checkpoint.open(init) if init else None
+    checkpoint = Checkpoint.open(init, **levels) if init else None
     if checkpoint:
-        backbone, preprocessing = backbone_of(checkpoint)
+        backbone = backbone_of(checkpoint)
+        preprocessing, assumed = checkpoint.normalisation
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
         why = f'as in {init}'
     else:
@@ -154,16 +159,16 @@ def plan_training(
         if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')
-    return Plan(device, base, backbone, size, preprocessing, batch, workers, init, known, keeps_head, reasons)
+    return Plan(device, base, backbone, size, preprocessing, assumed, batch, workers, init, known, keeps_head, reasons)
 
 
-def backbone_of(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the backbone in a checkpoint of RGB images, and the mean and std of its images."""
+def backbone_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Arguments of the backbone in a checkpoint of RGB images."""
     arguments = checkpoint.backbone_arguments()
     if arguments['in_channels'] != 3:
         raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
     arguments['img_size'] = as_size(arguments['img_size'])
-    return arguments, {name: checkpoint.preprocessing.get(name, IMAGENET[name]) for name in ('mean', 'std')}
+    return arguments
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:

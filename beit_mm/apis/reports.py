@@ -255,7 +255,7 @@ def compare_features(
     if images.classes:
         networks['random'] = extract.with_random_weights()
         if start:
-            networks['start'] = FeatureExtractor(start)
+            networks['start'] = FeatureExtractor(start, mean=extract.mean, std=extract.std)
 
     def compute(samples: list[dict]) -> list[dict]:
         batch = torch.stack([sample['inputs'] for sample in samples])

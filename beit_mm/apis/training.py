@@ -23,7 +23,7 @@ from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, TOKENIZER, own_to
 from beit_mm.apis.reports import ROWS, describe_finetuning, describe_pretraining, rows_of, write_report
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
-from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels
 from beit_mm.checkpoint.find import DEMO, path_of_checkpoint
 from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
@@ -53,6 +53,7 @@ def pretrain(
     workers: int | None = None,
     batch: int | None = None,
     seed: int | None = None,
+    **levels: Any,
 ) -> Path:
     """Pretrains a BEiT on a folder of images; labels are not looked at. The same call resumes an unfinished run.
 
@@ -67,12 +68,14 @@ def pretrain(
         workers: processes that read images.
         batch: images of a step.
         seed: of every random choice, by default 0.
+        levels: `mean` and `std` of the images, pixels 0-255; by default those of `init`, ImageNet's for random weights.
 
     Returns:
         The pretrained weights, `<out>/pretrained.pth`; pictures and report.md lie beside them.
     """
     with quiet():
-        return Run('pretrain', images, out, init, tokenizer, workers, batch, seed, minutes=minutes, steps=steps).run()
+        options: dict[str, Any] = dict(levels=levels, minutes=minutes, steps=steps)
+        return Run('pretrain', images, out, init, tokenizer, workers, batch, seed, **options).run()
 
 
 def finetune(
@@ -85,12 +88,13 @@ def finetune(
     batch: int | None = None,
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
+    **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
 
     Args:
         images: folder with one folder a class, or with images and label maps, see `find_label_maps`.
-        out, workers, batch, seed: as of `pretrain`.
+        out, workers, batch, seed, levels: as of `pretrain`.
         init: checkpoint of any BEiT, or the folder of a run; by default 'demo'; 'none' for random weights.
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
@@ -100,8 +104,8 @@ def finetune(
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
-        lengths = dict(minutes=minutes, epochs=epochs)
-        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **lengths).run()
+        options: dict[str, Any] = dict(levels=levels, minutes=minutes, epochs=epochs)
+        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **options).run()
 
 
 class Run:
@@ -118,6 +122,7 @@ class Run:
         batch: int | None = None,
         seed: int | None = None,
         reduce_zero_label: bool | None = None,
+        levels: dict | None = None,
         **lengths: float | None,
     ) -> None:
         given = {name: number for name, number in lengths.items() if number is not None}
@@ -149,6 +154,7 @@ class Run:
             batch=batch,
             seed=seed,
             reduce_zero_label=reduce_zero_label,
+            levels=given_levels(**(levels or {})) or None,
             seconds=0.0,
             stages={},
         )
@@ -169,7 +175,7 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'levels')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length']
             fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
@@ -254,7 +260,7 @@ class Run:
         counts, said = self.record.get('found'), [self.record['init'], self.record['tokenizer_option']]
         if self.record.get('digest') == digest:
             self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
-            planned = {key: self.record[key] for key in ('workers', 'device', 'batch')}
+            planned = {key: self.record[key] for key in ('workers', 'device', 'batch', 'levels')}
             self.plan = plan_training(images, self.verb, *said, **planned)
             if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
                 raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
@@ -264,7 +270,8 @@ class Run:
         if counts and any(self.folder.glob('*/*.pth')):
             changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
             raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
-        plan = self.plan = plan_training(images, self.verb, *said, workers=self.workers, batch=self.batch)
+        options: dict[str, Any] = dict(workers=self.workers, batch=self.batch, levels=self.record['levels'])
+        plan = self.plan = plan_training(images, self.verb, *said, **options)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
             found=str(images),
@@ -383,6 +390,7 @@ class Run:
             f'{self.weights.name}.',
             [('on held-out images', 'value +- one standard error'), *rows],
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
+            self.plan.assumed,
             *told,
             [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],
         ]

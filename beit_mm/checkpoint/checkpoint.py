@@ -1,28 +1,31 @@
 """What is in an opened file, and its weights made to fit a backbone, with a report of what became of each."""
 
+import copy
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor
 
 from beit_mm.checkpoint import names
-from beit_mm.checkpoint.find import HUB_SCHEME, path_of_checkpoint
+from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
-from beit_mm.terminal import warn
+from beit_mm.terminal import UserError, warn
 
 ORIGIN = 'beit_mm'  # key of state_dict._metadata under which the file's description travels
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone
 MIN_COVERAGE = 0.95  # of the backbone's tensors, less those of TASK_PARTS
 PATCHES = 'patch_embed.proj.weight'
 TASK_PARTS = ('mask_token', 'norm.', 'fc_norm.')  # come and go with the task
+Levels: TypeAlias = Sequence[float] | float | None  # of each channel, or one of all, pixels 0-255; None: not given
 
 
 class Checkpoint:
@@ -36,9 +39,11 @@ class Checkpoint:
         format: one of `names.FORMATS`, None for no BEiT.
         meta: from its meta, JSON files beside it and its file name, see `names.describe_source`.
         preprocessing, architecture: of `meta`.
+        levels: `mean` and `std` that the user gave.
     """
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
+        self.levels: dict[str, list[float]] = {}
         with blaming(path):
             self.path, self.content = path, content
             self.weights = names.weights_of(content)
@@ -49,22 +54,26 @@ class Checkpoint:
         self.architecture: dict[str, Any] = self.meta['architecture']
 
     @classmethod
-    def open(cls, source: 'CheckpointInput', part: str = 'pretrained') -> 'Checkpoint':
+    def open(cls, source: 'CheckpointInput', part: str = 'pretrained', **levels: Any) -> 'Checkpoint':
         """Reads a file.
 
         Args:
             source: a file, the folder of a finished run or one of transformers' or timm's, an address (http, https,
                 hf://owner/name), 'demo', one of `find.list_models`, or a Checkpoint, which is returned.
             part: of the packaged weights 'demo', see `find.path_of_checkpoint`.
+            levels: `mean` and `std` of its images, which hold in place of what it says, see `given_levels`.
 
         Raises:
             FileNotFoundError: no such file; says where it was looked for.
             CheckpointError: no checkpoint, damaged, unsafe, or written by a later version.
         """
-        if isinstance(source, Checkpoint):
-            return source
-        path = path_of_checkpoint(source, part)
-        return cls(read_checkpoint(path), path)
+        if not isinstance(source, Checkpoint):
+            path = path_of_checkpoint(source, part)
+            source = cls(read_checkpoint(path), path)
+        if given := given_levels(**levels):
+            source = copy.copy(source)
+            source.levels = source.levels | given
+        return source
 
     def __str__(self) -> str:
         return str(self.path)
@@ -92,6 +101,14 @@ class Checkpoint:
         """Arguments of the BEiTBackbone that the weights fit; CheckpointError if neither weights nor file tell them."""
         with blaming(self.path):
             return names.backbone_arguments(self.converted.state_dict, self.meta)
+
+    @property
+    def normalisation(self) -> tuple[dict[str, list[float]], str]:
+        """`mean` and `std` of its images, see `normalisation_of`."""
+        said, name, weights = self.preprocessing, self.path.stem, self.converted.state_dict
+        if 'mean' not in said and name in released().keys() - {DEMO}:  # OpenMMLab's files say nothing
+            said = Config.fromfile(released()[name].config).model.data_preprocessor
+        return normalisation_of(str(self), said, weights, weights[f'backbone.{PATCHES}'].shape[1], **self.levels)
 
     @cached_property
     def state_dict(self) -> dict[str, Any]:
@@ -127,6 +144,41 @@ class Checkpoint:
 
 
 CheckpointInput: TypeAlias = str | Path | Checkpoint
+
+
+def normalisation_of(
+    source: str, said: Mapping, weights: Iterable[str], channels: int, **levels: Any
+) -> tuple[dict[str, list[float]], str]:
+    """The `mean` and `std`, pixels 0-255, of the images that weights take, for each channel; and the warning, if any.
+
+    The user's `levels` hold, then what the file `said`. Otherwise they are those of released weights with such names
+    (ours), and a warning says so.
+    """
+    known = {name: list(said[name]) for name in ('mean', 'std') if said.get(name)} | given_levels(**levels)
+    warning = ''
+    if len(known) < 2:
+        unknown = f'{source} does not say how its images were normalised'
+        if channels != 3:
+            raise UserError(f'{unknown}, which have {channels} channels; give the mean and std of each: --mean, --std')
+        usual, whose = names.usual_normalisation(weights)
+        assumed = ' and '.join(name for name in usual if name not in known)
+        warning = f'{unknown}. Assumed {assumed}: {whose}; --mean and --std set others'
+        warn(warning)
+        known = usual | known
+    for name, values in known.items():
+        if len(values) not in (1, channels):
+            raise UserError(f'{source} takes images of {channels} channels; {name} has {len(values)}')
+    return {name: values * (channels // len(values)) for name, values in known.items()}, warning
+
+
+def given_levels(mean: Levels = None, std: Levels = None) -> dict[str, list[float]]:
+    """What a user gives of both, as lists; UserError where pixels 0-255 cannot have it."""
+    both = {name: torch.as_tensor(values) for name, values in (('mean', mean), ('std', std)) if values is not None}
+    given = {name: values.double().flatten().tolist() for name, values in both.items()}
+    for name, values in given.items():
+        if 0 < max(values) <= 1 or (name == 'std' and min(values) <= 0):
+            raise UserError(f'{name} is {values}; expected that of pixels 0-255, such as 127.5, not 0.5')
+    return given
 
 
 @CheckpointLoader.register_scheme(prefixes=('', 'http://', 'https://', HUB_SCHEME), force=True)

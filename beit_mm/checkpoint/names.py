@@ -116,9 +116,11 @@ FORMAT_VERSION = 1  # of the checkpoints that we write, `meta['beit_mm_format']`
 WRAPPERS = ('state_dict', 'model', 'module', 'weights', 'model_ema', 'state_dict_ema', 'teacher')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 HALF = dict(mean=[127.5] * 3, std=[127.5] * 3)
-# The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do.
+# The released files do not say how their images were normalised; microsoft/unilm's README and ADE20K configs do, and
+# timm for the same files, of which its own names end in `.in22k_ft_in1k` or the like.
 RELEASED = re.compile(
-    r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)_(?P<data>pt1k|pt22k)\w*?(?P<ade>ade20k)?(?:-\w+)?\.\w+$'
+    r'beit(?P<v2>v2)?_(?:base|large)_patch16_(?P<size>\d+)[_.](?P<data>(?:pt|in)(?:1k|22k))\w*?(?P<ade>ade20k)?'
+    r'(?:-\w+)?\.\w+$'
 )
 
 
@@ -249,6 +251,11 @@ def check_complete(weights: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f'lacks {first_names(missing)}')
 
 
+def is_part(name: str) -> bool:
+    """Whether our backbone, without wrapped layers, can have a tensor of this name."""
+    return re.sub(r'^blocks\.\d+\.', '', name) in (*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS)
+
+
 def unwrapped(name: str) -> str:
     """A name without what DistributedDataParallel and torch.compile put before or into it."""
     return re.sub(r'^(module\.)+', '', name.replace('_orig_mod.', ''))
@@ -301,9 +308,8 @@ def _to_ours(weights: Weights, source: str) -> tuple[Weights, list[str]]:
         table = UNILM_SEGMENTATION
     ours, dropped = _rename(weights, tuple((theirs, mine) for mine, theirs in table if theirs is not None))
     _fuse_qkv(ours)
-    parts = {*STEM_PARTS, *BLOCK_PARTS, *OPTIONAL_PARTS}
     for name in [name for name in ours if name.startswith('backbone.')]:
-        if re.sub(r'^backbone\.(blocks\.\d+\.)?', '', name) not in parts:
+        if not is_part(name.removeprefix('backbone.')):
             if name.startswith('backbone.blocks.'):
                 raise CheckpointError(f'is no BEiT: its blocks have {name}')
             dropped.append(name)
@@ -419,10 +425,14 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
             std=[255 * value for value in _numbers(processor.get('image_std') or timm.get('std'))],
             size=[size] * 2 if isinstance(size, int) else size,
         )
+    elif not preprocessing and isinstance(meta.get('cfg'), str):
+        preprocessing = _levels_in_text(meta['cfg'])
     elif not preprocessing and (match := RELEASED.search(path.name)):
-        normalisation = IMAGENET if match['data'] == 'pt1k' or match['ade'] else HALF
+        normalisation = IMAGENET if match['data'].endswith('1k') or match['ade'] else HALF
         # the names of BEiT v2's ADE20K files keep the size of the pretraining
         preprocessing = dict(normalisation, size=[512 if match['v2'] and match['ade'] else int(match['size'])] * 2)
+    elif not preprocessing and 'beitv2' in f'{path.name} {content.get("arch")}':  # timm's trainer writes `arch`
+        preprocessing = IMAGENET
     if not architecture and config.get('model_type') == 'beit':
         architecture = dict(num_heads=config.get('num_attention_heads'))
     preprocessing, architecture = (part if isinstance(part, dict) else {} for part in (preprocessing, architecture))
@@ -442,6 +452,23 @@ def describe_source(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if all(isinstance(name, str) for name in classes):
             meta['dataset_meta'] = dict(classes=classes)
     return meta
+
+
+def _levels_in_text(config: str) -> dict[str, list[float]]:
+    """Mean and std in the text of a config, as OpenMMLab's runner writes it into checkpoints; it is not executed."""
+    _, _, text = config.partition('data_preprocessor')
+    found = {name: re.search(rf'\b{name}=\[([\d.,\s]{{1,999}})\]', text) for name in ('mean', 'std')}
+    return {name: [*map(float, re.findall(r'\d+\.?\d*', match[1]))] for name, match in found.items() if match}
+
+
+def usual_normalisation(names: Iterable[str]) -> tuple[dict[str, list[float]], str]:
+    """Mean and std of the images of released weights with tensors of these names, and whose these are."""
+    names = [*names]
+    has_tables = any(name.endswith(TABLE) for name in names)
+    if not has_tables or any(name.startswith(('patch_aggregation.', 'decode_head.')) for name in names):
+        return IMAGENET, "ImageNet's"
+    imagenet = ' '.join(f'--{name} {",".join(map(str, values))}' for name, values in IMAGENET.items())
+    return HALF, f"BEiT's 127.5, by its bias tables (BEiT v2 has them too: give {imagenet})"
 
 
 def _numbers(values: Any, kind: Any = (int, float)) -> list:

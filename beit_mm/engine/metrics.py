@@ -15,7 +15,7 @@ from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.steps import unwrap
 from beit_mm.features.evaluation import check_same_classes, evaluate_images, evaluate_patches, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
-from beit_mm.models.interop import backbone_of
+from beit_mm.models.interop import backbone_of, preprocessing_of_model
 from beit_mm.registry import HOOKS, METRICS
 from beit_mm.terminal import UserError
 
@@ -245,8 +245,8 @@ def extractor_of(hook: Hook, runner: Runner, **options: Any) -> FeatureExtractor
     model = unwrap(runner)
     if (backbone := backbone_of(model)) is None:
         raise UserError(f'{type(hook).__name__} needs a BEiTBackbone; the {type(model).__name__} has none')
-    preprocessor = model.data_preprocessor
-    return FeatureExtractor(backbone, mean=preprocessor.mean, std=preprocessor.std, **options)
+    levels = preprocessing_of_model(model)
+    return FeatureExtractor(backbone, mean=levels.get('mean'), std=levels.get('std'), **options)
 
 
 def log(runner: Runner, metrics: dict | None, name: str, value: float) -> None:

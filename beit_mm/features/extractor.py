@@ -16,9 +16,8 @@ from mmengine.registry import DefaultScope
 from PIL import Image
 from torch import Tensor
 
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
-from beit_mm.checkpoint.names import IMAGENET
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
 from beit_mm.files import atomic_file
@@ -165,7 +164,7 @@ class FeatureExtractor:
         size: of the prepared image in pixels: its side, or with `whole` its short side. None: the checkpoint's.
         whole: all of an image in its own shape, both sides a multiple of the patch. Otherwise the middle of it, as
             classifiers see it.
-        mean, std: of each channel, pixels 0-255, instead of the checkpoint's, or ImageNet's where it names none.
+        mean, std: of each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
         bands: settings of LoadBands, for a model of other images than RGB.
 
     Attributes:
@@ -179,31 +178,28 @@ class FeatureExtractor:
         device: Device = None,
         size: int | None = None,
         whole: bool = False,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: Levels = None,
+        std: Levels = None,
         bands: dict | None = None,
     ):
         if isinstance(checkpoint, BEiTBackbone):
             self.checkpoint, self.backbone = 'the model', checkpoint
             self.device = next(checkpoint.parameters()).device
-            known: Mapping = IMAGENET
+            said = checkpoint.load_report.preprocessing if checkpoint.load_report else {}
+            own = checkpoint.state_dict()
+            levels, _ = normalisation_of(self.checkpoint, said, own, self.channels, mean=mean, std=std)
         else:
-            opened = Checkpoint.open(checkpoint)
+            opened = Checkpoint.open(checkpoint, mean=mean, std=std)
             self.checkpoint = str(opened)
             self.device = torch.device(device or get_device())
             self.backbone_arguments = opened.backbone_arguments()
             self.backbone = BEiTBackbone.from_checkpoint(opened).to(self.device)
-            known = {**IMAGENET, **opened.preprocessing}
+            levels, _ = opened.normalisation
         patch, channels = self.backbone.patch_size, self.channels
         if size is not None and size < patch:
             raise UserError(f'size is {size} pixels; a patch of {self.checkpoint} has {patch}')
-        self.mean, self.std = (
-            torch.as_tensor(values, dtype=torch.float32, device=self.device).view(-1, 1, 1)
-            for values in (known['mean'] if mean is None else mean, known['std'] if std is None else std)
-        )
-        if {len(self.mean), len(self.std)} - {1, channels}:
-            given = f'mean has {len(self.mean)}, std {len(self.std)}: give mean=... and std=...'
-            raise UserError(f'{self.checkpoint} takes images of {channels} channels; {given}')
+        tensors = torch.tensor([levels['mean'], levels['std']], dtype=torch.float32, device=self.device)
+        self.mean, self.std = tensors[:, :, None, None]
         trained = tuple(side * patch for side in self.backbone.grid)
         self.whole = whole
         if whole:

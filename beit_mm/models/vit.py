@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
+from beit_mm.checkpoint.names import is_part
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
@@ -31,12 +32,23 @@ ARCHITECTURES = {
 }
 INIT_STD = 0.02
 NORM_EPS = 1e-6
+# Where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to see them.
+HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 
 
 def truncated_normal_(tensor: Tensor) -> None:
     """Normal with sigma 0.02 cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
     # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is no cut.
     nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a product with the layer's weight may stand for a call of the layer.
+
+    LoRA, quantisation, pruning, weight norm and hooks act only where the layer is called.
+    """
+    is_hooked = any(getattr(layer, name, True) for name in HOOKS)
+    return type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) is nn.Parameter and not is_hooked
 
 
 class PatchEmbed(nn.Module):
@@ -52,7 +64,8 @@ class PatchEmbed(nn.Module):
         bottom, right = (-side % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
-        if images.is_cuda:  # cuDNN's kernels for three channels take several times as long as a product
+        # cuDNN's kernels for three channels take several times as long as a product
+        if images.is_cuda and is_plain(self.proj):
             return self.as_product(images)
         x = self.proj(images)  # B, C, h, w
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
@@ -127,14 +140,18 @@ class Attention(nn.Module):
 
     def _qkv(self, x: Tensor, queries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, heads, K, d), keys and values (B, heads, N, d)."""
-        no_bias = torch.zeros_like(self.v_bias)
-        if queries is None:
-            bias = torch.cat([self.q_bias, no_bias, self.v_bias])
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])  # 3C
+        if not is_plain(self.qkv):
+            mixed = self.qkv(x)  # B, N, 3C
+            q, k, v = (mixed + bias.to(mixed.dtype)).chunk(3, dim=-1)
+            q = q if queries is None else take_tokens(q, queries)
+        elif queries is None:
             q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
         else:  # queries at the wanted tokens only
-            q_weight, kv_weight = self.qkv.weight.split([x.shape[-1], 2 * x.shape[-1]])
-            q = F.linear(take_tokens(x, queries), q_weight, self.q_bias)
-            k, v = F.linear(x, kv_weight, torch.cat([no_bias, self.v_bias])).chunk(2, dim=-1)
+            sizes = [x.shape[-1], 2 * x.shape[-1]]
+            (q_weight, kv_weight), (q_bias, kv_bias) = self.qkv.weight.split(sizes), bias.split(sizes)
+            q = F.linear(take_tokens(x, queries), q_weight, q_bias)
+            k, v = F.linear(x, kv_weight, kv_bias).chunk(2, dim=-1)
         return tuple(t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
 
     def _bias(self, grid: Grid, bias: Tensor | None, queries: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -444,14 +461,17 @@ def _fit_on_load(
 ) -> None:
     """Load hook: converts and resizes any BEiT's weights before torch copies them."""
     _strict, _missing_keys, unexpected_keys, _error_msgs = rest
-    origin = local_metadata.get(ORIGIN)
-    weights = {name.removeprefix(prefix): state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+    origin, own = local_metadata.get(ORIGIN), backbone.state_dict()
+    given = [name.removeprefix(prefix) for name in state_dict if name.startswith(prefix)]
+    if own.keys() >= {*given} and not all(map(is_part, given)):
+        return  # layers of the backbone are wrapped, as by LoRA: the state dict is its own, of all layers or of some
+    weights = {name: state_dict.pop(prefix + name) for name in given}
     if not weights:
         hint = f' The file, {origin["path"]}, holds {origin["names"]}.' if origin else ''
         raise CheckpointError(f'No weights of a BEiT: no tensor is named {prefix}*.{hint} Nothing was loaded.')
-    own = (backbone.state_dict(), backbone.grid, backbone.num_heads, backbone.interpolate_mode)
+    built = backbone.grid, backbone.num_heads, backbone.interpolate_mode
     with blaming(origin['path'] if origin else 'the state dict'):
-        fitted, report = fit_weights(weights, *own, origin)
+        fitted, report = fit_weights(weights, own, *built, origin)
     backbone.load_report = report
     state_dict.update((prefix + name, tensor) for name, tensor in fitted.items())
     unexpected = drop_task_parts(report.unexpected_keys)

@@ -14,6 +14,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
+from beit_mm.models.vit import is_plain
 from beit_mm.registry import MODELS
 
 from .segmentor import bilinear_matrix
@@ -77,7 +78,7 @@ class EfficientUPerHead(CountsOnDevice, decode_heads.UPerHead):
     """
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        if self.training or torch.is_grad_enabled():
+        if self.training or torch.is_grad_enabled() or not is_plain(self.fpn_bottleneck.conv):
             return super().forward(inputs)
         return self.cls_seg(self._fuse(self._levels(inputs)))  # B, num_classes, h, w of the finest level
 

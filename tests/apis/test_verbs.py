@@ -147,7 +147,8 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length=[9, 'steps'])
-RECORD |= dict(batch=4, reduce_zero_label=None, workers=0, device='cpu', seed=0, tokenizer=None, tokenizer_option=None)
+RECORD |= dict(batch=4, reduce_zero_label=None, levels=None, workers=0, device='cpu', seed=0)
+RECORD |= dict(tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[
         {'../outside': {}},
@@ -245,6 +246,24 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     head, gone, *rows = csv.reader(table.open())
     assert head == ['path', 'class', 'probability'] and gone[1].startswith('unreadable: ')
     assert len(rows) == 36 and {name for _, name, _ in rows} <= {*CLASSES}
+
+
+def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, capsys):
+    """Assumed: a line in the report. Given: what is trained with, and what a resumed run keeps."""
+    state = torch.load(run / 'pretrained.pth', weights_only=True)['state_dict']
+    torch.save(dict(state_dict=state, meta=dict(architecture=dict(num_heads=4))), init := tmp_path / 'weights.pth')
+    call('finetune', images, '--init', init, '--out', tmp_path / 'assumed', '--epochs', 1)
+    (line,) = [line for line in (tmp_path / 'assumed/report.md').read_text().splitlines() if '--mean' in line]
+    assert str(init) in line and 'ImageNet' in line
+    levels = '--mean', '90,100,110', '--std', 50
+    call('finetune', images, '--init', init, '--out', tmp_path / 'given', '--epochs', 1, *levels)
+    assert '--mean' not in (tmp_path / 'given/report.md').read_text()
+    trained = torch.load(tmp_path / 'given/finetuned.pth', weights_only=True)['meta']['preprocessing']
+    assert trained['mean'] == [90, 100, 110] and trained['std'] == [50, 50, 50]
+    mistake('91', 'finetune', images, '--out', tmp_path / 'given', '--mean', 91)
+    for options, std in (({}, [58.395, 57.12, 57.375]), (dict(levels=dict(std=50)), [50.0] * 3), ({}, [50.0] * 3)):
+        folder = tmp_path / ('new' if std[0] == 50 else 'other')
+        assert planned(images, folder, **options).plan.preprocessing['std'] == std
 
 
 def test_names_of_any_bytes_and_formulas_in_results(tmp_path):

@@ -165,10 +165,10 @@ def test_teachers_give_the_features_of_their_libraries(teacher, tmp_path):
     images = images_of(1)
     backbone = BEiTBackbone.from_checkpoint(teacher['checkpoint'])
     mean, std = (torch.tensor(x).view(-1, 1, 1) for x in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
-    with torch.no_grad():
+    with torch.no_grad():  # the layout's mean and std
         maps = BEiTBackbone(ARCH, 32, 8, out_type='featmap', rel_pos_bias='shared', layer_scale_init=0.1, out_indices=0)
         maps.load_state_dict(backbone.state_dict(), strict=False)
-        expected = maps.eval()((255 * images - mean) / std)[0].flatten(2).transpose(1, 2)
+        expected = maps.eval()(2 * images - 1)[0].flatten(2).transpose(1, 2)
     found = BEiTTeacher(teacher['checkpoint'], layer=0)(images, (4, 4))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

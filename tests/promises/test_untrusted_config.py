@@ -73,7 +73,6 @@ UNFIT = [
     (C, f'{CONFIG}/head/num_classes', 10**12, r'head.fc.weight is \(3, 32\) in the file'),
     (C, f'{CONFIG}/backbone/arch', 'unknown', 'does not fit its config'),
     # what else the meta says
-    (C, 'config_dict', 'import os', 'holds no config'),
     (C, 'dataset_meta/classes', [1, 2, 3], 'expected a list of names'),
     (C, 'dataset_meta/classes', ['a'], 'names 1 classes, its model has 3'),
     (S, 'dataset_meta/palette', [[0, 0, 'red']] * 5, 'no list of 5 colours'),
@@ -91,6 +90,11 @@ def test_what_is_not_on_the_list_or_does_not_fit_is_refused(contents, tmp_path, 
         inferencer(path, device='cpu')
     message = str(caught.value)
     assert str(path) in message and len(message) < 800 and message.isprintable()
+
+
+def test_a_config_that_is_text_is_not_looked_at(contents, tmp_path):
+    path = saved(contents[C], tmp_path / 'x.pth', 'config_dict', 'raise SystemExit')
+    assert C(path, device='cpu').num_classes == 3  # as the weights show
 
 
 def test_names_of_classes_command_no_terminal(contents, tmp_path):

@@ -55,6 +55,19 @@ def test_upernet_is_mmsegs(sizes, changes):
 
 
 @torch.no_grad()
+def test_upernet_calls_a_convolution_that_is_more_than_its_weight():
+    """As mmseg's does: LoRA, pruning and hooks have their effect in tests as in training."""
+    theirs, ours = pair('EfficientUPerHead')
+    features = [torch.randn(2, 12, *size) for size in PYRAMIDS[0]]
+    before = theirs(features)
+    for head in (theirs, ours):
+        head.fpn_bottleneck.conv.register_forward_hook(lambda module, inputs, output: 2 * output + 1)
+    expected = theirs(features)
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(ours(features), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_upernet_in_bfloat16_is_as_exact_as_mmsegs():
     theirs, ours = pair('EfficientUPerHead', in_channels=[48] * 4, channels=48)
     features = [torch.randn(2, 48, *size) for size in PYRAMIDS[0]]

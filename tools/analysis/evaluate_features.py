@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from beit_mm.apis.commands import add_levels
 from beit_mm.terminal import Parser, quiet, run
 
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument('--workers', type=int, default=0, help='processes that read images (default: none)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures')
+    add_levels(parser)
     args = parser.parse_args()
     dense = args.method.startswith('dense-')
     args.k = (30 if dense else 20) if args.k is None else args.k
@@ -42,7 +44,8 @@ def main() -> None:
     with quiet():
         from beit_mm.features.extractor import FeatureExtractor
 
-        extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense)
+        levels = dict(mean=args.mean, std=args.std)
+        extractor = FeatureExtractor(args.checkpoint, args.device, args.size, whole=dense, **levels)
         models = {args.checkpoint: extractor}
         if args.random:
             models['random weights'] = extractor.with_random_weights(args.seed)

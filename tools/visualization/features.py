@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from beit_mm.apis.commands import add_levels
 from beit_mm.terminal import quiet, run
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument('--kind', choices=['mean', 'class_token'], default='mean', help='of an image (default: mean)')
     parser.add_argument('--device', help='such as cpu or cuda:1 (default: what there is)')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/features'), help='folder')
+    add_levels(parser)
     args = parser.parse_args()
     with quiet():
         from beit_mm.apis.reports import draw_neighbours
@@ -42,7 +44,8 @@ def main() -> None:
         from beit_mm.pictures import sheet
 
         files = [str(path) for path in iterate_images(args.images)]
-        whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True)
+        levels = dict(mean=args.mean, std=args.std)
+        whole = FeatureExtractor(args.checkpoint, args.device, args.short_side, whole=True, **levels)
         whole.check_whole()
         colours = pca_colours([sample['patches'] for sample in whole(files, ['patches'], args.layer)])
         rows = [
@@ -53,7 +56,7 @@ def main() -> None:
         sheet(rows).savefig(args.out / 'pca.png')
         print(args.out / 'pca.png')
         if args.among:
-            options = dict(kind=args.kind, layer=args.layer, device=args.device)
+            options = dict(kind=args.kind, layer=args.layer, device=args.device, mean=whole.mean, std=whole.std)
             bank = embed(args.checkpoint, args.among, on_error='skip', **options)
             queries = embed(args.checkpoint, files, progress=False, **options)
             draw_neighbours(queries, bank).savefig(args.out / 'neighbours.png')

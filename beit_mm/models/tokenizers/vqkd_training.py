@@ -13,8 +13,7 @@ from mmengine.dist import all_gather, all_reduce, broadcast
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
-from beit_mm.checkpoint.names import IMAGENET
+from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.vqkd import RENAMED, VQKDTokenizer
 from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
@@ -237,13 +236,14 @@ class BEiTTeacher(Teacher):
     Args:
         checkpoint: a file, the folder of a run or a name, as of `Checkpoint.open`.
         layer: block, 0-based, negative from the end; of the last one the norm follows, where there is one.
+        mean, std: of its images, each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
     """
 
-    def __init__(self, checkpoint: CheckpointInput, layer: int = -1) -> None:
-        opened = Checkpoint.open(checkpoint)
+    def __init__(self, checkpoint: CheckpointInput, layer: int = -1, mean: Levels = None, std: Levels = None) -> None:
+        opened = Checkpoint.open(checkpoint, mean=mean, std=std)
         backbone = BEiTBackbone.from_checkpoint(opened)
         (self.layer,) = block_indices(layer, backbone.num_layers)
-        levels = {name: opened.preprocessing.get(name, IMAGENET[name]) for name in ('mean', 'std')}
+        levels, _ = opened.normalisation
         super().__init__(backbone, backbone.patch_size, **levels)
 
     def patches(self, images: Tensor) -> Tensor:

@@ -1,0 +1,254 @@
+"""How a file's images are normalised: by its user, the file, its layout, or ImageNet. Truth: timm's own configs."""
+
+import argparse
+import json
+import logging
+import re
+import shlex
+from pathlib import Path
+
+import mmpretrain
+import numpy as np
+import pytest
+import timm
+import torch
+from labelled import classifier_config
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from mmengine.registry import DefaultScope
+from peers import HEADS, ours, timm_peer
+from PIL import Image
+from timm.models import beit, save_for_hf
+
+from beit_mm import ClassificationInferencer, FeatureExtractor, SegmentationInferencer
+from beit_mm import __main__ as command
+from beit_mm.apis.commands import add_levels
+from beit_mm.apis.plans import plan_training
+from beit_mm.apis.split import find_images
+from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.models import BEiTBackbone
+from beit_mm.models.tokenizers.vqkd_training import BEiTTeacher
+from beit_mm.registry import MODELS
+from beit_mm.terminal import UserError
+
+CONFIGS = {f'{name}.{tag}': cfg for name, of_name in beit.default_cfgs.items() for tag, cfg in of_name.cfgs.items()}
+BEIT, BEIT_V2 = 'beit_base_patch16_224.in22k_ft_in22k', 'beitv2_base_patch16_224.in1k_ft_in22k'
+LEVELS = dict(mean=[90.0, 100.0, 110.0], std=[40.0, 50.0, 60.0])
+
+
+def truth_of(cfg) -> object:
+    """Mean and std of timm's config, in pixels 0-255."""
+    return pytest.approx([255 * value for value in (*cfg.mean, *cfg.std)], rel=1e-4)
+
+
+def narrow(name: str, **options):
+    return timm.create_model(name, embed_dim=64, depth=2, num_heads=1, **options)
+
+
+def normalisation(path: Path, **levels) -> tuple[list[float], str]:
+    found, warning = Checkpoint.open(path, **levels).normalisation
+    return [*found['mean'], *found['std']], warning
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Gives those that were said so far."""
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    yield lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_timms_beits_say_it_by_their_names(name, tmp_path, warnings):
+    """Those of BEiT v2 have the layout of BEiT's and other statistics."""
+    torch.save(timm_peer('classification', 'per_layer').state_dict(), tmp_path / f'{name}.pth')
+    levels, warning = normalisation(tmp_path / f'{name}.pth')
+    assert levels == truth_of(CONFIGS[name]) and not warning and not warnings()
+
+
+@pytest.mark.parametrize('name', [BEIT, BEIT_V2, 'deit_small_patch16_224', 'vit_base_patch16_224.augreg_in21k'])
+def test_what_timm_writes_beside_the_weights_is_believed(name, tmp_path, warnings):
+    model = narrow(name)
+    save_for_hf(model, tmp_path / 'hub')
+    levels, _ = normalisation(tmp_path / 'hub')
+    truth = timm.data.resolve_model_data_config(model)
+    assert levels == truth_of(argparse.Namespace(**truth)) and not warnings()
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        BEIT,
+        'deit_small_patch16_224',
+        'vit_base_patch16_224.dino',
+        'vit_base_patch16_224.mae',
+        'deit3_small_patch16_224',
+    ],
+)
+def test_under_another_name_the_layout_shows_it_and_a_warning_says_so(name, tmp_path, warnings):
+    """BEiT's with bias tables 0.5; plain ViTs, also those with LayerScale, ImageNet's."""
+    model = narrow(name)
+    torch.save(model.state_dict(), tmp_path / 'weights.pth')
+    levels, warning = normalisation(tmp_path / 'weights.pth')
+    assert levels == truth_of(argparse.Namespace(**model.pretrained_cfg))
+    assert warnings() == [warning] and str(tmp_path / 'weights.pth') in warning and '--mean' in warning
+
+
+def test_what_a_warning_advises_for_beit_v2_is_right(tmp_path, warnings):
+    """Its fine-tuned weights have BEiT's layout; only names tell them apart."""
+    weights = narrow(BEIT_V2).state_dict()
+    assert [*weights] == [*narrow(BEIT).state_dict()]
+    torch.save(weights, tmp_path / 'weights.pth')
+    _, warning = normalisation(tmp_path / 'weights.pth')
+    parser = argparse.ArgumentParser()
+    add_levels(parser)
+    given, _ = parser.parse_known_args(shlex.split(re.search(r'--mean \d\S+ --std [\d.,]+', warning)[0]))
+    levels, _ = normalisation(tmp_path / 'weights.pth', **vars(given))
+    assert levels == truth_of(CONFIGS[BEIT_V2]) and len(warnings()) == 1
+    torch.save(
+        dict(arch='beitv2_base_patch16_224', state_dict=weights, epoch=3), tmp_path / 'last.pth'
+    )  # its trainer's
+    levels, _ = normalisation(tmp_path / 'last.pth')
+    assert levels == truth_of(CONFIGS[BEIT_V2]) and len(warnings()) == 1
+
+
+@pytest.mark.parametrize('part', ['cls_pt_layers.0.norm1.weight', 'decode_head'])
+def test_pretrained_beit_v2_and_segmentors_have_imagenets_in_spite_of_the_layout(part, tmp_path):
+    """As microsoft/unilm's `beit2/run_beitv2_pretraining.py` and all of its ADE20K configs."""
+    weights = timm_peer('features', 'shared').state_dict() | {part: torch.ones(32)}
+    if part == 'decode_head':
+        weights = ours('segmentation', 'per_layer').state_dict()
+    torch.save(weights, tmp_path / 'weights.pth')
+    levels, warning = normalisation(tmp_path / 'weights.pth')
+    assert levels == truth_of(CONFIGS[BEIT_V2]) and warning
+
+
+def test_openmmlabs_files_say_it_by_their_config_or_their_name(tmp_path, warnings):
+    weights = ours('classification', 'per_layer').state_dict()
+    preprocessor = dict(LEVELS, bgr_to_rgb=True, second_mean=[1, 2, 3], second_std=[4, 5, 6], size=(512, 512))
+    for config in (dict(data_preprocessor=preprocessor), dict(model=dict(data_preprocessor=preprocessor))):
+        config['train_dataloader'] = dict(dataset=dict(pipeline=[dict(type='Normalize', mean=[7] * 3, std=[8] * 3)]))
+        meta = dict(cfg=Config(config).pretty_text, epoch=3)
+        torch.save(dict(state_dict=weights, meta=meta), tmp_path / 'epoch_3.pth')
+        assert normalisation(tmp_path / 'epoch_3.pth') == (LEVELS['mean'] + LEVELS['std'], '')
+    name = 'beit-base_3rdparty_in1k_20221114-c0a4df23.pth'
+    torch.save(dict(state_dict=weights, meta={}), tmp_path / name)
+    configs = Path(mmpretrain.__file__).parent / '.mim/configs/beit/benchmarks'
+    truth = Config.fromfile(configs / 'beit-base-p16_8xb64_in1k.py').data_preprocessor
+    levels, _ = normalisation(tmp_path / name)
+    assert levels == [*truth.mean, *truth.std] and not warnings()
+
+
+def test_a_file_that_is_called_demo_is_not_the_packaged_one(tmp_path, warnings):
+    torch.save(timm_peer('features', 'per_layer').state_dict(), tmp_path / 'demo.pth')
+    levels, warning = normalisation(tmp_path / 'demo.pth')
+    assert levels == [127.5] * 6 and warnings() == [warning]
+
+
+@pytest.mark.parametrize('given', [False, True])
+def test_all_that_read_a_file_agree_and_warn_once(given, tmp_path, warnings):
+    """Truth where nothing is given: timm's config of the model."""
+    weights = narrow(BEIT, num_classes=5).state_dict()
+    torch.save(weights, file := tmp_path / 'weights.pth')
+    for label in range(2):
+        for index in range(80):
+            path = tmp_path / f'images/class_{label}/{index}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new('RGB', (20, 20)).save(path)
+    options = LEVELS if given else {}
+    found = [
+        FeatureExtractor(file, 'cpu', **options),
+        ClassificationInferencer(file, 'cpu', **options).model.data_preprocessor,
+        BEiTTeacher(file, **options),
+    ]
+    plan = plan_training(find_images(tmp_path / 'images'), 'finetune', str(file), levels=options, device='cpu')
+    levels = [one.mean.flatten().tolist() + one.std.flatten().tolist() for one in found]
+    for read in (*levels, plan.preprocessing['mean'] + plan.preprocessing['std']):
+        assert read == (LEVELS['mean'] + LEVELS['std'] if given else truth_of(CONFIGS[BEIT]))
+    assert len(warnings()) == (0 if given else 4) and plan.assumed == ('' if given else warnings()[0])
+
+
+def test_a_backbone_knows_what_its_file_said(tmp_path, warnings):
+    meta = dict(preprocessing=dict(LEVELS, size=[48, 48]), architecture=dict(num_heads=HEADS))
+    torch.save(dict(state_dict=timm_peer('features', 'vit').state_dict(), meta=meta), tmp_path / 'weights.pth')
+    backbone = BEiTBackbone.from_checkpoint(tmp_path / 'weights.pth')
+    assert FeatureExtractor(backbone).mean.flatten().tolist() == LEVELS['mean'] and not warnings()
+    backbone.load_report = None
+    assert FeatureExtractor(backbone).mean[0].item() == pytest.approx(123.675) and len(warnings()) == 1
+
+
+def test_the_users_hold_in_place_of_a_stored_config(tmp_path):
+    config = classifier_config(tmp_path, tmp_path)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        state = MODELS.build(config.model).state_dict()
+    stored = dict(model=config.model.to_dict(), test_dataloader=config.test_dataloader.to_dict())
+    stored['test_dataloader']['dataset']['pipeline'] = config.test_dataloader.dataset.pipeline
+    torch.save(
+        dict(state_dict=state, meta=dict(config_dict=stored, architecture=dict(num_heads=4))), tmp_path / 'c.pth'
+    )
+    for path, expected in ((dict(), [127.5] * 3), (dict(mean=LEVELS['mean']), LEVELS['mean'])):
+        preprocessor = ClassificationInferencer(tmp_path / 'c.pth', 'cpu', **path).model.data_preprocessor
+        assert preprocessor.mean.flatten().tolist() == expected and preprocessor.std.flatten().tolist() == [127.5] * 3
+
+
+def test_verbs_take_three_numbers_or_one(tmp_path, capsys):
+    peer = timm_peer('classification', 'per_layer')
+    torch.save(peer.state_dict(), file := tmp_path / 'weights.pth')
+    pixels = np.random.default_rng(0).integers(0, 256, (55, 55, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(image := tmp_path / 'image.png')
+    inside = torch.from_numpy(pixels[4:52, 4:52]).permute(2, 0, 1)[None].double()  # what a crop of 48 of 55 is
+    for mean, std in (([90.0, 100.0, 110.0], [40.0, 50.0, 60.0]), ([100.0], [50.0])):
+        words = ['--mean', ','.join(map(str, mean)), '--std', ','.join(map(str, std))]
+        command.main(['classify', str(file), str(image), '--out', str(tmp_path / 'x.json'), *words])
+        (found,) = json.loads((tmp_path / 'x.json').read_text())
+        images = (inside - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+        with torch.no_grad():
+            (expected,) = peer(images.float()).softmax(dim=-1).tolist()
+        assert dict(found['scores']) == pytest.approx(dict(enumerate(expected)), abs=1e-3)
+        command.main(['embed', str(file), str(image), '--out', str(tmp_path / 'x.npz'), *words])
+        extract = FeatureExtractor(file, mean=mean, std=std)
+        assert np.array_equal(np.load(tmp_path / 'x.npz')['features'][0], next(extract(image))['mean'])
+    assert 'does not say' not in ''.join(capsys.readouterr())
+
+
+READERS = dict(
+    embed='x.jpg', classify='x.jpg', segment='x.jpg', reconstruct='x.jpg', attention='x.jpg', export='x.onnx'
+)
+
+
+@pytest.mark.parametrize('verb', READERS)
+def test_the_options_of_every_verb_reach_its_checkpoint(verb, monkeypatch):
+    def opened(source, part='pretrained', **levels):
+        raise UserError(f'opened with {levels}')
+
+    monkeypatch.setattr(Checkpoint, 'open', opened)
+    with pytest.raises(UserError, match=re.escape("{'mean': [1.0, 2.5, 3.0], 'std': [50.0]}")):
+        command.main([verb, 'weights.pth', READERS[verb], '--mean', '1,2.5,3', '--std', '50'])
+
+
+def test_a_segmentor_of_the_released_shape_under_another_name(tmp_path, warnings):
+    torch.save(ours('segmentation', 'per_layer').state_dict(), tmp_path / 'weights.pth')
+    for levels, expected in (({}, 123.675), (dict(mean=100, std=50), 100)):
+        segment = SegmentationInferencer(tmp_path / 'weights.pth', 'cpu', **levels)
+        assert segment.model.data_preprocessor.mean[0].item() == pytest.approx(expected)
+    assert len(warnings()) == 1
+
+
+@pytest.mark.parametrize(
+    'levels', [dict(mean=[0.485, 0.456, 0.406]), dict(std=0.5), dict(std=[50, 0, 50]), dict(std=-1)]
+)
+def test_numbers_that_pixels_up_to_255_cannot_have_are_refused(levels, tmp_path):
+    with pytest.raises(UserError, match='0-255'):
+        Checkpoint.open('demo', **levels)
+    assert Checkpoint.open('demo', mean=0, std=255).normalisation[0] == dict(mean=[0.0] * 3, std=[255.0] * 3)
+
+
+def test_bands_have_no_usual_statistics(tmp_path):
+    backbone = dict(ours('features', 'per_layer', in_channels=5)['backbone'].state_dict())
+    meta = dict(architecture=dict(num_heads=HEADS))
+    torch.save(dict(state_dict=backbone, meta=meta), tmp_path / 'bands.pth')
+    for levels in ({}, dict(mean=[1.5] * 5), dict(mean=[2.5] * 3, std=[2.5] * 3)):
+        with pytest.raises(UserError, match='5 channels'):
+            FeatureExtractor(tmp_path / 'bands.pth', **levels)
+    assert len(FeatureExtractor(tmp_path / 'bands.pth', mean=[2.5] * 5, std=4.5).std) == 5

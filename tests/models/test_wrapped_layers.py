@@ -1,0 +1,215 @@
+"""LoRA, pruning, parametrisations, hooks: what is put around or into a layer of the backbone has its effect."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from mmpretrain.models.peft.lora import LoRALinear, LoRAModel
+from torch import nn
+from torch.nn.utils import parametrize, prune
+from torch.utils.flop_counter import FlopCounterMode
+
+from beit_mm import ClassificationInferencer
+from beit_mm.models import BEiTBackbone
+from beit_mm.positions import take_tokens
+from beit_mm.registry import MODELS
+
+BACKBONE = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4), img_size=32, patch_size=8, rel_pos_bias='shared')
+LAYERS = ('attn.qkv', 'attn.proj', 'mlp.fc1', 'mlp.fc2')
+IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+POSITIONS = torch.tensor([[0, 5, 15], [3, -1, -1]])
+
+
+class Own(nn.Linear):
+    def forward(self, x):
+        return 1.5 * super().forward(x)
+
+
+class Scaled(nn.Module):
+    def forward(self, weight):
+        return 1.5 * weight
+
+
+def lora(layer):
+    wrapped = LoRALinear(layer, alpha=8, rank=4).double()
+    nn.init.normal_(wrapped.lora_up.weight)
+    return wrapped
+
+
+def own_class(layer):
+    own = Own(layer.in_features, layer.out_features, layer.bias is not None).double()
+    own.load_state_dict(layer.state_dict())
+    return own
+
+
+def parametrized(layer):
+    return parametrize.register_parametrization(layer, 'weight', Scaled(), unsafe=True)
+
+
+def pruned(layer):
+    """The mask is applied to what an optimizer, here the next line, makes of the weight."""
+    prune.l1_unstructured(layer, 'weight', amount=0.5)
+    layer.weight_orig.data.add_(0.1)
+    return layer
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, inputs, output: output + 0.1)
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1.1,))
+    return layer
+
+
+WRAPPERS = (lora, own_class, parametrized, pruned, hooked)
+
+
+def merged(layer):
+    """The plain layer that computes what a wrapped one does, by what that gives for zeros and unit vectors."""
+    with torch.no_grad():
+        offset = layer(torch.zeros(layer_width(layer), dtype=torch.float64))
+        weight = (layer(torch.eye(layer_width(layer), dtype=torch.float64)) - offset).T
+    plain = nn.Linear(*weight.shape[::-1]).double()
+    plain.load_state_dict(dict(weight=weight, bias=offset))
+    return plain
+
+
+def layer_width(layer):
+    return getattr(layer, 'original_layer', layer).in_features
+
+
+def make_backbone():
+    torch.manual_seed(0)
+    backbone = BEiTBackbone(**BACKBONE).double().eval()
+    for parameter in backbone.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return backbone
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS)
+@pytest.mark.parametrize('name', LAYERS)
+def test_a_wrapped_layer_computes_what_it_does_when_called(wrap, name):
+    """Also at chosen positions. Truth: a plain backbone with the layers' products in their place."""
+    plain = make_backbone()
+    wrapped = copy.deepcopy(plain)
+    for own, other in zip(wrapped.blocks, plain.blocks, strict=True):
+        path, _, last = name.rpartition('.')
+        layer = wrap(own.get_submodule(name))
+        setattr(own.get_submodule(path), last, layer)
+        equal = merged(layer)
+        if name == 'attn.qkv':  # whose biases are parameters of the attention, and the keys' is lost in the softmax
+            other.attn.q_bias.data += equal.bias[:32].detach()
+            other.attn.v_bias.data += equal.bias[64:].detach()
+            other.attn.qkv.weight.data.copy_(equal.weight)
+        else:
+            setattr(other.get_submodule(path), last, equal)
+    (found,), (expected,) = wrapped(IMAGES), plain(IMAGES)
+    torch.testing.assert_close(found, expected)
+    assert (found - make_backbone()(IMAGES)[0]).abs().max() > 1e-3
+    (few,) = wrapped(IMAGES, positions=POSITIONS)
+    torch.testing.assert_close(few, take_tokens(expected, POSITIONS + 1))
+    few.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in wrapped.blocks[-1].get_submodule(name).parameters())
+
+
+@pytest.mark.parametrize('wrapped', [False, True])
+def test_only_a_wrapped_layer_makes_queries_that_nobody_wants(wrapped):
+    layer = make_backbone().blocks[-1].attn
+    if wrapped:
+        hooked(layer.qkv)
+    tokens, queries = torch.randn(1, 17, 32, dtype=torch.float64), torch.tensor([[0, 4, 9]])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(tokens, (4, 4), None, queries)
+    counts = counter.get_flop_counts()['Global']
+    products = counts.get(torch.ops.aten.mm, 0) + counts[torch.ops.aten.addmm]
+    num_queries = 17 if wrapped else 3
+    assert products == 2 * 32 * 32 * (17 + 17 + num_queries + 3)  # keys, values, queries, output
+
+
+def test_autocast_reaches_a_wrapped_layer():
+    backbone, seen = make_backbone().float(), []
+    backbone.blocks[0].attn.qkv.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    backbone.blocks[0].attn.proj.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    with torch.autocast('cpu', torch.bfloat16):
+        backbone(IMAGES.float())
+    assert [tensor.dtype for tensor in seen] == [torch.bfloat16] * 2
+
+
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+def test_a_wrapped_patch_embedding_is_called_on_a_gpu_too():
+    embed = make_backbone().patch_embed
+    plain = embed(IMAGES.as_subclass(OnGPU))[0].as_subclass(torch.Tensor)
+    torch.testing.assert_close(plain, embed(IMAGES)[0])
+    hooked(embed.proj)
+    expected = embed(IMAGES)[0]
+    assert (expected - plain).abs().max() > 1e-2
+    torch.testing.assert_close(embed(IMAGES.as_subclass(OnGPU))[0].as_subclass(torch.Tensor), expected)
+
+
+def mmpretrain_lora(targets=LAYERS):
+    config = dict(BACKBONE, type='beit_mm.BEiTBackbone')
+    return LoRAModel(config, alpha=8, rank=4, targets=[dict(type=name) for name in targets]).double().eval()
+
+
+@pytest.mark.parametrize('targets', [['qkv'], ['attn.proj'], LAYERS])
+def test_lora_of_mmpretrain_is_saved_and_loaded(targets):
+    """Its state dict holds LoRA's weights alone; the backbone would refuse them as weights of no BEiT."""
+    torch.manual_seed(0)
+    model = mmpretrain_lora(targets)
+    for name, parameter in model.named_parameters():
+        if '.lora_' in name:
+            nn.init.normal_(parameter)
+    torch.manual_seed(0)
+    other = mmpretrain_lora(targets)
+    assert (other(IMAGES)[0] - model(IMAGES)[0]).abs().max() > 1e-3
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(IMAGES)[0], model(IMAGES)[0])
+
+
+def test_a_classifier_by_lora_is_rebuilt_from_its_config_and_checkpoint(tmp_path):
+    backbone = dict(BACKBONE, type='beit_mm.BEiTBackbone', out_type='avg_featmap')
+    torch.save(dict(state_dict=make_backbone().float().state_dict()), tmp_path / 'pretrained.pth')
+    backbone['init_cfg'] = dict(type='Pretrained', checkpoint=str(tmp_path / 'pretrained.pth'))
+    lora = dict(type='mmpretrain.LoRAModel', module=backbone, rank=4, targets=[dict(type='qkv')])
+    head = dict(type='LinearClsHead', num_classes=3, in_channels=32)
+    preprocessor = dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[127.5] * 3)
+    config = dict(type='ImageClassifier', backbone=lora, head=head, data_preprocessor=preprocessor)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(config).eval()
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
+    loader = dict(dataset=dict(pipeline=[dict(type='beit_mm.LoadImage')]))
+    again = ClassificationInferencer(tmp_path / 'epoch_1.pth', 'cpu', Config(dict(model=config, val_dataloader=loader)))
+    assert torch.equal(again.model(IMAGES.float()), model(IMAGES.float()))
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_a_wrapped_backbone_loads_its_own_state_dict(name):
+    backbones = [make_backbone(), make_backbone()]
+    for backbone in backbones:
+        for block in backbone.blocks:
+            parametrized(block.get_submodule(name))
+    state = {key: torch.randn_like(tensor) for key, tensor in backbones[0].state_dict().items()}
+    for backbone in backbones:
+        backbone.load_state_dict(state)
+    assert torch.equal(*(backbone(IMAGES)[0] for backbone in backbones))
+    assert all(torch.equal(tensor, state[key]) for key, tensor in backbones[0].state_dict().items())
+
+
+@pytest.mark.parametrize('targets', [['qkv'], 'all-linear'])
+def test_lora_of_peft(targets, tmp_path):
+    """Truth: PEFT's own merging of its weights into the layers."""
+    peft = pytest.importorskip('peft')
+    config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(make_backbone(), config).double()
+    (found,) = model(IMAGES)
+    with model.disable_adapter():
+        assert (model(IMAGES)[0] - found).abs().max() > 1e-3
+    found.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(make_backbone(), tmp_path).double()
+    assert torch.equal(again(IMAGES)[0], found)
+    torch.testing.assert_close(again.merge_and_unload()(IMAGES)[0], found)
