@@ -191,7 +191,7 @@ def mistake(error: BaseException) -> str | None:
     if type(error).__name__ == 'OutOfMemoryError':  # torch's, which may not be imported
         return f'{". ".join(str(error).split(". ")[:2])}. {LESS_MEMORY}, --batch of pretrain and finetune'
     if type(error).__name__ == 'DistNetworkError' and 'EADDRINUSE' in str(error):
-        return PORT_IN_USE.format(os.environ['MASTER_PORT'])
+        return PORT_IN_USE.format(os.environ.get('MASTER_PORT', ''))
     if LOST.search(str(error)):
         return f'another process has ended, or cannot be reached any more ({error})'
     return str(error) if isinstance(error, UserError) else None

@@ -1,8 +1,9 @@
-"""torchrun, with one line of ours at the end of a run in place of its forty, which would bury what the processes said.
+"""torchrun, which ends with one line; its own forty would bury what the processes said.
 
 dist_*.sh start it.
 """
 
+import errno
 import logging
 import os
 import re
@@ -45,7 +46,11 @@ def check_port() -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's
             try:
                 probe.bind(('', int(port)))
-            except OSError:
+            except (ValueError, OverflowError):
+                raise terminal.UserError(f'PORT={port}: expected a number from 1 to 65535') from None
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise terminal.UserError(f'PORT={port} cannot be used: {error.strerror}') from None
                 raise terminal.UserError(terminal.PORT_IN_USE.format(port)) from None
 
 

@@ -77,7 +77,7 @@ class InterruptionHook(Hook):
             warn(f'{folder} cannot be locked ({error}): make sure that no other run writes there.')
 
     def after_run(self, runner: Runner) -> None:
-        end_workers(runner)  # of a test
+        end_workers(runner)  # after a test; a training loop has ended its own
         for lock in self.locks:
             lock.close()
 
@@ -217,11 +217,11 @@ def shield_workers(loader: DataLoader) -> None:
 def end_workers(runner: Runner) -> None:
     """Ends the persistent workers of all loops that a run has built.
 
-    torch ends them when the process does, where batches are pinned one after the other, and waits five seconds for each
-    that does not know of its end: 70 seconds with 14 workers, in which a GPU stands idle.
+    Otherwise torch ends them when the process exits. Where batches are pinned it waits five seconds for each worker in
+    turn: 70 seconds with 14 workers, in which a GPU stands idle.
     """
     for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-        if isinstance(loop, BaseLoop):  # else it is a config yet
+        if isinstance(loop, BaseLoop):  # otherwise it has not been built
             # No public name as of torch 2.13; without it, they end with the process.
             iterator = getattr(loop.dataloader, '_iterator', None)
             if hasattr(iterator, '_shutdown_workers'):

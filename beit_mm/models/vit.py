@@ -64,8 +64,7 @@ class PatchEmbed(nn.Module):
         bottom, right = (-side % self.patch_size for side in images.shape[2:])
         if bottom or right:
             images = F.pad(images, (0, right, 0, bottom))
-        # cuDNN's kernels for three channels take several times as long as a product
-        if images.is_cuda and is_plain(self.proj):
+        if images.is_cuda and is_plain(self.proj):  # cuDNN's kernels for three channels are several times as slow
             return self.as_product(images)
         x = self.proj(images)  # B, C, h, w
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])

@@ -43,9 +43,11 @@ def check(folder: Path, *options: str, **settings: str) -> tuple[subprocess.Comp
     """The finished process and the lines of its results."""
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     environment |= dict(PYTHON=sys.executable, STATE=str(folder / 'state')) | settings
-    command = ['bash', str(CHECK), str(folder / 'out'), *options]
+    out = folder / f'out_{len([*folder.glob("out_*")])}'
+    command = ['bash', str(CHECK), str(out), *options]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    return done, [json.loads(line) for line in (folder / 'out/results.jsonl').read_text().splitlines()]
+    results = out / 'results.jsonl'
+    return done, [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 @pytest.mark.slow
@@ -57,20 +59,38 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert exits == dict.fromkeys(re.findall(r'\b(?:part|alone) (\w+) \d', CHECK.read_text()), 0)
     found = {(line['part'], line['title']): line for line in lines if 'title' in line}
     assert not [place for place, figure in FIGURES.items() if found[place].get(figure) is None]
-    summary = (tmp_path / 'out/summary.txt').read_text()
+    summary = (tmp_path / 'out_0/summary.txt').read_text()
     assert 'beit_mm compiled' in summary and 'resumed: equal True' in summary
-    assert len([*(tmp_path / 'out/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning
+    assert len([*(tmp_path / 'out_0/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning
 
 
 def test_what_was_measured_before_a_part_failed_or_ran_out_of_time_is_kept(tmp_path):
     python = tmp_path / 'python'
     python.write_text(PYTHON)
     python.chmod(0o755)
-    done, lines = check(tmp_path, PYTHON=str(python), BUDGET='19', PARTS='fac')
+    done, lines = check(tmp_path, PYTHON=str(python), BUDGET='24', PARTS='fac')
     assert done.returncode == 1 and lines[0] == {'figure': 1} and lines[1]['exit'] == 124
     assert 'measured' in done.stdout and 'step_pretrain' not in done.stdout
     done, lines = check(tmp_path, PYTHON=str(python), PARTS='resume train')
     assert {line['part']: line['exit'] for line in lines} == dict(images=0, resume=3, train_paper=0, train_compiled=0)
     assert done.returncode == 1 and 'why it failed' in done.stdout
     done, lines = check(tmp_path, PYTHON=str(python), PARTS='train', BUDGET='30')
-    assert done.returncode == 0 and not lines and 'left out' in done.stdout
+    assert done.returncode == 1 and not lines and 'left out' in done.stdout
+
+
+@pytest.mark.parametrize('wrong', [dict(PARTS='zzz'), dict(BUDGET='soon'), dict(PYTHON='no_python')])
+def test_wrong_settings_are_refused(tmp_path, wrong):
+    python = tmp_path / 'python'
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    done, lines = check(tmp_path, **(dict(PYTHON=str(python)) | wrong))
+    assert done.returncode == 1 and not lines and next(iter(wrong.values())) in done.stderr
+
+
+def test_a_folder_with_results_and_an_unknown_option_are_refused(tmp_path):
+    (tmp_path / 'out_0').mkdir()
+    (tmp_path / 'out_0/results.jsonl').write_text('{"figure": 1}\n')
+    done = subprocess.run(['bash', str(CHECK), str(tmp_path / 'out_0')], capture_output=True, text=True)
+    assert done.returncode == 1 and str(tmp_path / 'out_0') in done.stderr
+    assert (tmp_path / 'out_0/results.jsonl').read_text()
+    assert subprocess.run(['bash', str(CHECK), 'out', '--rehears'], capture_output=True).returncode == 2

@@ -15,7 +15,7 @@ from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.engine.metrics import TokenizerMetric
 from beit_mm.models.tokenizers import DALLETokenizer, DiscreteVAE, VQKDTokenizer
 from beit_mm.models.tokenizers.base import logit_laplace_nll, map_pixels
-from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder, convolve_few_channels
+from beit_mm.models.tokenizers.dalle import DALLEDecoder, DALLEEncoder, convolve_few_channels, multiply_pixels
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder, ConvEncoder, gumbel_softmax
 
 SMALL_DALLE = dict(hidden=8, vocab_size=32)
@@ -340,3 +340,5 @@ def test_few_channels_are_convolved_alike_on_a_gpu(channels):
     images, weight, bias = torch.randn(2, channels, 12, 20), torch.randn(5, channels, 7, 7), torch.randn(5)
     expected = F.conv2d(images.double(), weight.double(), bias.double(), padding=3)
     torch.testing.assert_close(convolve_few_channels(images.double(), weight.double(), bias.double()), expected)
+    expected = F.conv2d(images, weight[..., :1, :1], bias)
+    torch.testing.assert_close(multiply_pixels(images, weight[..., :1, :1], bias), expected)

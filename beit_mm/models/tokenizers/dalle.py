@@ -112,12 +112,16 @@ class DALLEConv2d(nn.Module):
         x = x.to(self.w.dtype)
         kernel_size = self.w.shape[-1]
         if x.is_cuda and kernel_size == 1 and x.dtype is not torch.float32:
-            # A matrix product adds the bias as it goes. Channels stand last in memory, so neither end is a copy. Of
-            # float32 it would be slow: torch lets convolutions round to TF32, and not products.
-            return F.linear(x.permute(0, 2, 3, 1), self.w[:, :, 0, 0], self.b).permute(0, 3, 1, 2)
+            # It adds the bias as it goes. In float32 it would be slow: torch lets convolutions round to TF32, not products.
+            return multiply_pixels(x, self.w, self.b)
         if x.is_cuda and x.shape[1] < MIN_CHANNELS:
             return convolve_few_channels(x, self.w, self.b)
         return F.conv2d(x, self.w, self.b, padding=kernel_size // 2)
+
+
+def multiply_pixels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A 1 x 1 convolution of (B, C, H, W) as a matrix product; no copy where channels stand last in memory."""
+    return F.linear(x.permute(0, 2, 3, 1), weight[:, :, 0, 0], bias).permute(0, 3, 1, 2)
 
 
 def convolve_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

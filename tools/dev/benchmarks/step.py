@@ -6,10 +6,10 @@
     python tools/dev/benchmarks/step.py dino --batch 1 --threads 1
 
 pretrain: BEiT+ with the tokenizer, by our config and by mmpretrain's, and timm's backbone with our tokenizer and head,
-which it has not; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
+since timm has none; the parts of our step. finetune: BEiT+ with 1000 classes and label smoothing, by
 our config, by mmpretrain's and timm's. Weights, random images and masks, and precision are the same for all; that ours
 and mmpretrain's losses agree (in fine-tuning timm's too) is checked first. The tokenizer computes as the config has it,
-in mmpretrain's step as autocast has it. The optimizers are everybody's own: fused in ours and timm's, a group for each
+in mmpretrain's step as autocast has it. Each has its own optimizer: fused in ours and timm's, a group for each
 parameter in mmpretrain's.
 dino: BEiT, DINO and both together by our configs, on a CPU in CPU seconds of all threads together. The paper has 4.2
 for both beside BEiT.

@@ -11,7 +11,7 @@
 # packages, images and compiled kernels, which the next call uses again.
 set -uo pipefail
 
-[[ $# -ge 1 && $1 != -* ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+[[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 out=$(realpath -m "$1")
 PHOTOS=${PHOTOS:+$(realpath "$PHOTOS")}
 rehearse=$([[ ${2:-} == --rehearse ]] && echo _rehearsal)
@@ -25,7 +25,9 @@ state=${STATE:-$memory/beit_mm_check_$UID$rehearse}
 images=$state/images
 logs=$out/logs
 status=$logs/status.txt
-cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))')
+cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))') || { echo "error: no Python at $python" >&2; exit 1; }
+[[ ${BUDGET:-0} =~ ^[0-9]+$ ]] || { echo "error: BUDGET=$BUDGET; expected seconds" >&2; exit 1; }
+[[ ! -e $out/results.jsonl ]] || { echo "error: $out has results; choose another folder" >&2; exit 1; }
 if [[ $rehearse ]]; then
   budget=${BUDGET:-3600} patience=8 # limits are those of a GPU
   pretraining=configs/demo/pretrain.py paper=$pretraining
@@ -113,7 +115,6 @@ summarize() {
 }
 
 # --- packages ---
-rm -rf "${logs:?}" "$out/traces"
 mkdir -p "$logs" "$state"
 if compgen -G '.whl/*.whl' > /dev/null; then
   rm -rf "$state/site"
@@ -121,7 +122,6 @@ if compgen -G '.whl/*.whl' > /dev/null; then
 fi
 export PYTHONPATH=$PWD:$state/site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHON=$python
 export TORCHINDUCTOR_CACHE_DIR=$state/inductor WORK=$state/work RESULTS=$out/results.jsonl
-export PORT=$((20000 + RANDOM % 20000)) # of tools/dist_train.sh
 : > "$RESULTS"
 # yapf writes a file at its first import, of which processes that import it at the same time read half
 imports='import yapf.yapflib.yapf_api, mmpretrain.models, mmseg.models, timm, transformers, pytest'
@@ -140,7 +140,11 @@ alone step_pretrain 150 50 "$python" $benchmarks/step.py pretrain "${model[@]}" 
 alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RESULTS"
 
 # --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
-[[ -d $images ]] || PARTS='' alone images 60 5 "${own[@]}" images "$images" $number_of_images
+reading=no
+for name in resume distributed finetune upernet float16 train_paper train_compiled learn; do
+  wanted $name && reading=yes
+done
+[[ $reading == no || -d $images ]] || PARTS='' alone images 60 5 "${own[@]}" images "$images" $number_of_images
 part pytest 140 30 "$python" -m pytest -m gpu tests/gpu -n $processes --timeout $((130 * patience)) \
   -p no:cacheprovider &
 part resume 140 40 "${own[@]}" resume $pretraining $steps $resume_batch 2 "${data[@]}" randomness.deterministic=True &
@@ -175,4 +179,5 @@ alone graphs 120 80 "$python" $benchmarks/step.py pretrain "${model[@]}" "${grap
 say "done"
 summarize
 cat "$out/summary.txt"
+grep -q 'exit ' "$status" || { echo "error: no part was run; PARTS=${PARTS:-}" >&2; exit 1; }
 ! grep -q 'exit [1-9]' "$status"

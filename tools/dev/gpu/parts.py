@@ -225,4 +225,6 @@ PARTS = dict(facts=facts, images=images, train=train, distributed=distributed, r
 if __name__ == '__main__':
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if not PARTS.keys() & set(sys.argv[1:2]):
+        sys.exit(__doc__)
     PARTS[sys.argv[1]](*sys.argv[2:])
