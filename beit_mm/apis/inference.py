@@ -20,10 +20,9 @@ from torch import Tensor
 from beit_mm.apis import split
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
+from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, head_sizes, resized, tokenizer_of, views
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
-from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.transforms import as_size
@@ -317,10 +316,7 @@ def attention(
 def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
     arguments, preprocessing = backbone_of(checkpoint)
-    weights = checkpoint.converted.state_dict
-    if 'head.lm_head.weight' not in weights:
-        raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
-    vocab_size, width = weights['head.lm_head.weight'].shape
+    vocab_size, width = head_sizes(checkpoint)
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),
         head=dict(type='beit_mm.BEiTMIMHead', embed_dims=width, vocab_size=vocab_size),

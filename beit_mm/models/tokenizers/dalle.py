@@ -94,7 +94,6 @@ def _load(
     state, file = base.read_weights(source, sha256, advice)
     with torch.device('meta'):  # its parameters are not initialised in vain
         module = network(hidden, vocab_size)
-    module.to_empty(device='cpu')
     base.load_exactly(module, state, source)
     return module, file
 
