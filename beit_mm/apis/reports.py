@@ -221,7 +221,7 @@ def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     tested |= {name: numbers.get('knn_images') for name in ROWS if name.startswith('knn_')}
     rows = []
     for name, (text, form) in ROWS.items():
-        if name in numbers:
+        if not math.isnan(numbers.get(name, math.nan)):
             number = tested.get(name)
             error = standard_error(numbers[name], number) if number else numbers.get(f'{name}_error')
             rows.append((text, form.format(numbers[name]) + ('' if error is None else f' +- {error:.1f}')))
