@@ -15,7 +15,7 @@ from torch import Tensor
 
 from beit_mm.apis.inference import overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.reports import Described, Paragraph, Picture, draw_curves, verdict
+from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.reading import UnreadableImageError
@@ -132,6 +132,10 @@ def describe_segmentation(
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
         table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
+    following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
+    if any(outcome(*gain) != BETTER for gain in gains.values()):
+        following = 'give it more label maps and minutes; or without training: beit-mm segment demo new_images/ '
+        following += '--labelled LABEL_MAPS --out maps'
     unseen = [images.classes[label] for label in images.unseen]
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
@@ -142,7 +146,7 @@ def describe_segmentation(
         confused(tested.counts, images.classes),
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
-        f'Next: beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx.',
+        f'Next: {following}.',
     ]
     return f'Verdict: the segmentor is {verdict(gains)}.', told
 
