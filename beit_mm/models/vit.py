@@ -18,17 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
+from beit_mm.checkpoint.names import ARCHITECTURES
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError, check_choice, log
 
-ARCHITECTURES = {
-    'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
-    'small': dict(embed_dims=384, num_layers=12, num_heads=6),
-    'base': dict(embed_dims=768, num_layers=12, num_heads=12),
-    'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
-}
 INIT_STD = 0.02
 NORM_EPS = 1e-6
 
@@ -465,6 +460,9 @@ def sizes_of(arch: str | dict) -> dict:
     if isinstance(arch, str):
         check_choice('arch', arch, ARCHITECTURES)
         return ARCHITECTURES[arch]
+    if not isinstance(arch, dict) or not {*ARCHITECTURES['base']} <= {*arch}:
+        expected = f'{", ".join(ARCHITECTURES)}, or a dict of {", ".join(ARCHITECTURES["base"])}'
+        raise UserError(f'arch is {arch!r:.200}; expected {expected}')
     if arch['embed_dims'] % arch['num_heads']:
         raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch

@@ -322,6 +322,7 @@ def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path)
     for tokenizer, head, message in (
         (5, torch.zeros(512, 32), 'target_generator=5 (expected a dict)'),
         ({}, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
+        ({}, torch.zeros(512, 16), 'a head of width 16'),
     ):
         content = torch.load(run / 'pretrained.pth', weights_only=True)
         content['meta']['config_dict']['model']['target_generator'] = tokenizer

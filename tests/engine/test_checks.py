@@ -9,8 +9,9 @@ from helpers import make_runner, train
 from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, narrow_segmentor
 
-from beit_mm.engine.checks import FitCheckHook, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_labels, check_widths
 
 
 @pytest.fixture
@@ -35,6 +36,19 @@ def test_number_of_classes(cfg):
         r'model.data_preprocessor.num_classes=3 model.head.num_classes=3, or give the right folder',
     )
     refused(cfg, 'images/val has 3 classes', loop='test')
+
+
+def test_a_narrower_architecture_alone_names_what_must_follow(cfg, tmp_path):
+    cfg.model.backbone.arch = dict(embed_dims=16, num_layers=2, num_heads=2)
+    for loop in ('train', 'test'):
+        refused(cfg, r'16 wide.* set model\.head\.in_channels=16$', loop=loop)
+    backbone = narrow_segmentor().backbone
+    fitting = dict(neck=dict(SEGMENTOR['neck'], embed_dim=32), decode_head=SEGMENTOR['decode_head'])
+    pixels = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32, in_channels=3))
+    for model in (SEGMENTOR, pixels, dict(neck=dict(type='FPN'), decode_head=dict(in_channels=99))):
+        check_widths(model, backbone)
+    with pytest.raises(ValueError, match=r'neck\.embed_dim=32 model\.decode_head\.in_channels=\[32,32,32,32\]'):
+        check_widths(dict(neck=dict(fitting['neck'], embed_dim=64), decode_head=dict(in_channels=[64] * 4)), backbone)
 
 
 @pytest.mark.parametrize('wrapped', [False, True])

@@ -38,11 +38,10 @@ from timm.models.beit import Beit
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from beit_mm.checkpoint.names import convert_state_dict
+from beit_mm.checkpoint.names import ARCHITECTURES, convert_state_dict
 from beit_mm.datasets.masking import BlockwiseMask, masked_positions
 from beit_mm.engine import AutocastOptimWrapper
 from beit_mm.models import DINOPretrainer
-from beit_mm.models.vit import ARCHITECTURES
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
 
