@@ -28,10 +28,10 @@ INIT_STD = 0.02
 NORM_EPS = 1e-6
 
 
-def truncated_normal_(tensor: Tensor) -> None:
-    """Normal with sigma 0.02 cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
+def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
+    """Normal with sigma 0.02, by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
     # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is no cut.
-    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
+    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
 
 
 class PatchEmbed(nn.Module):
@@ -290,7 +290,7 @@ class BEiTBackbone(BaseModule):
             self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type in ('raw', 'cls_token') else None
             self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
 
-        self._init_transformer()
+        self.init_transformer()
         if frozen_stages >= 0:
             frozen = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
             if frozen_stages and self.rel_pos_bias is not None:  # with it alone trained, torch 2.11 fails on GPUs
@@ -300,7 +300,7 @@ class BEiTBackbone(BaseModule):
                     parameter.requires_grad_(False)
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
-    def _init_transformer(self) -> None:
+    def init_transformer(self, bound: float = INIT_STD) -> None:
         """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
 
         The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual stream
@@ -308,12 +308,12 @@ class BEiTBackbone(BaseModule):
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
-                truncated_normal_(module.weight)
+                truncated_normal_(module.weight, bound)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for tokens in (self.cls_token, self.mask_token, self.pos_embed):
             if tokens is not None:
-                truncated_normal_(tokens)
+                truncated_normal_(tokens, bound)
         for depth, block in enumerate(self.blocks, start=1):
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
