@@ -21,7 +21,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
     datasets/       Images, their transforms, masks and samplers: image_folder, masking, multi_crop, reading, samplers,
                     segmentation_folder, transforms
     engine/         How a run goes: optimizer wrappers and constructors, checks, hooks, metrics: bad_data, checkpoints,
-                    checks, dino, interruption, metrics, optim, steps
+                    checks, dino, interruption, metrics, optim, resuming, steps
     features/       Features of images, and what a classifier of them alone reaches: evaluation, extractor
     models/         Backbone, tokenizers, heads and algorithms, registered in mmengine's MODELS under `beit_mm`: base,
                     beit, beit_v2, dalle, dino, discrete_vae, interop, probe, vit, vqkd, vqkd_training

@@ -1,11 +1,8 @@
-"""Segments or classifies images with an ONNX file of `beit-mm export`: needs numpy, Pillow and onnxruntime alone.
-
-Pixels of label maps are places in the list of classes. Results are those of `beit-mm segment` and `classify`."""
+"""Segments or classifies images with an ONNX file of `beit-mm export`: needs numpy, Pillow and onnxruntime alone."""
 
 import argparse
-import itertools
 import json
-import time
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -17,38 +14,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('model', help='ONNX file')
     parser.add_argument('images', nargs='+', type=Path, help='image files')
-    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder of label maps (default: maps)')
+    parser.add_argument('--out', type=Path, default=Path('maps'), help='folder of label maps, indices of the classes')
     parser.add_argument('--multi-scale', action='store_true', help='a segmentor at all scales with flip')
-    args = parser.parse_args()
-    model, used = Model(args.model), set()
+    args, used, failed = parser.parse_args(), set(), 0
+    try:
+        model = Model(args.model)
+    except Exception as error:  # of onnxruntime, of JSON, of a key that is missing
+        parser.error(f'{args.model!r}: expected an ONNX file of `beit-mm export` ({error!r:.300})')
     if args.multi_scale and 'short_sides' not in model.notes:
-        parser.error(f'--multi-scale: {args.model} names no scales; export a segmentor whose config has a tta_pipeline')
+        parser.error('--multi-scale: the ONNX file names no scales; export a segmentor whose config has a tta_pipeline')
     for path in args.images:
         try:
-            begin, image = time.perf_counter(), read(path)
-        except Exception as error:  # Pillow's decoders raise nearly everything
-            print(f'{path}: unreadable: {error}')
-            continue
-        if 'crop_size' in model.notes:
-            labels = model.segment(image, args.multi_scale)
-            names = (f'{path.stem}_{number}.png' if number > 1 else f'{path.stem}.png' for number in itertools.count(1))
-            used.add(name := next(name for name in names if name not in used))
-            drawn = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
-            if drawn.mode == 'L':
-                drawn.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
-            args.out.mkdir(parents=True, exist_ok=True)
-            drawn.save(args.out / name)
-            said = f'{args.out / name} with {", ".join(model.notes["classes"][label] for label in np.unique(labels))}'
-        else:
-            probabilities = softmax(model.logits(prepare(image, model.notes['steps'])))
-            said = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
-        print(f'{path}: {said}, {time.perf_counter() - begin:.2f} s')
+            if 'crop_size' in model.notes:
+                labels = model.segment(read(path), args.multi_scale)
+                names = (f'{path.stem}_{number}.png' if number > 1 else f'{path.stem}.png' for number in count(1))
+                used.add(name := next(name for name in names if name not in used))
+                drawn = Image.fromarray(labels.astype(np.uint8 if len(model.notes['classes']) <= 256 else np.uint16))
+                if drawn.mode == 'L':
+                    drawn.putpalette(np.array(model.notes['palette'], np.uint8).tobytes())
+                args.out.mkdir(parents=True, exist_ok=True)
+                drawn.save(args.out / name)
+                said = f'{args.out / name} with ' + ', '.join(model.notes['classes'][i] for i in np.unique(labels))
+            else:
+                probabilities = softmax(model.logits(prepare(read(path), model.notes['steps'])))
+                said = f'{model.notes["classes"][probabilities.argmax()]} {probabilities.max():.3f}'
+        except Exception as error:  # Pillow's decoders raise nearly everything; the other images go on
+            said, failed = f'failed: {str(error) or repr(error):.300}', failed + 1
+        print(repr(f'{path}: {said}')[1:-1])  # a name commands no terminal
+    raise SystemExit(f'{failed} of {len(args.images)} images failed' if failed else 0)
 
 
 class Model:
     def __init__(self, path: str):
         self.session = onnxruntime.InferenceSession(path)
-        self.notes = json.loads(self.session.get_modelmeta().custom_metadata_map['beit_mm'])
+        self.notes = notes = json.loads(self.session.get_modelmeta().custom_metadata_map['beit_mm'])
+        crops, strides, scales = (notes.get(name, []) for name in ('crop_size', 'stride', 'short_sides'))
+        usual = all(8 <= stride <= crop <= 8 * stride for crop, stride in zip(crops, strides, strict=True))
+        if not usual or len(scales) > 32 or not 1 <= notes['divisor'] <= 4096:
+            raise ValueError(f'{crops=}, {strides=}, {len(scales)} scales, divisor={notes["divisor"]} could take hours')
 
     def logits(self, image: np.ndarray) -> np.ndarray:
         """Logits (classes,), or (classes, h, w), of an image (h, w, 3), which is padded to whole cells."""
@@ -59,31 +62,35 @@ class Model:
 
     def segment(self, image: np.ndarray, multi_scale: bool) -> np.ndarray:
         """Labels (H, W), by the logits at one scale or the mean of probabilities at all, each with its mirror image."""
-        size, found = image.shape[:2], []
+        size, found = image.shape[:2], 0.0
         if not multi_scale:
             return self.slide(prepare(image, self.notes['steps']), size).argmax(axis=0)
         for short in self.notes['short_sides']:
             view = prepare(image, [dict(type='Resize', scale=(short, short * max(size) / min(size)), backend='cv2')])
-            found += [softmax(self.slide(view, size)), softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]]
-        return np.mean(found, axis=0).argmax(axis=0)
+            found += softmax(self.slide(view, size)) + softmax(self.slide(view[:, ::-1], size))[:, :, ::-1]
+        return found.argmax(axis=0)
 
     def slide(self, view: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Logits (classes, H, W) of `size`, by sliding windows over a view (h, w, 3) of an image."""
-        sides = view.shape[:2]
-        found, count = np.zeros((len(self.notes['classes']), *sides), np.float32), np.zeros(sides, np.float32)
-        for rows, columns in itertools.product(*map(windows, sides, self.notes['crop_size'], self.notes['stride'])):
+        sides, grid = view.shape[:2], []
+        for length, crop, stride in zip(sides, self.notes['crop_size'], self.notes['stride'], strict=True):
+            last = max(length - crop, 0)  # where the window begins that ends with the view
+            grid.append([slice(start, start + crop) for start in (*range(0, last, stride), last)])
+        found, number = np.zeros((len(self.notes['classes']), *sides), np.float32), np.zeros(sides, np.float32)
+        for rows, columns in product(*grid):
             found[:, rows, columns] += self.logits(view[rows, columns])
-            count[rows, columns] += 1
-        return bilinear(sides[0], size[0]) @ (found / count) @ bilinear(sides[1], size[1]).T
+            number[rows, columns] += 1
+        return bilinear(sides[0], size[0]) @ (found / number) @ bilinear(sides[1], size[1]).T
 
 
 def read(path: Path) -> np.ndarray:
-    """Pixels uint8 (H, W, 3): RGB, upright, transparency on white."""
-    image = ImageOps.exif_transpose(Image.open(path))
+    """Pixels uint8 (H, W, 3): RGB, upright, transparency on white; of formats for which Pillow starts no program."""
+    if path.exists() and not path.is_file():  # of a pipe the end would be waited for
+        raise ValueError('a folder, pipe or device; expected an image')
+    image = ImageOps.exif_transpose(Image.open(path, formats=('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'PPM', 'TIFF')))
     if image.mode[0] in 'IF':
         raise ValueError('more than 8 bits a channel')
-    if 'A' in image.getbands() or 'transparency' in image.info:
-        image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
+    image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image.convert('RGBA'))
     return np.asarray(image.convert('RGB'))
 
 
@@ -102,6 +109,8 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
         else:
             ratio = min(max(scale) / max(height, width), min(scale) / min(height, width))
             size = int(height * ratio + 0.5), int(width * ratio + 0.5)
+        if not 0 < size[0] * size[1] <= 2**24:
+            raise ValueError(f'{width} x {height} pixels become {size[1]} x {size[0]}; expected 1 to 16 million')
         if step['backend'] == 'pillow':
             method = Image.Resampling[step['interpolation'].upper()]
             image = np.asarray(Image.fromarray(image).resize(size[::-1], method))
@@ -112,9 +121,7 @@ def prepare(image: np.ndarray, steps: list[dict]) -> np.ndarray:
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """An image uint8 (h, w, 3) at another size, to the last bit as cv2.resize with INTER_LINEAR."""
-    pixels, sides = image.astype(np.int64), []
-    if image.shape[:2] == (2 * size[0], 2 * size[1]):
-        return (sum(pixels[row::2, column::2] for row in (0, 1) for column in (0, 1)) + 2 >> 2).astype(np.uint8)
+    sides = []
     for source, target in zip(image.shape, size, strict=False):
         place = ((np.arange(target) + 0.5) * (source / target) - 0.5).astype(np.float32)
         low = np.floor(place).astype(int)
@@ -123,15 +130,9 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         weights = (np.rint(share * np.float32(2048)).astype(np.int64)[:, None] for share in (1 - part, part))
         sides.append((low.clip(0, source - 1), (low + 1).clip(0, source - 1), *weights))
     (top, bottom, *by_row), (left, right, *by_column) = sides
-    rows = pixels[:, left] * by_column[0] + pixels[:, right] * by_column[1] >> 4
+    rows = image[:, left] * by_column[0] + image[:, right] * by_column[1] >> 4
     blended = (by_row[0][..., None] * rows[top] >> 16) + (by_row[1][..., None] * rows[bottom] >> 16)
     return (blended + 2 >> 2).clip(0, 255).astype(np.uint8)
-
-
-def windows(length: int, crop: int, stride: int) -> list[slice]:
-    """Windows along an axis, one every `stride` pixels; the last one ends with it."""
-    stops = [min(place * stride + crop, length) for place in range(max(length - crop + stride - 1, 0) // stride + 1)]
-    return [slice(max(stop - crop, 0), stop) for stop in stops]
 
 
 def bilinear(source: int, target: int) -> np.ndarray:

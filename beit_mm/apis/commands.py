@@ -168,7 +168,7 @@ def test(arguments: Sequence[str] | None = None) -> None:
         try:  # in full: the numbers of a half-loaded model would mislead
             runner.load_checkpoint(args.checkpoint, strict=True)
         except RuntimeError as error:
-            raise UserError(f'{args.checkpoint}: {" ".join(str(error).split())}') from error
+            raise UserError(f'{args.checkpoint}: {" ".join(str(error).split()):.500}') from error
     predictions = None
     if args.out and 'gt_label' in runner.test_dataloader.dataset.get_data_info(0):
         predictions = Predictions(runner.test_dataloader.dataset.metainfo['classes'])

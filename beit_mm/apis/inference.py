@@ -20,7 +20,7 @@ from torch import Tensor
 from beit_mm.apis import split
 from beit_mm.apis.configs import own_config
 from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInferencer
-from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, resized, tokenizer_of, views
+from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, head_sizes, resized, tokenizer_of, views
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.checkpoint.read import CheckpointError
@@ -323,10 +323,9 @@ def attention(
 def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
     arguments = backbone_of(checkpoint)
-    weights = checkpoint.converted.state_dict
-    if 'head.lm_head.weight' not in weights:
-        raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining of ours')
-    vocab_size, width = weights['head.lm_head.weight'].shape
+    vocab_size, width = head_sizes(checkpoint)
+    if width != arguments['arch']['embed_dims']:
+        raise CheckpointError(f'{checkpoint} has a head of width {width} on a backbone of {arguments["arch"]}')
     levels, _ = checkpoint.normalisation
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),

@@ -181,15 +181,20 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
         CheckpointError: it cannot be known, or is no tokenizer of ours.
         FileNotFoundError: its file is gone.
     """
+    predicted, _ = head_sizes(checkpoint)
     with blaming(checkpoint.path):
         stored = ((checkpoint.meta.get('config_dict') or {}).get('model') or {}).get('target_generator')
     if stored:
-        return stored_tokenizer(checkpoint, stored)
-    weights = checkpoint.converted.state_dict
+        config = stored_tokenizer(checkpoint, stored)
+        with blaming(checkpoint.path):
+            _, vocab_size = stride_and_vocab(config)
+        if vocab_size != predicted:
+            raise CheckpointError(f'{checkpoint} predicts {predicted} visual tokens, its tokenizer has {vocab_size}')
+        return config
     message = f'{checkpoint} does not say which tokenizer its visual tokens are of'
-    if len(weights.get('head.lm_head.weight', ())) != DALLE_VOCABULARY:
+    if predicted != DALLE_VOCABULARY:
         raise CheckpointError(message)
-    if any(name.startswith('patch_aggregation.') for name in weights):
+    if any(name.startswith('patch_aggregation.') for name in checkpoint.converted.state_dict):
         raise CheckpointError(f"{message}; the released files of BEiT v2's decode them into features, not pixels")
     if dalle := find_dalle():
         return dalle
@@ -198,11 +203,24 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
     raise CheckpointError(f"{message}; those of released files are DALL-E's. {advice}")
 
 
-def stored_tokenizer(checkpoint: Checkpoint, stored: Mapping[str, Any]) -> dict[str, Any]:
-    files = {key: Path(str(stored[key])) for key in FILES if stored.get(key)}
+def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Visual tokens that the head in a checkpoint predicts, and its width."""
+    weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
+    if weight is None:
+        raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining on visual tokens')
+    if weight.dim() != 2:
+        shape = tuple(weight.shape)
+        raise CheckpointError(f'{checkpoint}: head.lm_head.weight has the shape {shape}; expected (tokens, width)')
+    return len(weight), weight.shape[1]
+
+
+def stored_tokenizer(checkpoint: Checkpoint, stored: Any) -> dict[str, Any]:
+    files = {}
     try:
-        described = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
-        config = check_part(described, TOKENIZERS, 'target_generator')
+        if isinstance(stored, Mapping):
+            files = {key: Path(str(stored[key])) for key in FILES if stored.get(key)}
+            stored = {key: value for key, value in stored.items() if key not in (*FILES, 'sha256')}
+        config = check_part(stored, TOKENIZERS, 'target_generator')
     except RefusedError as error:
         raise CheckpointError(
             f'The config in {checkpoint} asks for {error}; expected {" or ".join(TOKENIZERS)}'

@@ -4,6 +4,7 @@ import html
 import math
 import random
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from torch import Tensor
 from beit_mm.apis.inference import reconstruct
 from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
@@ -43,7 +45,8 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'knn_accuracy_thumbnails': ('the same with thumbnails of 8 x 8 pixels, %', '{:.1f}'),
 }
 COMPARED = dict(start='those of its start', random='random weights', thumbnails='thumbnails')  # with features
-HARDLY = 0.05  # nats by which a loss must be lower to count
+BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
+HARDLY = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
 
@@ -105,11 +108,15 @@ def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
     Args:
         differences: name of the other -> how much better than it, and the standard error of that.
     """
-    groups: dict[str, list[str]] = {'better than': [], 'worse than': [], 'too close to tell from': []}
-    for name, (difference, error) in differences.items():
-        words = [*groups][2 if abs(difference) <= 2 * error else int(difference < 0)]
-        groups[words].append(name)
+    groups: dict[str, list[str]] = {BETTER: [], WORSE: [], TOO_CLOSE: []}
+    for name, difference in differences.items():
+        groups[outcome(*difference)].append(name)
     return ', '.join(f'{words} {" and ".join(names)}' for words, names in groups.items() if names)
+
+
+def outcome(difference: float, error: float) -> str:
+    """BETTER, WORSE or TOO_CLOSE, by twice the standard error."""
+    return TOO_CLOSE if abs(difference) <= 2 * error else BETTER if difference > 0 else WORSE
 
 
 def standard_error(percent: float, number: float) -> float:
@@ -152,7 +159,10 @@ def describe_pretraining(
         text = 'Left held-out images, beside each the images to learn from whose features are most alike'
         told.append(Picture('neighbours.png', text))
     told.append(Picture('loss.png', 'Loss in training and on held-out images'))
-    return verdict_of_pretraining(numbers) if 'mim_loss' in numbers else '', told
+    if 'mim_loss' not in numbers:
+        return '', told
+    following = next_after_pretraining(worth_of_pretraining(numbers, start), folder, images, start)
+    return f'{verdict_of_pretraining(numbers)} {following}', told
 
 
 def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], seconds: float) -> Described:
@@ -191,8 +201,8 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
     else:
         said = 'masked patches are predicted from what surrounds them'
     if 'mim_loss_start' in numbers:
-        more = numbers['mim_loss_start'] - loss > HARDLY
-        said += f'; {"" if more else "not clearly "}better than by the weights that the training began with'
+        start = {'that of the weights that the training began with': (numbers['mim_loss_start'] - loss, HARDLY / 2)}
+        said += f'; the loss is {verdict(start)}'
     if 'knn_images' not in numbers:
         return f'Verdict: {said}.'
     gains = {
@@ -201,6 +211,33 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
         if f'knn_error_{name}' in numbers
     }
     return f'Verdict: {said}; the features that it learned are {verdict(gains)}.'
+
+
+def worth_of_pretraining(numbers: Mapping[str, float], start: str | None) -> str:
+    """How weights compare with what the training began with: by their features, and if these are too close by the loss.
+
+    Args:
+        numbers: as of `verdict_of_pretraining`.
+        start: as of `describe_pretraining`.
+    """
+    before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
+    gains = []
+    if f'knn_error_{before}' in numbers:
+        gains.append((numbers['knn_accuracy'] - numbers[f'knn_accuracy_{before}'], numbers[f'knn_error_{before}']))
+    if loss_before in numbers:
+        gains.append((numbers[loss_before] - numbers['mim_loss'], HARDLY / 2))
+    return next((found for gain in gains if (found := outcome(*gain)) != TOO_CLOSE), TOO_CLOSE)
+
+
+def next_after_pretraining(worth: str, folder: Path, images: Images, start: str | None) -> str:
+    """The command to go on with, which begins with the pretraining's weights only where they are shown to be better."""
+    labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
+    init = str(folder) if worth == BETTER else start or DEMO
+    command = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
+    if worth == BETTER:
+        return f'Next: {command}'
+    why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
+    return f'Next: skip this pretraining, {why}, or give it more images and minutes: {command}'
 
 
 def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:
@@ -221,7 +258,7 @@ def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
     tested |= {name: numbers.get('knn_images') for name in ROWS if name.startswith('knn_')}
     rows = []
     for name, (text, form) in ROWS.items():
-        if name in numbers:
+        if not math.isnan(numbers.get(name, math.nan)):
             number = tested.get(name)
             error = standard_error(numbers[name], number) if number else numbers.get(f'{name}_error')
             rows.append((text, form.format(numbers[name]) + ('' if error is None else f' +- {error:.1f}')))

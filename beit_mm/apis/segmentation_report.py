@@ -15,8 +15,9 @@ from torch import Tensor
 
 from beit_mm.apis.inference import overlay
 from beit_mm.apis.inferencers import SegmentationInferencer
-from beit_mm.apis.reports import Described, Paragraph, Picture, draw_curves, verdict
+from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
+from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
@@ -69,8 +70,10 @@ class PositionAndColour:
         """The most frequent class, log P(class | position) and log P(colour | class), once all images are counted."""
         # one more of everything, so that what was never seen is unlikely rather than impossible
         positions, colours = self.at_position + 1, self.of_colour + 1
-        most = self.at_position.sum(axis=(0, 1)).argmax()
-        return most, np.log(positions / positions.sum(axis=2, keepdims=True)), np.log(colours / colours.sum(axis=0))
+        pixels = self.at_position.sum(axis=(0, 1))
+        log_position = np.log(positions / positions.sum(axis=2, keepdims=True))
+        log_position[..., pixels == 0] = -np.inf  # of a class without a pixel every colour would be as likely
+        return pixels.argmax(), log_position, np.log(colours / colours.sum(axis=0))
 
 
 def colours_of(image: np.ndarray) -> np.ndarray:
@@ -129,15 +132,21 @@ def describe_segmentation(
     columns = tested.ious('mIoU')[0], tested.ious('position_colour')[0], tested.counts.sum(dim=1)
     for name, *ious, pixels in zip(images.classes, *columns, strict=True):
         table.append([name, *('-' if math.isnan(iou) else f'{iou:.1f}' for iou in ious), f'{pixels:,.0f}'])
+    following = f'beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx'
+    if any(outcome(*gain) != BETTER for gain in gains.values()):
+        following = 'give it more label maps and minutes; or without training: beit-mm segment demo new_images/ '
+        following += '--labelled LABEL_MAPS --out maps'
+    unseen = [images.classes[label] for label in images.unseen]
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
         'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
         f'{tested.learned:,} images how frequent each class is at each place and with each of 512 colours.',
+        f'No label map holds {first_names(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
         Picture('overlays.png', 'Held-out images of the highest, the median and the lowest mIoU'),
         Picture('loss.png', 'Loss in training, and mIoU on held-out images'),
-        f'Next: beit-mm segment {weights} new_images/ --out maps; beit-mm export {weights} model.onnx.',
+        f'Next: {following}.',
     ]
     return f'Verdict: the segmentor is {verdict(gains)}.', told
 
@@ -167,6 +176,8 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     hits = {name: torch.stack([each.diagonal() for each in found]) for name, found in counts.items()}
     sums = {name: torch.stack([each.sum(dim=0) + each.sum(dim=1) for each in found]) for name, found in counts.items()}
     unions = {name: sums[name] - hits[name] for name in hits}
+    for union in unions.values():
+        union[:, images.unseen] = 0  # a class that no map holds counts for nobody
     return Tested(held_out, indices, hits, unions, torch.stack(counts['mIoU']).sum(dim=0), baseline.images)
 
 

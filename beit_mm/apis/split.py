@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
@@ -139,6 +140,7 @@ class LabelMaps(Images):
     values: list[int]  # number of each class in the maps; all others are unlabelled
     notes: list[str]  # what was found, for the user
     colours: list[list[int]] | None  # by which the maps are read
+    unseen: list[int]  # classes that no map holds
     num_validated: ClassVar[int] = 32
     validation_cost: ClassVar[int] = 6  # several windows, and logits of whole images
 
@@ -190,7 +192,7 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
     pixels: Counter[int] = Counter()
     examples: dict[int, str] = {}  # a map with each number
     found = [find_pairs(*pair, suffix, pixels, examples, notes, colours is not None) for pair in folders]
-    lists = [ImageList(images, dict.fromkeys(names, '')) for (images, _), names in zip(folders, found, strict=True)]
+    lists = [ImageList(images, dict.fromkeys(pairs, '')) for (images, _), pairs in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
     if len(train.names) < least:
@@ -200,10 +202,19 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
         classes, values, said = choose_colours(pixels, names, colours, reduce_zero_label)
     else:
         classes, values, said = choose_labels(examples, names, reduce_zero_label)
+    parts = ((train, found[0]), (held_out, found[1 if has_validation else 0]))
+    learned, tested = (any(numbers[path] & {*values} for path in part.names) for part, numbers in parts)
+    if not learned:
+        raise UserError(f'no map of the images to learn from in {str(folders[0][1])!r} has a pixel of a class; {said}')
+    if not tested:
+        notes.append(
+            f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU is measured'
+        )
     known = sum(pixels[value] for value in values)
     notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
     maps = folders[0][1], folders[1 if has_validation else 0][1]
-    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours)
+    unseen = [label for label, value in enumerate(values) if not pixels[value]]
+    return LabelMaps(train, held_out, classes, maps, suffix, values, notes, colours, unseen)
 
 
 def find_folders(root: Path, least: int = MIN_PAIRS) -> list[tuple[Path, Path]]:
@@ -263,8 +274,8 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 def find_pairs(
     images: Path, maps: Path, suffix: str, pixels: Counter[int], examples: dict[int, str], notes: list[str], rgb: bool
-) -> list[str]:
-    """Images with a map of their size, relative to their folder.
+) -> dict[str, set[int]]:
+    """Images with a map of their size, relative to their folder, and the numbers in it.
 
     Args:
         pixels, examples: get how many pixels have each number, and the first map that holds it.
@@ -274,7 +285,7 @@ def find_pairs(
     listed = [path for path in list_images(str(images)) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
     map_of = {path: name for path in listed if (name := os.path.splitext(path)[0] + suffix) in existing}
-    left_out, kept = {'without a map': [path for path in listed if path not in map_of]}, [*map_of]
+    left_out, kept = {'without a map': [path for path in listed if path not in map_of]}, dict[str, set[int]]()
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
@@ -283,12 +294,12 @@ def find_pairs(
         except UnreadableImageError:
             what = 'unreadable, or their maps'
         if what:
-            kept.remove(path)
             left_out.setdefault(what, []).append(path)
             continue
         for number, count in zip(*np.unique(labels, return_counts=True), strict=True):
             pixels[int(number)] += int(count)
             examples.setdefault(int(number), file)
+            kept.setdefault(path, set()).add(int(number))
     for what, paths in left_out.items():
         if paths:
             notes.append(f'{len(paths):,} of {len(listed):,} images left out, {what}: {images / paths[0]}')
@@ -354,7 +365,7 @@ def choose_labels(
         if not first and reduce_zero_label is None:
             said += ' (if it marks unlabelled pixels, say --reduce-zero-label)'
         if never := [name for name, value in zip(names, values, strict=True) if value not in numbers]:
-            said += f', never seen: {", ".join(never)}'
+            said += f', never seen: {first_names(never)}'
     if not 1 < len(values) < IGNORE_INDEX:
         raise UserError(f'the label maps hold {len(values)} classes ({said}); expected 2 to {IGNORE_INDEX - 1}')
     return [*names], values, said

@@ -14,6 +14,8 @@ from beit_mm.terminal import UserError
 # Of no use to a model that is not trained; taken out, whatever they hold
 TRAINING_KEYS = 'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()
 NAME = re.compile(r'[A-Za-z]\w*')  # of all text: no path and no address
+LAYERS = 'num_layers num_levels num_convs bottleneck_blocks'.split()
+MAX_LAYERS = 256  # each takes time and memory, on the meta device too
 FIXED = dict(imdecode_backend='cv2')  # Pillow would hand PostScript to a program
 
 SEGMENTOR = ('beit_mm.SlidingSegmentor',)
@@ -134,6 +136,8 @@ def _value(name: str, value: Any, place: str) -> Any:
         return check_part(value, PARTS[name], place)
     if name in SETTINGS and isinstance(value, dict):
         return _arguments(value, SETTINGS[name].split(), place)
+    if name in LAYERS and isinstance(value, (int, float)) and value > MAX_LAYERS:
+        raise RefusedError(f'{place}={reprlib.repr(value)} (expected at most {MAX_LAYERS})')
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, (list, tuple)):  # mmcv wants tuples, and the JSON of .safetensors files has none

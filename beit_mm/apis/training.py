@@ -20,7 +20,15 @@ from mmengine.runner import Runner
 
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, TOKENIZER, own_tokenizer, plan_training
-from beit_mm.apis.reports import ROWS, describe_finetuning, describe_pretraining, rows_of, write_report
+from beit_mm.apis.reports import (
+    ROWS,
+    Picture,
+    describe_finetuning,
+    describe_pretraining,
+    draw_curves,
+    rows_of,
+    write_report,
+)
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels
@@ -372,14 +380,21 @@ class Run:
         number, unit = self.record['length']
         seconds = 60 * number * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
         seen = numbers.get('images_per_second', 0.0)
-        if self.verb == 'pretrain':  # the images and half as many held-out ones, each at most as costly as in a step
-            compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
-            start = None if self.record['init'] == NONE else self.record['init']
-            said, told = describe_pretraining(self.weights, images, numbers, compared, start)
-        elif isinstance(images, LabelMaps):
-            said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
-        else:
-            said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
+        try:
+            if (
+                self.verb == 'pretrain'
+            ):  # the images and half as many held-out ones, each at most as costly as in a step
+                compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
+                start = None if self.record['init'] == NONE else self.record['init']
+                said, told = describe_pretraining(self.weights, images, numbers, compared, start)
+            elif isinstance(images, LabelMaps):
+                said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
+            else:
+                said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
+        except (OSError, UserError) as error:  # images that are gone since the training began
+            advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
+            draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
+            said, told = f'No verdict: {error}; {advice}.', [Picture('loss.png', 'Loss in training')]
         self.write_record()
         rows = rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
         stages = [(name, f'{stage["steps"]:,} steps') for name, stage in self.record['stages'].items()]
@@ -388,14 +403,14 @@ class Run:
             said,
             f'{images}. {self.record["seconds"] / 60:.1f} minutes, {seen:,.0f} images a second in training. Weights: '
             f'{self.weights.name}.',
-            [('on held-out images', 'value +- one standard error'), *rows],
+            [('on held-out images', 'value +- one standard error'), *rows] if rows else '',
             f'{waits_for_images(waiting)}.' if waiting > 0.5 else '',
             self.plan.assumed,
             *told,
             [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],
         ]
         path = write_report(self.folder, f'{self.verb} of {self.record["images"]}', paragraphs)
-        width = max(len(name) for name, _ in rows)
+        width = max((len(name) for name, _ in rows), default=0)
         for line in filter(None, (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, path, said)):
             say(line)
 

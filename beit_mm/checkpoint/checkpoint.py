@@ -292,9 +292,12 @@ def _check_sizes(weights: names.Weights, own: Mapping[str, Tensor], file_heads: 
     unlike = [name for name in weights if name in own and not _same_shape(name, weights[name], own[name])]
     sizes += [(name, tuple(weights[name].shape), tuple(own[name].shape)) for name in unlike[:1]]  # the others follow
     if differences := [f'{what} {theirs}, the model has {ours}' for what, theirs, ours in sizes if theirs != ours]:
+        arch = dict(embed_dims=weights['cls_token'].shape[-1], num_layers=blocks)
+        known = (name for name, sizes in names.ARCHITECTURES.items() if arch.items() <= sizes.items())
+        advice = f'model.backbone.arch={next(known, dict(arch, num_heads=file_heads))}'
         raise CheckpointError(
             f'does not fit the backbone: {names.first_names(differences)}. Nothing was loaded; build the backbone as '
-            'the weights are, or take other weights.'
+            f'the weights are ({advice}), or take other weights.'
         )
 
 

@@ -108,6 +108,12 @@ BLOCK_PARTS = ('attn.qkv.weight', 'attn.q_bias', 'attn.v_bias', 'attn.proj.weigh
 OPTIONAL_PARTS = ('mask_token', 'pos_embed', SHARED_TABLE, f'attn.{TABLE}', 'gamma_1', 'gamma_2') + tuple(
     f'{part}.{kind}' for part in ('norm', 'fc_norm') for kind in ('weight', 'bias')
 )
+ARCHITECTURES = {
+    'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
+    'small': dict(embed_dims=384, num_layers=12, num_heads=6),
+    'base': dict(embed_dims=768, num_layers=12, num_heads=12),
+    'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
+}
 MAX_NUMBER = 1e6  # of pixels, means, blocks
 HEAD_DIMS = 64  # channels of an attention head in every published BEiT
 PATCH_EMBEDDING = re.compile(r'patch_embed\w*\.proj\w*\.weight$')  # in every format

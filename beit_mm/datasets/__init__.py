@@ -1,5 +1,10 @@
 """Images, their transforms, masks and samplers."""
 
+from contextlib import redirect_stdout
+
+with redirect_stdout(None):  # mmpretrain prints
+    import mmpretrain.datasets  # noqa: F401
+
 from .image_folder import ImageFolder, UnlabeledImages
 from .masking import BlockwiseMask, RandomMask
 from .multi_crop import MultiCrop

@@ -3,6 +3,7 @@
 import colorsys
 import os
 import re
+import reprlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -100,7 +101,11 @@ def named_classes(source: str) -> tuple[tuple[str, ...], list | None]:
         lines = [line for line in read_lines(source) if line]
         header = lines[0].split('\t') if lines else []
         if 'Name' in header:  # a table
-            lines = [line.split('\t')[header.index('Name')] for line in lines[1:]]
+            rows, column = [line.split('\t') for line in lines[1:]], header.index('Name')
+            if short := next((row for row in rows if len(row) <= column), None):
+                expected = f'expected {len(header)}, separated by tabs, as in its first line'
+                raise UserError(f'{source} has a row of {len(short)} columns, {reprlib.repr(short[0])}; {expected}')
+            lines = [row[column] for row in rows]
         found = [re.fullmatch(r'(.*\S)\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})', line) for line in lines]
         if not any(found):
             return tuple(map(unquoted, lines)), None

@@ -40,10 +40,10 @@ class FitCheckHook(Hook):
     """Checks at the start that model, data, weights and optimizer fit; logs the effective batch and the recipe's.
 
     It refuses another sampler than ours; a mask or second view that does not fit the backbone; images, means and model
-    of different numbers of channels; other classes in the model, the datasets or, in a test, the checkpoint; a label in
-    the first batch that has no class; swapped colours; an optimizer made by rules for other names than the backbone's;
-    auto_scale_lr where batches are accumulated; NaN or infinity in weights, or in the state of an optimizer to resume
-    with.
+    of different numbers of channels; heads of another width than the backbone's; other classes in the model, the
+    datasets or, in a test, the checkpoint; a label in the first batch that has no class; swapped colours; an optimizer
+    made by rules for other names than the backbone's; auto_scale_lr where batches are accumulated; NaN or infinity in
+    weights, or in the state of an optimizer to resume with.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -60,6 +60,7 @@ class FitCheckHook(Hook):
             val_dataset = runner.val_dataloader.dataset
             check_same_classes(classes_of(val_dataset), path_of(val_dataset), classes_of(dataset), path_of(dataset))
         check_model(model, dataset)
+        check_widths(runner.cfg.get('model'), model)
         if (backbone := backbone_of(model)) is not None:
             check_groups(backbone, runner.optim_wrapper.param_groups)
         if isinstance(model, BEiTPretrainer):
@@ -95,6 +96,7 @@ class FitCheckHook(Hook):
             classes = class_names(self.loaded)
         check_same_classes(classes_of(dataset), path_of(dataset), classes, 'the checkpoint')
         check_model(unwrap(runner), dataset)
+        check_widths(runner.cfg.get('model'), unwrap(runner))
 
 
 def state_effective_batch(runner: Runner) -> None:
@@ -245,6 +247,25 @@ def check_channels(model: nn.Module, channels: int | None = None) -> None:
     if len(set(numbers.values())) > 1:
         listed = ', '.join(f'{name} {number}' for name, number in numbers.items())
         raise UserError(f'numbers of channels differ: {listed}; set mean, std and in_channels to the images')
+
+
+def check_widths(config: Any, model: nn.Module) -> None:
+    """Raises UserError when heads, or a Feature2Pyramid, are built for another width than the backbone's."""
+    backbone = backbone_of(model)
+    if backbone is None or not isinstance(config, dict):
+        return
+    config = config.get('module', config)  # of a model for test-time augmentation
+    parts = {name: config.get(name) for name in ('head', 'neck', 'decode_head', 'auxiliary_head')}
+    if parts['neck'] and not parts['neck']['type'].endswith('Feature2Pyramid'):
+        return  # which may give the heads another width
+    settings = []
+    for name, part in parts.items():
+        for key in {'embed_dims', 'embed_dim', 'in_channels'} & {*part} if isinstance(part, dict) else ():
+            width = backbone.embed_dims if isinstance(part[key], int) else [backbone.embed_dims] * len(part[key])
+            if width != part[key] and not (key == 'in_channels' and 'embed_dims' in part):  # of images
+                settings.append(f'model.{name}.{key}={width}'.replace(' ', ''))
+    if settings:
+        raise UserError(f'the backbone is {backbone.embed_dims} wide, what follows it is not; set {" ".join(settings)}')
 
 
 def check_normalisation(model: nn.Module) -> None:

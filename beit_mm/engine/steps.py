@@ -340,6 +340,12 @@ class ProgressHook(Hook):
             self.announced = True
             self.say(f'{self.title}: first picture, {os.path.relpath(picture)}')
 
+    def after_train(self, runner: Runner) -> None:
+        if runner.iter < runner.max_iters:  # a hook has set stop_training, and said why in the log at most
+            others = [str(hook['type']) for hook in runner.cfg.get('custom_hooks') or []]
+            names = ' or '.join(name for name in others if not name.startswith('beit_mm.')) or 'a hook'
+            self.say(f'{self.title}: ended by {names} after step {runner.iter:,} of {runner.max_iters:,}; see the log')
+
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)

@@ -18,28 +18,22 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
-from beit_mm.checkpoint.names import is_part
+from beit_mm.checkpoint.names import ARCHITECTURES, is_part
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
 from beit_mm.terminal import UserError, check_choice, log
 
-ARCHITECTURES = {
-    'tiny': dict(embed_dims=192, num_layers=12, num_heads=3),
-    'small': dict(embed_dims=384, num_layers=12, num_heads=6),
-    'base': dict(embed_dims=768, num_layers=12, num_heads=12),
-    'large': dict(embed_dims=1024, num_layers=24, num_heads=16),
-}
 INIT_STD = 0.02
 NORM_EPS = 1e-6
 # Where a layer keeps its hooks: torch 2.6 to 2.13 has no public way to see them.
 HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 
 
-def truncated_normal_(tensor: Tensor) -> None:
-    """Normal with sigma 0.02 cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
+def truncated_normal_(tensor: Tensor, bound: float = INIT_STD) -> None:
+    """Normal with sigma 0.02, by default cut at one sigma. Source: microsoft/unilm `beit/modeling_pretrain.py`."""
     # Its fine-tuning code and mmpretrain cut at an absolute +-2, which is no cut.
-    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-INIT_STD, b=INIT_STD)
+    nn.init.trunc_normal_(tensor, std=INIT_STD, a=-bound, b=bound)
 
 
 def is_plain(layer: nn.Module) -> bool:
@@ -311,7 +305,7 @@ class BEiTBackbone(BaseModule):
             self.norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type in ('raw', 'cls_token') else None
             self.fc_norm = nn.LayerNorm(dims, eps=NORM_EPS) if out_type == 'avg_featmap' else None
 
-        self._init_transformer()
+        self.init_transformer()
         if frozen_stages >= 0:
             frozen = [self.cls_token, self.mask_token, self.pos_embed, *self.patch_embed.parameters()]
             if frozen_stages and self.rel_pos_bias is not None:  # with it alone trained, torch 2.11 fails on GPUs
@@ -321,7 +315,7 @@ class BEiTBackbone(BaseModule):
                     parameter.requires_grad_(False)
         self.register_load_state_dict_pre_hook(_fit_on_load)
 
-    def _init_transformer(self) -> None:
+    def init_transformer(self, bound: float = INIT_STD) -> None:
         """Linear layers, patch embedding and tokens start small, output layers smaller (paper section 2.5).
 
         The last matrices of attention and MLP of block l (from 1) are divided by sqrt(2 l), so that the residual stream
@@ -329,12 +323,12 @@ class BEiTBackbone(BaseModule):
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
-                truncated_normal_(module.weight)
+                truncated_normal_(module.weight, bound)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for tokens in (self.cls_token, self.mask_token, self.pos_embed):
             if tokens is not None:
-                truncated_normal_(tokens)
+                truncated_normal_(tokens, bound)
         for depth, block in enumerate(self.blocks, start=1):
             for linear in (block.attn.proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2 * depth))
@@ -484,6 +478,9 @@ def sizes_of(arch: str | dict) -> dict:
     if isinstance(arch, str):
         check_choice('arch', arch, ARCHITECTURES)
         return ARCHITECTURES[arch]
+    if not isinstance(arch, dict) or not {*ARCHITECTURES['base']} <= {*arch}:
+        expected = f'{", ".join(ARCHITECTURES)}, or a dict of {", ".join(ARCHITECTURES["base"])}'
+        raise UserError(f'arch is {arch!r:.200}; expected {expected}')
     if arch['embed_dims'] % arch['num_heads']:
         raise UserError(f'embed_dims {arch["embed_dims"]} is no multiple of num_heads {arch["num_heads"]}')
     return arch

@@ -7,7 +7,7 @@ Steps:   1,000, ten minutes of one CPU core with bfloat16
 Expect:  on 1,020 held-out images of Caltech-101, seeds 0 to 2: codes_used 512, perplexity 424, 419, 415,
          feature_distance 0.031, 0.032, 0.032 (data_root=data/caltech101, 24 November 2026)
 Differs: from ../beit_v2/vqkd_base_in1k.py in size, teacher, schedule and learning rate, and in codes that begin anew
-         where fewer than one patch in ten steps stands for them
+         where fewer than one patch in ten steps stands for them; weights start as a pretraining's
 """
 _base_ = ['../_base_/datasets/demo_images.py', '../_base_/default_runtime.py']
 
@@ -20,6 +20,7 @@ model = dict(
     code_dims=16,
     decoder_layers=1,
     restart_below=0.1,
+    init_bound=0.02,
     teacher=dict(type='beit_mm.BEiTTeacher', checkpoint='demo', layer=2),
     teacher_dims=128,
     pixel_decoder=dict(hidden=48, width=64, bottleneck_blocks=2),

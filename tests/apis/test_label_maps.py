@@ -1,5 +1,6 @@
 """A folder of images and label maps becomes a segmentor in one call; a line for each mistake."""
 
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from PIL import Image
 
 import beit_mm
 from beit_mm import __main__ as command
-from beit_mm.apis import training
+from beit_mm.apis import segmentation_report, training
 from beit_mm.apis.split import LabelMaps, find_label_maps
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
@@ -238,6 +239,56 @@ def test_a_config_says_which_colours_no_class_has(folder, tmp_path, monkeypatch)
         SegmentationFolder(str(folder), reduce_zero_label=True, **settings)
 
 
+@pytest.mark.parametrize('kind', ['nothing to test on', 'maps are deleted meanwhile'])
+def test_a_report_says_what_is_missing(folder, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.setattr(training, 'MIN_STEPS', 3)
+    train, gone = training.Run.train, folder / 'annotations/validation/0.png'
+    if kind == 'nothing to test on':
+        change(folder, lambda labels: labels * 0 + 255, 'validation')
+    else:
+        monkeypatch.setattr(training.Run, 'train', lambda *args: (train(*args), gone.unlink(missing_ok=True)))
+    words = ['finetune', folder, '--out', tmp_path / 'run', '--epochs', 1, '--batch', 8, '--workers', 0]
+    command.main([*map(str, words)])
+    before, after = re.split(r'\d step|log and configs in', capsys.readouterr().out, maxsplit=1)
+    assert ('no map of the 3 held-out images' in before) == (kind == 'nothing to test on')
+    report = (tmp_path / 'run/report.md').read_text()
+    missing = 'none of the held-out images' if kind == 'nothing to test on' else str(gone)
+    for text in (report, after):
+        assert 'No verdict: ' in text and missing in text and 'delete report.md and repeat' in text
+    assert 'nan' not in report and (tmp_path / 'run/loss.png').is_file() and (tmp_path / 'run/finetuned.pth').is_file()
+
+
+def test_what_cannot_be_learned_or_named_is_said_first(folder):
+    change(folder, lambda labels: labels * 0 + 255, 'training')
+    with pytest.raises(UserError, match='no map of the images to learn from in .*training'):
+        find_label_maps(folder)
+    classes(folder, 'Idx\tName', *(f'{number}\tname{number}' for number in range(1, 4)), '4')
+    with pytest.raises(UserError, match="classes.txt has a row of 1 columns, '4'; expected 2"):
+        find_label_maps(folder)
+    classes(folder, *map(str, range(50_000)))
+    with pytest.raises(UserError, match='hold 50000 classes .*expected 2 to 254') as refused:
+        find_label_maps(folder, reduce_zero_label=False)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_class_that_no_map_holds_counts_for_nobody(folder, tmp_path):
+    """Neither in the mean nor against a segmentor that answers it in every fourth row."""
+    classes(folder, *CLASSES, 'never')
+    found = find_label_maps(folder, reduce_zero_label=True)
+    training.write_lists(found, tmp_path)
+
+    def segmentor(path: str) -> list[dict]:
+        labels = np.asarray(Image.open(path)).argmax(axis=2)
+        labels[::4] = 3
+        return [dict(labels=labels)]
+
+    tested = segmentation_report.compare_segmentor(segmentor, found, tmp_path, 60)
+    for name in ('mIoU', 'position_colour'):
+        *ious, never = tested.ious(name)[0].tolist()
+        assert math.isnan(never) and not any(map(math.isnan, ious))
+    assert max(tested.ious('mIoU')[0, :3]) < 80  # such rows are not right
+
+
 def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, capsys):
     """From label maps to label maps by the command line; the figures are those of the label maps that it writes."""
     run, maps = tmp_path / 'run', tmp_path / 'maps'
@@ -247,6 +298,8 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
         command.main([*map(str, words)])
     said, report = capsys.readouterr().out, (run / 'report.md').read_text()
     assert '0 is unlabelled' in said and 'Verdict: the segmentor is ' in said
+    better = 'better than position and colour and the most frequent class' in report
+    assert ('beit-mm export' in report) == better != ('without training: beit-mm segment' in report)
     hits, unions = np.zeros(3), np.zeros(3)
     for file in sorted((example / 'annotations/validation').iterdir()):
         truth, found = (np.asarray(Image.open(path)).astype(int) for path in (file, maps / 'labels' / file.name))

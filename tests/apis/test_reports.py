@@ -2,12 +2,15 @@
 
 import html
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 import torch
 from labelled import make_images, save_backbone
 from mmpretrain.evaluation import Accuracy
 
+from beit_mm import __main__ as command
 from beit_mm.apis import reports
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
@@ -52,8 +55,38 @@ def test_the_verdict_of_a_pretraining(loss, expected):
     numbers |= dict(knn_error_random=1.0, knn_error_thumbnails=1.3, knn_accuracy_start=12.0, knn_error_start=0.5)
     said = reports.verdict_of_pretraining(numbers)
     assert 'better than random weights, worse than thumbnails, too close to tell from those of its start' in said
-    for start, words in ((loss + 0.1, '; better than by the weights that'), (loss + 0.01, '; not clearly better than')):
-        assert words in reports.verdict_of_pretraining(numbers | dict(mim_loss_start=start))
+    for gain, words in ((0.1, 'better than'), (-0.1, 'worse than'), (-0.028, 'too close to tell from')):
+        said = reports.verdict_of_pretraining(numbers | dict(mim_loss_start=loss + gain))
+        assert f'; the loss is {words} that of the weights' in said
+
+
+@pytest.mark.parametrize(
+    ('loss', 'accuracy', 'start', 'begins_with'),  # before 5.3 nats and 60 % with a standard error of 1
+    [
+        (5.2, None, 'a start', 'run'),
+        (5.4, None, 'a start', 'a start'),
+        (5.33, None, 'a start', 'a start'),  # too close
+        (5.4, 65.0, 'a start', 'run'),
+        (5.2, 55.0, 'a start', 'a start'),
+        (5.2, 61.0, 'a start', 'run'),
+        (5.4, 65.0, None, 'run'),
+        (5.4, 55.0, None, 'demo'),
+        (5.89, 61.0, None, 'demo'),
+        (5.4, None, None, 'run'),
+    ],
+)
+def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy, start, begins_with):
+    numbers = dict(mim_loss=loss, token_entropy=5.9, position_entropy=5.8)
+    numbers |= dict(mim_loss_start=5.3) if start else {}
+    if accuracy:
+        name = 'start' if start else 'random'
+        numbers |= {'knn_images': 99, 'knn_accuracy': accuracy, f'knn_accuracy_{name}': 60.0, f'knn_error_{name}': 1.0}
+    images = find_images(make_images(tmp_path / 'my data', per_class=40))
+    said = reports.next_after_pretraining(reports.worth_of_pretraining(numbers, start), Path('run'), images, start)
+    words = shlex.split(said[said.index('beit-mm') :])
+    options = command.parser().parse_args(words[1:])
+    assert (options.init, Path(options.images)) == (begins_with, images.train.root)
+    assert ('skip this pretraining' in said) == (begins_with != 'run')
 
 
 def test_the_verdict_of_a_fine_tuning():

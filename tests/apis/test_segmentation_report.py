@@ -29,6 +29,18 @@ def test_halves_are_known_by_their_position_and_a_ball_by_its_colour():
     assert figures['position_colour'] > 90
 
 
+def test_a_class_that_was_never_seen_is_never_the_answer():
+    random = np.random.default_rng(0)
+    three, four = (segmentation_report.PositionAndColour(number) for number in (3, 4))
+    for _ in range(4):
+        image = random.integers(0, 256, (30, 40, 3)).astype(np.uint8)
+        for baseline in (three, four):
+            baseline.learn(image, image[..., 0] // 86)
+    image = random.integers(0, 256, (30, 40, 3)).astype(np.uint8)  # with colours that were never seen either
+    for name, labels in three.answers(image, (30, 40)).items():
+        assert np.array_equal(labels, four.answers(image, (30, 40))[name])
+
+
 def test_miou_is_mmsegs_and_its_error_that_of_the_delta_method():
     random, areas = np.random.default_rng(0), []
     for share in np.arange(30) / 30:

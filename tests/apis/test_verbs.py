@@ -143,7 +143,8 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
     first, second = (record_of(folder)['stages']['pretrain'] for folder in (run, out))
     assert second['mim_loss_start'] == pytest.approx(first['mim_loss']) and 'mim_loss_start' not in first
     assert second['knn_accuracy_start'] == pytest.approx(first['knn_accuracy'])
-    assert 'than by the weights that the training began with' in (out / 'report.md').read_text()
+    report = (out / 'report.md').read_text()
+    assert 'that of the weights that the training began with' in report and 'Next: ' in report
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length=[9, 'steps'])
@@ -322,6 +323,11 @@ def test_a_run_can_be_moved(run, images, tmp_path):
         (dict(checkpoint=None), None, 'does not name the file of its tokenizer'),
         ({}, "and0'\n{{$Z9:x}}", 'gives no SHA-256 of its tokenizer'),
         (dict(checkpoint='/proc/kmsg'), None, 'is gone: looked for /proc/kmsg'),  # reading it waits
+        # sizes that no memory holds
+        (dict(vocab_size=10**13), None, 'its tokenizer has 10000000000000'),
+        (dict(hidden=10**7), None, 'iter_3.pth does not hold the weights of this DiscreteVAE'),
+        (dict(bottleneck_blocks=10**8), None, 'bottleneck_blocks=100000000 (expected at most'),
+        (dict(embed_dims=-1), None, 'negative'),
     ],
 )
 def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, message):
@@ -331,6 +337,19 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, messa
     model['target_generator'] |= stored
     torch.save(content, path := run / 'changed.pth')
     mistake(message, 'reconstruct', path, images, '--out', tmp_path / 'a.png')
+
+
+def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path):
+    for tokenizer, head, message in (
+        (5, torch.zeros(512, 32), 'target_generator=5 (expected a dict)'),
+        ({}, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
+        ({}, torch.zeros(512, 16), 'a head of width 16'),
+    ):
+        content = torch.load(run / 'pretrained.pth', weights_only=True)
+        content['meta']['config_dict']['model']['target_generator'] = tokenizer
+        content['state_dict']['head.lm_head.weight'] = head
+        torch.save(content, path := run / 'changed.pth')
+        mistake(message, 'reconstruct', path, images, '--out', tmp_path / 'a.png')
 
 
 def test_only_what_can_be_dalles_tokens_is_taken_for_them(tmp_path, monkeypatch):

@@ -68,12 +68,12 @@ def test_imagenet_goes_on_where_it_was(downloads):
     assert tree(target / 'val') == val
 
 
-@pytest.mark.parametrize('kind', ['train', 'devkit'])
+@pytest.mark.parametrize('kind', ['train', 'val', 'devkit'])
 def test_damage_is_one_line(downloads, kind):
     path = downloads / imagenet.ARCHIVE_META[kind][0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     words = 'prepare_imagenet', downloads, downloads / 'out'
-    refused('damaged or incomplete (' if kind == 'train' else 'is corrupted', *words)
+    refused(f'{path}: ', *words)
     path.unlink()
     refused(f'no {path.name} in', *words)
 

@@ -61,6 +61,15 @@ def test_help_needs_the_standard_library_alone():
         assert done.returncode == 0 and 'usage: ' in done.stdout, f'{tool}: {done.stderr}'
 
 
+@pytest.mark.parametrize(
+    ('tool', 'config'), [('train', 'pretrain'), ('visualization/browse_dataset', 'segment_upernet')]
+)
+def test_no_library_heads_a_run(tmp_path, tool, config):
+    words = [ROOT / f'tools/{tool}.py', ROOT / f'configs/demo/{config}.py', '--cfg-options', 'data_root=/nowhere']
+    done = run(sys.executable, *words, cwd=tmp_path)
+    assert done.returncode == 1 and 'error: ' in done.stderr and 'Could not import' not in done.stdout + done.stderr
+
+
 def interrupt(hook: ProgressHook, runner: Runner, **_: object) -> None:
     if runner.iter == 1:
         signal.raise_signal(signal.SIGINT)
@@ -94,6 +103,13 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
     assert f'{metrics["mim_loss"]:.4f}' == re.search(r'Iter\(val\).* mim_loss: ([\d.]+)', log)[1]
     with pytest.raises(SystemExit, match='rel_pos_bias'):
         run_tool('test.py', CONFIG, work / 'iter_3.pth', *options, 'model.backbone.rel_pos_bias=shared')
+
+
+def test_a_hook_that_ends_a_run_is_named(options, capfd):
+    hook = dict(type='EarlyStoppingHook', monitor='mim_loss', rule='less', stopping_threshold=100.0)
+    hooks = [f'custom_hooks={json.dumps([hook])}', 'train_cfg.val_interval=1']
+    run_tool('train.py', CONFIG, *options, *NO_WORKERS, *hooks)
+    assert re.search('ended by EarlyStoppingHook after step 1 of 3', capfd.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from helpers import make_runner, model_on_meta, train, with_options
 from labelled import classifier_config, make_images
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
+from narrow_segmentors import SEGMENTOR, narrow_segmentor
 
-from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels
+from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels, check_widths
 from beit_mm.terminal import UserError
 
 
@@ -48,6 +49,19 @@ def test_one_weight_for_each_class(cfg):
     option = 'model.decode_head.loss_decode.class_weight=[1,2]'
     with pytest.raises(UserError, match=r'in model.decode_head.* has 2 numbers; expected 11'):
         check_class_weights(model_on_meta(with_options('demo/camvid_upernet.py', [option])))
+
+
+def test_a_narrower_architecture_alone_names_what_must_follow(cfg, tmp_path):
+    cfg.model.backbone.arch = dict(embed_dims=16, num_layers=2, num_heads=2)
+    for loop in ('train', 'test'):
+        refused(cfg, r'16 wide.* set model\.head\.in_channels=16$', loop=loop)
+    backbone = narrow_segmentor().backbone
+    fitting = dict(neck=dict(SEGMENTOR['neck'], embed_dim=32), decode_head=SEGMENTOR['decode_head'])
+    pixels = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32, in_channels=3))
+    for model in (SEGMENTOR, pixels, dict(neck=dict(type='FPN'), decode_head=dict(in_channels=99))):
+        check_widths(model, backbone)
+    with pytest.raises(ValueError, match=r'neck\.embed_dim=32 model\.decode_head\.in_channels=\[32,32,32,32\]'):
+        check_widths(dict(neck=dict(fitting['neck'], embed_dim=64), decode_head=dict(in_channels=[64] * 4)), backbone)
 
 
 @pytest.mark.parametrize('wrapped', [False, True])

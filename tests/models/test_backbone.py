@@ -121,6 +121,8 @@ def test_what_stochastic_depth_leaves_is_scaled_exactly(dtype):
     ('options', 'message'),
     [
         (dict(arch='huge'), "arch is 'huge'"),
+        (dict(arch=['embed_dims', 64]), 'arch is .*expected tiny, small, base'),
+        (dict(arch=dict(embed_dims=64)), 'a dict of embed_dims, num_layers, num_heads'),
         (dict(out_type='pooled'), 'out_type'),
         (dict(rel_pos_bias=True), 'rel_pos_bias'),
         (dict(out_indices=12), 'block 12 does not exist'),

@@ -69,6 +69,24 @@ def test_codes_and_both_losses_are_those_of_the_released_quantizer(teacher):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(('options', 'std'), [({}, 0.02), (dict(init_bound=0.02), 0.02 * 0.5396)])
+def test_weights_start_as_in_the_released_code(teacher, options, std):
+    """Normal with sigma 0.02, output matrices by their depth; patch embeddings as torch's; biases of 0. Or cut."""
+    arch = dict(embed_dims=256, num_layers=3, num_heads=4)
+    model = vqkd(teacher, arch=arch, code_dims=64, **options)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or 'norm' in name or name.endswith('patch_embed.proj.bias'):
+            continue
+        expected = 0.02 if 'task_layer' in name else std
+        if name.endswith('bias'):
+            expected = 0.0
+        elif 'patch_embed' in name:
+            expected = 1 / math.sqrt(3 * parameter[0].numel())
+        elif name.endswith(('attn.proj.weight', 'mlp.fc2.weight')):
+            expected /= math.sqrt(2 * (int(name.split('.')[2]) + 1))
+        assert parameter.square().mean().sqrt().item() == pytest.approx(expected, rel=0.06), name
+
+
 def test_codes_that_are_not_used_begin_anew_where_that_is_wanted(teacher):
     used, restarted = [], []
     for restart_below in (None, 0.5):

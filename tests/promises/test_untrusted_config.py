@@ -60,6 +60,8 @@ UNLISTED = [
     (C, f'{CONFIG}/backbone/interpolate_mode', 'https://x.y/z', 'expected a name'),
     # whatever it is
     (C, f'{CONFIG}/backbone/arch/evil', 1, 'arch.evil=1'),
+    (C, f'{CONFIG}/backbone/arch/num_layers', 10**8, 'num_layers=100000000 .expected at most'),
+    (S, f'{CONFIG}/decode_head', dict(type='FCNHead', num_convs=10**8), 'num_convs=100000000 .expected at most'),
     (C, f'{CONFIG}/data_preprocessor/mean', [dict(type='os.system')], 'data_preprocessor.mean='),
     (C, f'{PIPELINE}/1', 'a step', r"pipeline\[1\]='a step'"),
     # what a message quotes

@@ -70,12 +70,15 @@ def unpack_val(downloads: Path, target: Path) -> None:
 
     part = target.resolve() / '.val.part'
     shutil.rmtree(part, ignore_errors=True)
+    name = DEVKIT
     with tempfile.TemporaryDirectory() as folder:
         try:
-            parse_devkit_archive(folder, str((downloads / DEVKIT).resolve()))
-            parse_val_archive(target, str((downloads / VAL).resolve()), load_meta_file(folder)[1], part.name)
-        except RuntimeError as error:
-            raise UserError(str(error)) from error
+            parse_devkit_archive(folder, str((downloads / name).resolve()))
+            name = VAL
+            parse_val_archive(target, str((downloads / name).resolve()), load_meta_file(folder)[1], part.name)
+        except RuntimeError as error:  # torchvision's advice is to put it into our temporary folder
+            expected = 'cut, or not the official file (another MD5); download it again from https://image-net.org'
+            raise UserError(f'{downloads / name}: {expected}') from error
     part.rename(target / 'val')
 
 

@@ -49,6 +49,7 @@ def main() -> None:
     theirs = released(args.folder.resolve(), args.layers).train()
     options: dict[str, Any] = dict(SIZES, vocab_size=CODES, code_dims=CODE_DIMS, decoder_layers=args.layers)
     ours = VQKD(arch='base', teacher={}, teacher_dims=FEATURES, **options).train()
+    started = {name: parameter.detach().std() for name, parameter in ours.named_parameters()}
     missing = ours.load_state_dict(theirs.state_dict(), strict=False).missing_keys
     ours.started.fill_(False)  # the codes begin by k-means
     ours.teacher = (lambda images, grid: theirs.features,)
@@ -59,6 +60,8 @@ def main() -> None:
         for name, parameter in ours.named_parameters()
         if parameter.requires_grad
     }
+    ratios = [float(started[name] / other.detach().std()) for name, (_, other) in pairs.items() if started[name] > 0]
+    print(f'standard deviations at the start, of ours to theirs: {min(ratios):.2f} to {max(ratios):.2f}')
     optimizers = [torch.optim.AdamW(side, 1e-4) for side in zip(*pairs.values(), strict=True)]
     for step in range(STEPS):
         images = torch.rand(IMAGES, 3, 224, 224)

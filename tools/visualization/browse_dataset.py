@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beit_mm.apis.commands import argument_parser, load_config
-from beit_mm.terminal import UserError, quiet, run
+from beit_mm.terminal import UserError, quiet, run, without_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,8 @@ def main() -> None:
         if not cfg.get('train_dataloader'):
             raise UserError('the config has no train_dataloader; expected the config of a training')
         init_default_scope(cfg.default_scope)
-        figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
+        with without_output():
+            figure = draw_samples(cfg, args.number, args.seed, not args.no_tokens, args.channels)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out)
         print(args.out)

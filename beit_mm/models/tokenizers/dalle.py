@@ -94,7 +94,6 @@ def _load(
     state, file = base.read_weights(source, sha256, advice)
     with torch.device('meta'):  # its parameters are not initialised in vain
         module = network(hidden, vocab_size)
-    module.to_empty(device='cpu')
     base.load_exactly(module, state, source)
     return module, file
 
@@ -112,7 +111,7 @@ class DALLEConv2d(nn.Module):
         x = x.to(self.w.dtype)
         kernel_size = self.w.shape[-1]
         if x.is_cuda and kernel_size == 1 and x.dtype is not torch.float32:
-            # It adds the bias as it goes. In float32 it would be slow: torch lets convolutions round to TF32, not products.
+            # It adds the bias as it goes. Float32 would be slow: torch rounds convolutions to TF32, not products.
             return multiply_pixels(x, self.w, self.b)
         if x.is_cuda and x.shape[1] < MIN_CHANNELS:
             return convolve_few_channels(x, self.w, self.b)

@@ -6,6 +6,7 @@ times cheaper because no block works at the images' resolution.
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -79,14 +80,15 @@ class DiscreteVAE(base.TrainableTokenizer, base.CodebookTokenizer, BaseModel):
         check_choice('arch', arch, ('dalle', 'conv'))
         check_choice('loss', loss, ('laplace', 'mse'))
         out_channels = 2 * in_channels if loss == 'laplace' else in_channels
-        if arch == 'dalle':
-            if 2**num_levels != STRIDE:
-                raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
-            self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
-            self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
-        else:
-            self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
-            self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
+        if arch == 'dalle' and 2**num_levels != STRIDE:
+            raise UserError(f"arch 'dalle' has 3 levels, got num_levels={num_levels}.")
+        with nullcontext() if checkpoint is None else torch.device('meta'):  # no memory before the file is seen to fit
+            if arch == 'dalle':
+                self.encoder = DALLEEncoder(hidden, vocab_size, in_channels)
+                self.decoder = DALLEDecoder(hidden, vocab_size, embed_dims, out_channels)
+            else:
+                self.encoder = ConvEncoder(hidden, vocab_size, num_levels, bottleneck_blocks, in_channels)
+                self.decoder = ConvDecoder(hidden, vocab_size, embed_dims, num_levels, bottleneck_blocks, out_channels)
         self.vocab_size, self.stride = vocab_size, 2**num_levels
         self.loss, self.straight_through = loss, straight_through
         self.temperature, self.temperature_steps = temperature, temperature_steps

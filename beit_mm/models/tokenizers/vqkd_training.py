@@ -35,7 +35,6 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         loss_pixels    of the pixel decoder, mean squared error on [-1, 1]; no gradient comes from it to the tokens
 
     A code is the unit-length moving average of its nearest vectors, of all processes and batches (accumulated too).
-    Weights start as a pretraining's do, patch embeddings and task layers as in the released code.
 
     Args:
         teacher: config of a Teacher, BEiTTeacher or CLIPTeacher; built by `init_weights`, or by the first loss.
@@ -45,6 +44,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         kmeans_init: begin with 10 steps of k-means on the first batch, of all processes; otherwise codes begin random.
         restart_below: a code that fewer patches of all processes were nearest to, on the moving average of a batch,
             becomes a vector of the batch, and `codes_restarted` of the log counts it. None: none, as released.
+        init_bound: of the normal numbers with sigma 0.02 that weights start with; 2: none is cut, as released; 0.02: as
+            a pretraining's. Output layers are divided by sqrt(2 l) as there; patch embeddings start as torch's.
         data_preprocessor: must give `images` in [0, 1].
         arch, img_size, patch_size, vocab_size, code_dims, precision, pixel_decoder: as of VQKDTokenizer; `precision`
             is that of tests.
@@ -62,6 +63,7 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         decay: float = 0.99,
         kmeans_init: bool = True,
         restart_below: float | None = None,
+        init_bound: float = 2.0,
         data_preprocessor: dict | None = None,
         **options,
     ) -> None:
@@ -78,6 +80,8 @@ class VQKD(base.TrainableTokenizer, VQKDTokenizer, BaseModel):
         dims = self.encoder.embed_dims
         self.decode_task_layer = nn.Sequential(nn.Linear(dims, dims), nn.Tanh(), nn.Linear(dims, teacher_dims))
         for network in (self.encoder, self.decoder):
+            if init_bound != INIT_STD:  # by which they are built
+                network.init_transformer(init_bound)
             network.patch_embed.proj.reset_parameters()
         for layer in (*self.encode_task_layer, *self.decode_task_layer):
             if isinstance(layer, nn.Linear):

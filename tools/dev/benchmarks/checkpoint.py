@@ -19,8 +19,8 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from beit_mm.checkpoint.names import ARCHITECTURES
 from beit_mm.engine.checkpoints import CheckpointHook
-from beit_mm.models.vit import ARCHITECTURES
 
 CONFIG = Path(__file__).resolve().parents[3] / 'configs/ablation/pretrain_pixels_300e.py'
 
