@@ -275,12 +275,13 @@ def scaled(rate: float, ratio: float) -> float:
     return float(f'{rate * math.sqrt(ratio):.2g}')
 
 
-def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, Any]:
+def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
     warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
+    cosine = dict(begin=warmup, end=steps, T_max=steps - warmup, eta_min_ratio=eta_min_ratio)
     return dict(
         param_scheduler=[
             dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
-            dict(type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup, **cosine),
+            dict(type='CosineAnnealingLR', by_epoch=False, **cosine),
         ],
         train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
         default_hooks=dict(
@@ -310,7 +311,7 @@ def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, st
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
         **loaders(images, lists, replace(plan, batch=batch), pipelines),
-        **schedule(steps, 50, batch, eta_min=4e-5),
+        **schedule(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
 
@@ -324,7 +325,7 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         target_generator=dict(plan.tokenizer, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
-    length = schedule(steps, steps // 20, plan.batch, eta_min=1e-5)
+    length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
         length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
     if plan.init:  # read once: with the head by the model, without it by the backbone
@@ -373,7 +374,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
             optimizer=dict(lr=scaled(4e-3 if plan.init else 1e-3, plan.batch / recipe_batch)),
             paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike
         ),
-        **schedule(steps, steps // 6, plan.batch, eta_min_ratio=5e-4),
+        **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
 
@@ -401,7 +402,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
             optimizer=dict(lr=scaled(recipe.optimizer.lr, plan.batch / base.auto_scale_lr.base_batch_size)),
             paramwise_cfg=dict(layer_decay_rate=recipe.paramwise_cfg.layer_decay_rate if plan.init else 1.0),
         ),
-        **schedule(steps, steps // 10, plan.batch, eta_min=0.0),
+        **schedule(steps, steps // 10, plan.batch),
     )
 
 
