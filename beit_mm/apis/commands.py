@@ -22,6 +22,8 @@ from beit_mm.terminal import Parser, UserError, quiet, without_output
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+    from beit_mm.engine.steps import ProgressHook
+
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
 
@@ -91,9 +93,9 @@ def train_config(args: argparse.Namespace) -> Config:
 def train_quietly(cfg: Config, name: str) -> None:
     """Trains with a line on the terminal now and then, which begins with a name."""
     from beit_mm.engine.interruption import resuming_command
-    from beit_mm.engine.steps import SECONDS, ProgressHook, QuietRunner
+    from beit_mm.engine.steps import QuietRunner
 
-    progress = ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
+    progress = progress_hook(name)
     with without_output():
         runner = QuietRunner.from_cfg(cfg)
         runner.register_hook(progress)
@@ -103,6 +105,13 @@ def train_quietly(cfg: Config, name: str) -> None:
         except SystemExit:  # a signal: its checkpoint is written
             progress.say(f'Stopped after step {runner.iter:,}. Resume with: {resuming_command()}')
             raise
+
+
+def progress_hook(name: str) -> ProgressHook:
+    """Prints a line now and then, less often where nobody watches."""
+    from beit_mm.engine.steps import SECONDS, ProgressHook
+
+    return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
 
 
 def shorten(cfg: Config, steps: int) -> None:
@@ -160,6 +169,7 @@ def test(arguments: Sequence[str] | None = None) -> None:
 
     cfg = test_config(args)
     runner = RUNNERS.build(cfg)
+    runner.register_hook(progress_hook(Path(args.config).stem))
     if args.checkpoint:
         try:  # in full: the numbers of a half-loaded model would mislead
             runner.load_checkpoint(args.checkpoint, strict=True)
