@@ -53,7 +53,10 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = 'resume from a checkpoint, or from the newest intact one of the work directory'
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = 'make it a run of N steps: warm-up and schedules keep their shares; a validation at the end'
+    short = (
+        'make it a run of N steps (batches, also where several are accumulated): warm-up and schedules keep their '
+        'shares; one validation, at the end, on its share of the images. What --cfg-options say holds, in steps'
+    )
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
     scaled = "scale the learning rate by the ratio of this run's batch to the recipe's"
@@ -71,12 +74,10 @@ def number_of_steps(text: str) -> int:
 
 def train_config(args: argparse.Namespace) -> Config:
     """The config that the arguments of `train` ask for."""
-    cfg = load_config(args)
+    cfg = load_config(args, args.steps)
     if args.resume:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
-    if args.steps:
-        shorten(cfg, args.steps)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
@@ -120,6 +121,7 @@ def shorten(cfg: Config, steps: int) -> None:
     Warm-ups and other schedules end where they would have ended, as a part of the run; those that count steps in a run
     of epochs, as a part of the longest. A warm-up has at least two steps, since mmengine's does not end in one. What
     hooks count in epochs is rounded; in a run that is counted in epochs its share is not known, and taken for none.
+    A schedule that would begin with the run's end stays, so that options find it under its number.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
@@ -127,7 +129,7 @@ def shorten(cfg: Config, steps: int) -> None:
     def moved(place: int, of: int = length) -> int:  # mmengine's PolyLR is given an end one step behind the run's
         return steps + place - of if place >= of else place and min(steps, max(2, place * steps // of))
 
-    schedulers, given = [], cfg.get('param_scheduler') or []
+    given = cfg.get('param_scheduler') or []
     given = [given] if isinstance(given, dict) else given
     others = [scheduler for scheduler in given if scheduler.get('by_epoch', True) != (unit == 'max_epochs')]
     if others and (others != list(given) or any('end' not in scheduler for scheduler in others)):
@@ -135,15 +137,14 @@ def shorten(cfg: Config, steps: int) -> None:
     of = max(scheduler.end for scheduler in others) if others else length
     for scheduler in given:
         begin, end = moved(scheduler.get('begin', 0), of), moved(scheduler.get('end', of), of)
+        end = max(end, begin + 1)
         scheduler.update(begin=begin, end=end, by_epoch=False)
         scheduler.pop('convert_to_iter_based', None)
         if 'T_max' in scheduler:
-            scheduler.T_max = max(1, end - begin)
+            scheduler.T_max = end - begin
         if 'milestones' in scheduler:
             scheduler.milestones = [moved(place, of) for place in scheduler.milestones]
-        if begin < end:
-            schedulers.append(scheduler)
-    cfg.param_scheduler = schedulers
+    cfg.param_scheduler = given
     for part in (cfg.model, *cfg.get('custom_hooks', [])):
         for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
             if key in part:
@@ -151,7 +152,8 @@ def shorten(cfg: Config, steps: int) -> None:
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
-    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    before = {unit: length}
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=before)
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
@@ -292,8 +294,8 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def load_config(args: argparse.Namespace) -> Config:
-    """The config with the command line's overrides; starts a gloo group where there is no GPU."""
+def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
+    """The config, shortened to `steps`, with the command line's overrides; starts a gloo group if there is no GPU."""
     import torch
     from mmengine.config import Config
 
@@ -303,6 +305,11 @@ def load_config(args: argparse.Namespace) -> Config:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     path = find_config(args.config)
     cfg = Config.fromfile(str(path))
+    if steps:
+        for pair in args.cfg_options:
+            if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):
+                raise UserError(f'--steps {steps} and {pair} both say how long the run is; leave one of them out')
+        shorten(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'

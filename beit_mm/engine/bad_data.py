@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import CheckpointHook, at_boundary, checkpoint_hook_of, in_main_process
-from beit_mm.engine.interruption import end_if_told, shield_workers
+from beit_mm.engine.interruption import end_if_told, shield_workers, validate_on
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, SkippedSteps
 from beit_mm.engine.steps import fetch_logs, look_due, written_if_possible
 from beit_mm.files import readable
@@ -135,10 +135,9 @@ class UnreadableImagesHook(Hook):
             advice = "Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
             raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}. {advice}')
         self.check_rate(len(broken), len(dataset))
-        dataset = dataset.get_subset([index for index in range(len(dataset)) if index not in broken])
-        config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
-        runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
-        warn(f'{count}. They are left out: every validation of this run is of the other {len(dataset)}.')
+        readable_ones = [index for index in range(len(dataset)) if index not in broken]
+        validate_on(runner, readable_ones)
+        warn(f'{count}. They are left out: every validation of this run is of the other {len(readable_ones)}.')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         if isinstance(inputs := data_batch['inputs'], dict):

@@ -1,20 +1,23 @@
 """Runs that stop at any step and resume there: training loops, signals, workers, and one run a folder."""
 
 import contextlib
+import copy
 import fcntl
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+from mmengine.dataset import BaseDataset
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
 from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
@@ -116,7 +119,7 @@ class InterruptionHook(Hook):
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         self.agreed = self.agreed or self.exchange()
         if self.agreed and at_boundary(runner):
-            self.stop(runner, f'before iteration {runner.iter + 1}')
+            self.stop(runner)
 
     def before_val_epoch(self, runner: Runner) -> None:
         self.validates = bool(self.handlers)  # else no training is under way
@@ -131,7 +134,7 @@ class InterruptionHook(Hook):
             for hook in runner.hooks:  # an EMAHook has put the averaged weights into the model
                 if isinstance(hook, EMAHook) and getattr(hook, 'evaluate_on_ema', True):
                     EMAHook.after_val_epoch(hook, runner)  # mmpretrain's own would validate once more
-            self.stop(runner, f'in the validation after iteration {runner.iter}')
+            self.stop(runner)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         self.validates = False  # an EMAHook comes next
@@ -149,14 +152,14 @@ class InterruptionHook(Hook):
         self.pending = dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group, async_op=True), told
         return 0
 
-    def stop(self, runner: Runner, place: str) -> None:
+    def stop(self, runner: Runner) -> None:
         path = checkpoint_hook_of(runner).save_interrupted(runner)
         runner.visualizer.close()
         if self.group is not None:
             dist.barrier(group=self.group)  # the first process to exit has the others killed
             self.handlers = dict.fromkeys(self.handlers, signal.SIG_IGN)
         saved = 'nothing could be saved' if path is None else f'{path} is saved'
-        log(f'Stopped {place}, {saved}. Resume with: {resuming_command()}')
+        log(f'Stopped before iteration {runner.iter + 1}, {saved}. Resume with: {resuming_command()}')
         sys.exit(self.agreed)
 
 
@@ -285,6 +288,13 @@ def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, place: int, end: in
         loop.runner.val_loop.run()
 
 
+def validate_on(runner: Runner, indices: Sequence[int]) -> None:
+    """Lets the validations of a run look at these held-out images alone."""
+    dataset = runner.val_dataloader.dataset.get_subset(indices)
+    config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
+    runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
+
+
 @LOOPS.register_module()
 class EpochLoop(EpochBasedTrainLoop):
     """mmengine's EpochBasedTrainLoop, which also resumes in the middle of an epoch."""
@@ -318,15 +328,24 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0."""
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
 
-    def __init__(self, *args, **kwargs):
+    Args:
+        args, kwargs: as of mmengine's.
+        shortened_from: length of the recipe, dict(max_epochs=...) or dict(max_iters=...), where `--steps` made this run
+            of it. The run validates on its share of the held-out images, evenly spread, at least one batch.
+    """
+
+    def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        self.shortened_from = shortened_from
         # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
         self.dataloader_iterator = self.dataloader._iterator = None
 
     def run(self) -> nn.Module:
         check_number_of_images(self.dataloader)
+        if self.shortened_from and self.runner.val_loop is not None:
+            self.shorten_validation(**self.shortened_from)
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
@@ -341,6 +360,15 @@ class IterLoop(IterBasedTrainLoop):
             self.runner.call_hook('after_train_epoch')
             self.runner.call_hook('after_train')
         return self.runner.model
+
+    def shorten_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
+        loader, share = self.runner.val_dataloader, self._max_iters / (max_iters or max_epochs * len(self.dataloader))
+        images = len(loader.dataset)
+        number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
+        if number < images and isinstance(loader.dataset, BaseDataset):
+            share_said = f'{number:,} of {images:,} held-out images, its share of the recipe'
+            warn(f'The run validates on {share_said}; train_cfg.shortened_from=None takes all.')
+            validate_on(self.runner, [place * images // number for place in range(number)])
 
     def endless_batches(self) -> Iterator:
         epoch, first = divmod(self._iter, len(self.dataloader))

@@ -141,6 +141,18 @@ def test_lines_of_progress_count_validations_in_the_time_left(pretrain_config, m
     assert lines == [f'run, batch {batch}/6  0:00:{18 - 3 * batch:02} left' for batch in range(1, 7)]
 
 
+def test_a_shortened_run_validates_on_its_share_of_the_images(pretrain_config, said):
+    cfg, length = pretrain_config, dict(max_epochs=4)  # 12 steps
+    for steps, batch, share in ((3, 1, [0, 4, 8]), (3, 4, [0, 3, 6, 9]), (12, 1, [*range(12)])):
+        cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=length)
+        cfg.val_dataloader.batch_size = batch
+        dataset = train(cfg).val_dataloader.dataset
+        names = [int(Path(dataset.get_data_info(number)['img_path']).stem) for number in range(len(dataset))]
+        assert names == share
+    warnings = [text for level, text in said if level == logging.WARNING and 'shortened_from' in text]
+    assert len(warnings) == 2 and '3 of 12' in warnings[0] and '4 of 12' in warnings[1]
+
+
 def test_all_steps_of_all_ranks_and_runs_draw_their_own(monkeypatch):
     def drawn(seed: int, rank: int, step: int) -> tuple[float, float, float]:
         monkeypatch.setattr('beit_mm.engine.steps.get_rank', lambda: rank)
