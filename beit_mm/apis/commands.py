@@ -339,6 +339,8 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
             raise UserError(f'--cfg-options: {pair!r} is no KEY=VALUE')
         check_key(cfg, key)
         options[key] = parse_value(key, value)
+    weights = [key for key in options if key.endswith('init_cfg.checkpoint')]
+    options = {key.replace('init_cfg.checkpoint', 'init_cfg.type'): 'Pretrained' for key in weights} | options
     if 'data_root' in options:
         loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
         roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}

@@ -328,9 +328,10 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
     length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
         length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
-    if plan.init:  # read once: with the head by the model, without it by the backbone
-        part = model if plan.keeps_head else model['backbone']
-        part['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
+    if plan.init:
+        model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
+    if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
+        model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
     if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
         rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept

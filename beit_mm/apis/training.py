@@ -401,7 +401,7 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
     cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
     cfg.visualizer = dict(type='Visualizer')
-    for module in (cfg.model, cfg.model.get('backbone', {})):
+    for module in (cfg.model.get('head', {}), cfg.model.get('backbone', {})):
         module.pop('init_cfg', None)  # weights do not change the time
     clock_hook = StepClock(limit)
     with tempfile.TemporaryDirectory() as folder:
