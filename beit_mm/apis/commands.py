@@ -312,6 +312,8 @@ def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
         shorten(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
+    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # beside which mmengine does not read it
+        cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's launcher would select a GPU; it accepts a group that is there already.
@@ -383,6 +385,8 @@ def check_key(cfg: Config, key: str) -> None:
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
 
+    if key == 'launcher':  # mmengine writes it into a run's config, which may be started in another way
+        raise UserError('--cfg-options launcher: the config does not say it; give --launcher')
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):

@@ -212,6 +212,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         ('lr=1e-3', 'lr is no entry of the config'),
+        ('launcher=pytorch', '--launcher'),
         ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline begins as a list of dicts and is no'),
@@ -249,6 +250,9 @@ def test_the_arguments_of_train(tmp_path):
     found = cfg.work_dir, cfg.optim_wrapper.dtype, cfg.auto_scale_lr.enable, cfg.val_cfg, cfg.resume, cfg.load_from
     assert found == ('work_dirs/bands_dvae', 'bfloat16', True, None, True, 'x.pth')
     assert (cfg.train_dataloader.dataset.data_root, cfg.randomness.seed, cfg.model.loss) == (str(folder), 3, 'l1')
+    assert cfg.model_wrapper_cfg.get('find_unused_parameters') is None
+    cfg = config_of('train', 'demo/bands_dvae', '--cfg-options', 'find_unused_parameters=True')
+    assert cfg.model_wrapper_cfg.find_unused_parameters is True
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
     roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
     options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}']
