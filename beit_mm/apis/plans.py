@@ -277,7 +277,8 @@ def scaled(rate: float, ratio: float) -> float:
 
 def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
     warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
-    cosine = dict(begin=warmup, end=steps, T_max=steps - warmup, eta_min_ratio=eta_min_ratio)
+    end = max(steps, warmup + 1)
+    cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)
     return dict(
         param_scheduler=[
             dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),

@@ -287,13 +287,14 @@ class Run:
             needed, setup = seconds_per_step(cfg, limit=0.03 * seconds)  # for measuring
             left = (1 - REPORT_SHARE) * seconds - self.seconds() - setup
             steps = int((left / 3 if stage == 'tokenizer' else left) / needed)  # a third for the tokenizer
-            say(f'{stage}: {needed:.2f} s a step, so {max(steps, MIN_STEPS):,} steps')
+            steps = max(steps, MIN_STEPS)
+            say(f'{stage}: {needed:.2f} s a step, so {steps:,} steps')
         elif unit == 'epochs':
-            steps = round(float(number) * (len(images.train.names) // self.record['batch']))
+            steps = max(1, round(float(number) * (len(images.train.names) // self.record['batch'])))
         else:
             steps = int(float(number))
         most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else steps
-        self.record['stages'][stage] = dict(steps=max(min(steps, most), MIN_STEPS))
+        self.record['stages'][stage] = dict(steps=min(steps, most))
         self.write_record()
 
     def config_path(self, stage: str) -> Path:

@@ -245,6 +245,13 @@ def test_fine_tuning_and_classifying(run, images, tmp_path, capsys):
     assert len(rows) == 36 and {name for _, name, _ in rows} <= {*CLASSES}
 
 
+@pytest.mark.parametrize(('epochs', 'steps'), [(0.1, 1), (0.2, 2)])
+def test_few_epochs_are_as_few_steps(epochs, steps, run, images, tmp_path):
+    """Of nine batches in an epoch."""
+    weights = beit_mm.finetune(images, tmp_path / 'run', run, epochs=epochs)
+    assert torch.load(weights, weights_only=True)['meta']['iter'] == steps
+
+
 def test_names_of_any_bytes_and_formulas_in_results(tmp_path):
     odd, signs = os.fsdecode(b'ee\xe9\n'), [*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t', '\r']
     rows = [dict(path=odd, name=odd), *(dict(path=f'{sign}1.png', name=f'{sign}1+1') for sign in signs)]
