@@ -143,7 +143,7 @@ def plan_training(
         reasons[1:1] = [f'labels     {note}' for note in images.notes]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    known, why, keeps_head = None, 'one is trained first', False
+    known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
     if verb == 'pretrain':
         if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
             with suppress(CheckpointError, FileNotFoundError):
@@ -306,9 +306,14 @@ def loaders(
     return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
 
+def tokenizer_batch(batch: int) -> int:
+    """Images of a step of the tokenizer, at most as many as its rate is for."""
+    return min(own_config(TOKENIZER).train_dataloader.batch_size, batch)
+
+
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [base.train_pipeline, base.val_pipeline]
-    batch = min(base.train_dataloader.batch_size, plan.batch)
+    batch = tokenizer_batch(plan.batch)
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
         **loaders(images, lists, replace(plan, batch=batch), pipelines),

@@ -181,6 +181,14 @@ def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option
             assert head == (init == 'demo')  # which the option does not name
 
 
+def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
+    for batch, expected in ((64, 16), (8, 8)):
+        plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu', batch=batch)
+        settings = plans.tokenizer_settings(own_config(plans.TOKENIZER), images, plan, tmp_path, 100)
+        (said,) = [line for line in plan.reasons if line.startswith('tokenizer')]
+        assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
+
+
 def test_layers_that_begin_anew_learn_alike(images, tmp_path):
     for init, decay in ((None, 0.8), ('none', 1.0)):
         plan = plan_training(images, 'finetune', init, device='cpu')
