@@ -231,8 +231,10 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
-    if args.amp:
+    if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
+    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
+        cfg.model.test_cfg.precision = 'bfloat16'
     if args.tta:
         augment(cfg)
     if args.show_dir:

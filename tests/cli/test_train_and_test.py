@@ -278,6 +278,11 @@ def test_the_arguments_of_test(tmp_path):
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
+    of_options = {'precision=float32': 'bfloat16', 'precision=float16': 'float16', 'stride=(9,9)': None}
+    for word, precision in of_options.items():
+        cfg = config_of('test', one_scale, 'x.pth', '--amp', '--tta', '--cfg-options', f'model.test_cfg.{word}')
+        assert cfg.model.module.test_cfg.get('precision') == precision and not cfg.test_cfg.get('fp16')
+    assert config_of('test', 'demo/finetune_folder', 'x.pth', '--amp').test_cfg.fp16
     wrapped = tmp_path / 'wrapped.py'
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (
