@@ -95,10 +95,18 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
     """mmengine's, with a step's numbers left on the device until a line of the log, or a checkpoint, needs them.
 
     mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
+    `lr` is the highest rate of all parameter groups, that of the last layer: mmengine takes the first layer's, and its
+    `base_lr` is never scaled by auto_scale_lr.
     """
 
     def __init__(self):
         self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        runner.message_hub.update_info('iter', runner.iter)
+        for name, rates in runner.optim_wrapper.get_lr().items():
+            if not name.endswith('base_lr'):
+                runner.message_hub.update_scalar(f'train/{name}', max(rates))
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}

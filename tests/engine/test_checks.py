@@ -133,9 +133,14 @@ def test_a_layer_below_whose_rate_would_rise_while_that_of_the_head_falls(cfg):
 
 
 @pytest.mark.parametrize('base_batch_size', [4, 256])
-def test_a_scaled_rate_ends_at_its_share(cfg, base_batch_size):
+def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, base_batch_size):
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
     cfg.param_scheduler = [dict(COSINE, eta_min=None, eta_min_ratio=1e-5 / 1e-3, T_max=3)]
     cfg.auto_scale_lr = dict(enable=True, base_batch_size=base_batch_size)
-    rates = train(cfg).message_hub.log_scalars['train/lr'].data[0]
+    layers = dict(constructor='beit_mm.BEiTOptimWrapperConstructor', paramwise_cfg=dict(layer_decay_rate=0.5))
+    cfg.optim_wrapper.update(layers)
+    cfg.default_hooks.runtime_info = dict(type='beit_mm.RuntimeInfoHook')
+    scalars = train(cfg).message_hub.log_scalars
+    rates = scalars['train/lr'].data[0]
     assert (rates[0], rates[-1]) == pytest.approx((1e-3 * 4 / base_batch_size, 1e-5 * 4 / base_batch_size))
+    assert 'train/base_lr' not in scalars  # which mmengine does not scale
