@@ -22,6 +22,8 @@ from beit_mm.terminal import Parser, UserError, quiet, without_output
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+    from beit_mm.engine.steps import ProgressHook
+
 # What the Runner reads beside the arguments of its constructor, and what `merge_options` makes roots of datasets from.
 READ_TOO = 'runner_type model_wrapper_cfg tta_model tta_pipeline sync_bn compile find_unused_parameters data_root'
 # What builders read beside the arguments of a class: those of hooks, of optimizer wrappers and of schedulers.
@@ -54,7 +56,10 @@ def train_parser() -> argparse.ArgumentParser:
     )
     resume = "resume from a checkpoint, or the work directory's newest intact one; settings are the config's"
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT', help=resume)
-    short = 'make it a run of N steps: warm-up and schedules keep their shares; a validation at the end'
+    short = (
+        'make it a run of N steps (batches, also where several are accumulated): warm-up and schedules keep their '
+        'shares; one validation, at the end, on its share of the images. What --cfg-options say holds, in steps'
+    )
     parser.add_argument('--steps', type=number_of_steps, metavar='N', help=short)
     parser.add_argument('--no-validate', action='store_true', help='train without held-out images')
     scaled = "scale the learning rate by the ratio of this run's batch to the recipe's"
@@ -72,13 +77,11 @@ def number_of_steps(text: str) -> int:
 
 def train_config(args: argparse.Namespace) -> Config:
     """The config that the arguments of `train` ask for."""
-    cfg = load_config(args)
+    cfg = load_config(args, args.steps)
     if args.resume == 'auto':
         cfg.resume = 'auto'  # see CheckpointHook
     elif args.resume:
         cfg.resume, cfg.load_from = True, args.resume
-    if args.steps:
-        shorten(cfg, args.steps)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.auto_scale_lr:
@@ -95,9 +98,9 @@ def train_config(args: argparse.Namespace) -> Config:
 def train_quietly(cfg: Config, name: str) -> None:
     """Trains with a line on the terminal now and then, which begins with a name."""
     from beit_mm.engine.interruption import resuming_command
-    from beit_mm.engine.steps import SECONDS, ProgressHook, QuietRunner
+    from beit_mm.engine.steps import QuietRunner
 
-    progress = ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
+    progress = progress_hook(name)
     with without_output():
         runner = QuietRunner.from_cfg(cfg)
         runner.register_hook(progress)
@@ -109,12 +112,20 @@ def train_quietly(cfg: Config, name: str) -> None:
             raise
 
 
+def progress_hook(name: str) -> ProgressHook:
+    """Prints a line now and then, less often where nobody watches."""
+    from beit_mm.engine.steps import SECONDS, ProgressHook
+
+    return ProgressHook(name, SECONDS if sys.stdout.isatty() else 60.0)
+
+
 def shorten(cfg: Config, steps: int) -> None:
     """Changes a config to a run of so many steps (of mmengine's, before accumulation) in which all has its share.
 
     Warm-ups and other schedules end where they would have ended, as a part of the run; those that count steps in a run
     of epochs, as a part of the longest. A warm-up has at least two steps, since mmengine's does not end in one. What
     hooks count in epochs is rounded; in a run that is counted in epochs its share is not known, and taken for none.
+    A schedule that would begin with the run's end stays, so that options find it under its number.
     """
     unit = 'max_epochs' if 'max_epochs' in cfg.train_cfg else 'max_iters'
     length = cfg.train_cfg[unit]
@@ -122,7 +133,7 @@ def shorten(cfg: Config, steps: int) -> None:
     def moved(place: int, of: int = length) -> int:  # mmengine's PolyLR is given an end one step behind the run's
         return steps + place - of if place >= of else place and min(steps, max(2, place * steps // of))
 
-    schedulers, given = [], cfg.get('param_scheduler') or []
+    given = cfg.get('param_scheduler') or []
     given = [given] if isinstance(given, dict) else given
     others = [scheduler for scheduler in given if scheduler.get('by_epoch', True) != (unit == 'max_epochs')]
     if others and (others != list(given) or any('end' not in scheduler for scheduler in others)):
@@ -130,15 +141,14 @@ def shorten(cfg: Config, steps: int) -> None:
     of = max(scheduler.end for scheduler in others) if others else length
     for scheduler in given:
         begin, end = moved(scheduler.get('begin', 0), of), moved(scheduler.get('end', of), of)
+        end = max(end, begin + 1)
         scheduler.update(begin=begin, end=end, by_epoch=False)
         scheduler.pop('convert_to_iter_based', None)
         if 'T_max' in scheduler:
-            scheduler.T_max = max(1, end - begin)
+            scheduler.T_max = end - begin
         if 'milestones' in scheduler:
             scheduler.milestones = [moved(place, of) for place in scheduler.milestones]
-        if begin < end:
-            schedulers.append(scheduler)
-    cfg.param_scheduler = schedulers
+    cfg.param_scheduler = given
     for part in (cfg.model, *cfg.get('custom_hooks', [])):
         for key in ('temperature_steps', 'kl_steps'):  # DiscreteVAE
             if key in part:
@@ -146,7 +156,8 @@ def shorten(cfg: Config, steps: int) -> None:
         for key in ('warmup_epochs', 'freeze_last_layer'):  # DINOHook
             if key in part:
                 part[key] = round(part[key] * steps / length) if unit == 'max_iters' else 0
-    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    before = {unit: length}
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=before)
     hooks = dict(logger=dict(type='LoggerHook'), checkpoint=dict(type='CheckpointHook'))  # mmengine's defaults
     cfg.default_hooks = dict(hooks, **cfg.get('default_hooks', {}))
     cfg.default_hooks.checkpoint.update(by_epoch=False, interval=min(steps, 1000))
@@ -164,6 +175,7 @@ def test(arguments: Sequence[str] | None = None) -> None:
 
     cfg = test_config(args)
     runner = RUNNERS.build(cfg)
+    runner.register_hook(progress_hook(Path(args.config).stem))
     if args.checkpoint:
         try:  # in full: the numbers of a half-loaded model would mislead
             runner.load_checkpoint(args.checkpoint, strict=True)
@@ -234,8 +246,10 @@ def test_config(args: argparse.Namespace) -> Config:
     if not args.checkpoint and not cfg.model.get('checkpoint'):
         raise UserError('no CHECKPOINT given; name it behind the config')
     cfg.default_hooks = cfg.get('default_hooks', {})
-    if args.amp:
+    if args.amp and not cfg.model.type.endswith('SlidingSegmentor'):
         cfg.test_cfg.fp16 = True
+    elif args.amp and cfg.model.test_cfg.get('precision') == 'float32':  # else it is mixed already
+        cfg.model.test_cfg.precision = 'bfloat16'
     if args.tta:
         augment(cfg)
     if args.show_dir:
@@ -297,8 +311,8 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def load_config(args: argparse.Namespace) -> Config:
-    """The config with the command line's overrides; starts a gloo group where there is no GPU."""
+def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
+    """The config, shortened to `steps`, with the command line's overrides; starts a gloo group if there is no GPU."""
     import torch
     from mmengine.config import Config
 
@@ -308,8 +322,15 @@ def load_config(args: argparse.Namespace) -> Config:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     path = find_config(args.config)
     cfg = Config.fromfile(str(path))
+    if steps:
+        for pair in args.cfg_options:
+            if pair.startswith(('train_cfg.max_iters=', 'train_cfg.max_epochs=')):
+                raise UserError(f'--steps {steps} and {pair} both say how long the run is; leave one of them out')
+        shorten(cfg, steps)
     merge_options(cfg, args.cfg_options)
     cfg.launcher = args.launcher
+    if 'find_unused_parameters' in cfg and cfg.get('model_wrapper_cfg'):  # beside which mmengine does not read it
+        cfg.model_wrapper_cfg.find_unused_parameters = cfg.find_unused_parameters
     cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{path.stem}'
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine's launcher would select a GPU; it accepts a group that is there already.
@@ -337,6 +358,8 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
             raise UserError(f'--cfg-options: {pair!r} is no KEY=VALUE')
         check_key(cfg, key)
         options[key] = parse_value(key, value)
+    weights = [key for key in options if key.endswith('init_cfg.checkpoint')]
+    options = {key.replace('init_cfg.checkpoint', 'init_cfg.type'): 'Pretrained' for key in weights} | options
     if 'data_root' in options:
         loaders = {name: cfg[name].dataset for name in cfg if name.endswith('_dataloader') and cfg[name]}
         roots = {name: dataset.data_root for name, dataset in loaders.items() if dataset.get('data_root')}
@@ -379,6 +402,8 @@ def check_key(cfg: Config, key: str) -> None:
     from mmengine.runner import Runner
     from torch.utils.data import DataLoader
 
+    if key == 'launcher':  # mmengine writes it into a run's config, which may be started in another way
+        raise UserError('--cfg-options launcher: the config does not say it; give --launcher')
     entry: Any = cfg.to_dict()
     path: list[str] = []
     for name in key.split('.'):

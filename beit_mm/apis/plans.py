@@ -148,7 +148,7 @@ def plan_training(
         reasons[1:1] = [f'labels     {note}' for note in images.notes]
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
-    known, why, keeps_head = None, 'one is trained first', False
+    known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
     if verb == 'pretrain':
         if tokenizer != NEW and checkpoint and 'head.lm_head.weight' in checkpoint.state_dict:  # our head's name
             with suppress(CheckpointError, FileNotFoundError):
@@ -298,12 +298,14 @@ def scaled(rate: float, ratio: float) -> float:
     return float(f'{rate * math.sqrt(ratio):.2g}')
 
 
-def schedule(steps: int, warmup: int, batch: int, **cosine: float) -> dict[str, Any]:
+def schedule(steps: int, warmup: int, batch: int, eta_min_ratio: float = 0.0) -> dict[str, Any]:
     warmup = max(2, min(warmup, steps // 5))  # mmengine never leaves a warm-up of one step
+    end = max(steps, warmup + 1)
+    cosine = dict(begin=warmup, end=end, T_max=end - warmup, eta_min_ratio=eta_min_ratio)
     return dict(
         param_scheduler=[
             dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
-            dict(type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup, **cosine),
+            dict(type='CosineAnnealingLR', by_epoch=False, **cosine),
         ],
         train_cfg=dict(_delete_=True, type='beit_mm.IterLoop', max_iters=steps, val_interval=steps),
         default_hooks=dict(
@@ -327,13 +329,18 @@ def loaders(
     return dict(train_dataloader=train, val_dataloader=val, test_dataloader=val)
 
 
+def tokenizer_batch(batch: int) -> int:
+    """Images of a step of the tokenizer, at most as many as its rate is for."""
+    return min(own_config(TOKENIZER).train_dataloader.batch_size, batch)
+
+
 def tokenizer_settings(base: Config, images: Images, plan: Plan, lists: Path, steps: int) -> dict[str, Any]:
     pipelines = [base.train_pipeline, base.val_pipeline]
-    batch = min(base.train_dataloader.batch_size, plan.batch)
+    batch = tokenizer_batch(plan.batch)
     return dict(
         model=dict(temperature_steps=steps, kl_steps=max(1, steps // 4)),  # the recipe's shares of its length
         **loaders(images, lists, replace(plan, batch=batch), pipelines),
-        **schedule(steps, 50, batch, eta_min=4e-5),
+        **schedule(steps, 50, batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
 
@@ -347,12 +354,13 @@ def pretraining_settings(base: Config, images: Images, plan: Plan, lists: Path, 
         target_generator=dict(plan.tokenizer, _delete_=True),
         data_preprocessor=dict(plan.preprocessing),
     )
-    length = schedule(steps, steps // 20, plan.batch, eta_min=1e-5)
+    length = schedule(steps, steps // 20, plan.batch, base.param_scheduler[-1].eta_min_ratio)
     if plan.keeps_head:
         length['train_cfg']['val_begin'] = 0  # what its weights predict already is told apart
-    if plan.init:  # read once: with the head by the model, without it by the backbone
-        part = model if plan.keeps_head else model['backbone']
-        part['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
+    if plan.init:
+        model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init)
+    if plan.keeps_head:  # by itself: an init_cfg of the whole model would overrule the backbone's
+        model['head']['init_cfg'] = dict(type='Pretrained', checkpoint=plan.init, prefix='head.')
     rate = base.optim_wrapper.optimizer.lr
     if plan.base == NARROW_PRETRAINING:  # its rate is for a width of 128; models of twice that bear it, wider ones less
         rate *= min(1.0, 256 / plan.width) * (0.5 if plan.keeps_head else 1.0)  # what is trained already is kept
@@ -396,7 +404,7 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
             optimizer=dict(lr=scaled(4e-3 if plan.init else 1e-3, plan.batch / recipe_batch)),
             paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike
         ),
-        **schedule(steps, steps // 6, plan.batch, eta_min_ratio=5e-4),
+        **schedule(steps, steps // 6, plan.batch, base.param_scheduler[-1].eta_min_ratio),
     )
 
 
@@ -424,7 +432,7 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
             optimizer=dict(lr=scaled(recipe.optimizer.lr, plan.batch / base.auto_scale_lr.base_batch_size)),
             paramwise_cfg=dict(layer_decay_rate=recipe.paramwise_cfg.layer_decay_rate if plan.init else 1.0),
         ),
-        **schedule(steps, steps // 10, plan.batch, eta_min=0.0),
+        **schedule(steps, steps // 10, plan.batch),
     )
 
 

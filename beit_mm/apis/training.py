@@ -309,14 +309,14 @@ class Run:
             left = (1 - REPORT_SHARE) * 60 * number - self.seconds() - setup
             left = max(0.0, left / 3 if stage == 'tokenizer' else left)  # a third for the tokenizer
             planned = dict(begun=self.seconds(), seconds=setup + left)
-            steps = int(left / needed)
-            say(f'{stage}: {needed:.2f} s a step, so about {max(steps, MIN_STEPS):,} steps')
+            steps = max(int(left / needed), MIN_STEPS)
+            say(f'{stage}: {needed:.2f} s a step, so about {steps:,} steps')
         elif unit == 'epochs':
-            steps = round(number * (len(images.train.names) // self.record['batch']))
+            steps = max(1, round(number * (len(images.train.names) // self.record['batch'])))
         else:
             steps = int(number)
         most = MAX_TOKENIZER_STEPS if stage == 'tokenizer' else steps
-        self.record['stages'][stage] = dict(steps=max(min(steps, most), MIN_STEPS), **planned)
+        self.record['stages'][stage] = dict(steps=min(steps, most), **planned)
         self.write_record()
 
     def config_path(self, stage: str) -> Path:
@@ -511,7 +511,7 @@ def seconds_per_step(cfg: RunConfig, limit: float) -> tuple[float, float]:
     cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook['type'] not in left_out]
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False)
     cfg.visualizer = dict(type='Visualizer')
-    for module in (cfg.model, cfg.model.get('backbone', {})):
+    for module in (cfg.model.get('head', {}), cfg.model.get('backbone', {})):
         module.pop('init_cfg', None)  # weights do not change the time
     clock_hook = StepClock(limit)
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from beit_mm.datasets import UnlabeledImages, UnreadableImageError
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import CheckpointHook, at_boundary, checkpoint_hook_of, in_main_process
-from beit_mm.engine.interruption import shield_workers
+from beit_mm.engine.interruption import end_if_told, shield_workers, validate_on
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, SkippedSteps
 from beit_mm.engine.steps import fetch_logs, look_due, written_if_possible
 from beit_mm.files import readable
@@ -125,7 +125,7 @@ class UnreadableImagesHook(Hook):
     def check_held_out(self, runner: Runner) -> None:
         dataset = runner.val_dataloader.dataset
         log(f'Reading the {len(dataset)} held-out images once, to see that none is broken.')
-        broken = find_unreadable(dataset, runner.val_dataloader.num_workers)
+        broken = find_unreadable(dataset, runner)
         if not broken:
             return
         self.held_out = {readable(error.path) for error in broken.values()}
@@ -135,10 +135,9 @@ class UnreadableImagesHook(Hook):
             advice = "Fix or remove them, or leave them out with val_dataloader.dataset.on_error='skip'"
             raise UnreadableImageError(f'{next(iter(broken.values()))}; {count}. {advice}')
         self.check_rate(len(broken), len(dataset))
-        dataset = dataset.get_subset([index for index in range(len(dataset)) if index not in broken])
-        config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
-        runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
-        warn(f'{count}. They are left out: every validation of this run is of the other {len(dataset)}.')
+        readable_ones = [index for index in range(len(dataset)) if index not in broken]
+        validate_on(runner, readable_ones)
+        warn(f'{count}. They are left out: every validation of this run is of the other {len(readable_ones)}.')
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict, outputs: dict | None = None) -> None:
         if isinstance(inputs := data_batch['inputs'], dict):
@@ -184,15 +183,19 @@ class _Reading(Dataset):
         return None
 
 
-def find_unreadable(dataset: UnlabeledImages, num_workers: int) -> dict[int, UnreadableImageError]:
-    """The samples that cannot be read: the error by index, in order. All processes share the work."""
+def find_unreadable(dataset: UnlabeledImages, runner: Runner) -> dict[int, UnreadableImageError]:
+    """The held-out samples that cannot be read: the error by index, in order. All processes share the work."""
     loader = DataLoader(
         _Reading(dataset),
         batch_size=None,
         sampler=range(get_rank(), len(dataset), get_world_size()),
-        num_workers=num_workers,
+        num_workers=runner.val_dataloader.num_workers,
         generator=torch.Generator(),  # of its own: nothing is drawn from the run's
     )
     shield_workers(loader)
-    broken = [answer for answer in loader if answer is not None]
+    broken = []
+    for answer in loader:
+        end_if_told(runner)
+        if answer is not None:
+            broken.append(answer)
     return dict(sorted(sum(all_gather_object(broken), []), key=lambda answer: answer[0]))

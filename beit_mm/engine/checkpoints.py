@@ -34,6 +34,7 @@ from beit_mm.terminal import UserError, check_choice, log, warn
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there, and its last iteration once it ended
 INTERRUPTED = 'interrupted.pth'  # written when a signal ends the run
+VALIDATED = 'last_validation'  # in the message hub: the iteration of the last validation that came to its end
 RESTARTS = ('TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT')  # above 0 after a restart by the launcher
 HIGHER_IS_BETTER = ('acc', 'top', 'ar@', 'auc', 'precision', 'map', 'mdice', 'miou')  # as in mmengine, lower case
 
@@ -169,6 +170,7 @@ class CheckpointHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         if not isinstance(runner._train_loop, BaseLoop):  # the run only validates
             return
+        runner.message_hub.update_info(VALIDATED, runner.iter)
         number = getattr(runner, self.unit)
         improved = [self.save_if_best(runner, metric, metrics or {}, number) for metric in self.save_best]
         if any(improved) and self.kept_numbers:  # a resumed run reads the best score from its numbered file
@@ -210,6 +212,13 @@ class CheckpointHook(Hook):
         runner.message_hub.update_info(f'best_score{suffix}', metrics[metric])
         runner.message_hub.update_info(f'best_ckpt{suffix}', str(Path(runner.work_dir, name)))
         return True
+
+    def save_interrupted(self, runner: Runner) -> Path | None:
+        """Writes `interrupted.pth`, unless the run stops in its last validation: then its last checkpoint serves."""
+        number = getattr(runner, self.unit)
+        if runner.iter == runner.max_iters and number in self.kept_numbers:
+            return Path(runner.work_dir, f'{self.unit}_{number}.pth')
+        return self.save(runner, INTERRUPTED)
 
     @master_only
     def save(self, runner: Runner, name: str, resumable: bool = True, replaces: Sequence = (), **meta) -> Path | None:

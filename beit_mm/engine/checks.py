@@ -42,8 +42,9 @@ class FitCheckHook(Hook):
     It refuses another sampler than ours; a mask or second view that does not fit the backbone; images, means and model
     of different numbers of channels; heads of another width than the backbone's; other classes in the model, the
     datasets or, in a test, the checkpoint; a label in the first batch that has no class; swapped colours; an optimizer
-    made by rules for other names than the backbone's; auto_scale_lr where batches are accumulated; NaN or infinity in
-    weights, or in the state of an optimizer to resume with.
+    made by rules for other names than the backbone's; auto_scale_lr where batches are accumulated, or a schedule has a
+    rate that it does not scale; a schedule that ends above its start; NaN or infinity in weights, or in the state of an
+    optimizer to resume with.
     The recipe's batch is `auto_scale_lr.base_batch_size` of the config.
     """
 
@@ -55,6 +56,7 @@ class FitCheckHook(Hook):
         self.loaded = {}  # what is tested afterwards are this run's weights
         check_sampler(runner.train_dataloader)
         state_effective_batch(runner)
+        check_schedules(runner)
         model, dataset = unwrap(runner), runner.train_dataloader.dataset
         if runner.val_loop is not None:
             val_dataset = runner.val_dataloader.dataset
@@ -113,6 +115,26 @@ def state_effective_batch(runner: Runner) -> None:
         'optim_wrapper.accumulative_counts, or scale the learning rate (half the batch, half the rate).',
         logging.INFO if enabled or expected in (None, effective) else logging.WARNING,
     )
+
+
+def check_schedules(runner: Runner) -> None:
+    """Raises UserError for a schedule under which a learning rate rises, or that auto_scale_lr scales in part only."""
+    auto_scale_lr = runner.cfg.get('auto_scale_lr') or {}
+    batch = get_world_size() * runner.train_dataloader.batch_size
+    is_scaled = auto_scale_lr.get('enable', False) and auto_scale_lr['base_batch_size'] != batch
+    for number, scheduler in enumerate(runner.param_schedulers or []):
+        if getattr(scheduler, 'param_name', '') != 'lr':  # weight decay may rise
+            continue
+        name = f'param_scheduler.{number} ({type(scheduler).__name__})'
+        ratio, lowest, highest = (getattr(scheduler, key, None) for key in ('eta_min_ratio', 'eta_min', 'eta_max'))
+        if is_scaled and (lowest or highest):
+            advice = 'give eta_min_ratio, a share of the rate, in its place, or scale both yourself'
+            raise UserError(f'auto_scale_lr scales optimizer.lr, not the {lowest or highest:g} of {name}; {advice}')
+        start = min(group.get('initial_lr', group['lr']) for group in runner.optim_wrapper.optimizer.param_groups)
+        end = ratio * start if ratio else lowest or 0.0
+        if end > start:
+            advice = 'lower eta_min, or give eta_min_ratio, a share of the rate of at most 1, in its place'
+            raise UserError(f'{name} would let a learning rate rise from {start:.3g} to {end:.3g}; {advice}')
 
 
 def check_number_of_images(loader: DataLoader) -> None:

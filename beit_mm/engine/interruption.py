@@ -1,28 +1,31 @@
 """Runs that stop at any step and resume there: training loops, signals, workers, and one run a folder."""
 
 import contextlib
+import copy
 import fcntl
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+from mmengine.dataset import BaseDataset
 from mmengine.dist import all_gather_object, get_rank, get_world_size, is_main_process
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.engine.checkpoints import INTERRUPTED, at_boundary, checkpoint_hook_of, in_main_process
+from beit_mm.engine.checkpoints import VALIDATED, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.engine.checks import check_number_of_images
 from beit_mm.registry import HOOKS, LOOPS
 from beit_mm.terminal import UserError, log, typed, warn
@@ -36,10 +39,11 @@ class InterruptionHook(Hook):
     """Ends a run that is told to stop so that it can be resumed; refuses two runs in one folder.
 
     SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal, unless `nohup` ignores it) let the run finish its step, with
-    all batches that it accumulates, or its validation and one more step. Then it writes `interrupted.pth`, which the
-    next numbered checkpoint replaces, and ends all processes with one exit code: 130 after SIGINT, else 75
-    (EX_TEMPFAIL: requeue me). A second SIGINT stops at once. In the last steps a signal has no effect. Needs our
-    CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
+    all batches that it accumulates, or the batch of its validation, which the resumed run begins anew. Then it writes
+    `interrupted.pth`, which the next numbered checkpoint replaces, and ends all processes with one exit code: 130 after
+    SIGINT, else 75 (EX_TEMPFAIL: requeue me). A second SIGINT stops at once. A validation between accumulated batches,
+    and what hooks measure after one (KNNHook), is finished first. In the last step of a run without validation a signal
+    has no effect. Needs our CheckpointHook, and EpochLoop or IterLoop; elsewhere signals do what they did.
 
     The main process locks `run.lock` in the work directory; the kernel releases it however the process ends.
     """
@@ -54,6 +58,7 @@ class InterruptionHook(Hook):
         self.group: Any = None
         self.pending: tuple[Any, torch.Tensor] | None = None  # an exchange under way
         self.handlers: dict[signal.Signals, Any] = {}
+        self.validates = False
 
     def before_run(self, runner: Runner) -> None:
         if isinstance(runner._train_loop, BaseLoop):  # it is built where the run trains
@@ -109,12 +114,30 @@ class InterruptionHook(Hook):
             self.asked_at = time.monotonic()
         self.code = max(self.code, EXIT_CODES[signal.Signals(number)])
         if number == signal.SIGINT and is_main_process():
-            os.write(2, b'\nStopping after this step; Ctrl-C again stops at once.\n')
+            os.write(2, b'\nStopping after this batch; Ctrl-C again stops at once.\n')
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         self.agreed = self.agreed or self.exchange()
         if self.agreed and at_boundary(runner):
             self.stop(runner)
+
+    def before_val_epoch(self, runner: Runner) -> None:
+        self.validates = bool(self.handlers)  # else no training is under way
+
+    def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        if not self.validates:
+            return
+        if self.group is not None and batch_idx >= common_batches(runner.val_dataloader):
+            return  # another process may be done, and would not answer
+        self.agreed = self.agreed or self.exchange()
+        if self.agreed and at_boundary(runner):
+            for hook in runner.hooks:  # an EMAHook has put the averaged weights into the model
+                if isinstance(hook, EMAHook) and getattr(hook, 'evaluate_on_ema', True):
+                    EMAHook.after_val_epoch(hook, runner)  # mmpretrain's own would validate once more
+            self.stop(runner)
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        self.validates = False  # an EMAHook comes next
 
     def exchange(self) -> int:
         """The exit code that any process was told before the last step began; no process waits for another."""
@@ -130,7 +153,7 @@ class InterruptionHook(Hook):
         return 0
 
     def stop(self, runner: Runner) -> None:
-        path = checkpoint_hook_of(runner).save(runner, INTERRUPTED)
+        path = checkpoint_hook_of(runner).save_interrupted(runner)
         runner.visualizer.close()
         if self.group is not None:
             dist.barrier(group=self.group)  # the first process to exit has the others killed
@@ -170,6 +193,13 @@ def signals_handled(runner: Runner) -> Iterator[None]:
         end_workers(runner)  # also of a run that stops or fails
         for hook in hooks:
             hook.close()
+
+
+def end_if_told(runner: Runner) -> None:
+    """Ends this process if a signal has come before the first step, when there is nothing to save."""
+    for hook in runner.hooks:
+        if isinstance(hook, InterruptionHook) and hook.code:
+            sys.exit(hook.code)
 
 
 def resuming_command() -> str:
@@ -241,13 +271,20 @@ def batches(loader: DataLoader, epoch: int, first: int = 0) -> Iterator:
             yield batch
 
 
+def common_batches(loader: DataLoader) -> int:
+    """How many batches every process has: samplers may share out a remainder unevenly."""
+    images = len(loader.dataset)
+    return images // get_world_size() // (loader.batch_size or images)
+
+
 def validate(loop: EpochBasedTrainLoop | IterBasedTrainLoop, place: int, end: int) -> None:
-    """Validates where it is due, and a config says how; at the end of a run always, unless that is before val_begin."""
-    if (
-        loop.runner.val_loop is not None
-        and place >= loop.val_begin
-        and (place % loop.val_interval == 0 or place == end)
-    ):
+    """Validates where it is due, and a config says how; at the end of a run always, unless that is before val_begin.
+
+    A resumed run calls it first: its checkpoint may have been written before a validation, or in one.
+    """
+    is_due = place >= loop.val_begin and (place % loop.val_interval == 0 or place == end)
+    is_done = loop.runner.message_hub.get_info(VALIDATED) == loop.iter
+    if loop.runner.val_loop is not None and is_due and not is_done:
         loop.runner.val_loop.run()
 
 
@@ -258,6 +295,13 @@ def nothing_left(runner: Runner) -> bool:
         advice = 'make it longer (--steps, train_cfg), or choose another --work-dir'
         warn(f'The run is finished: the checkpoint has {iteration} iterations, the config {end}; {advice}.')
     return iteration > end or (iteration == end and hook is not None and hook.finished)
+
+
+def validate_on(runner: Runner, indices: Sequence[int]) -> None:
+    """Lets the validations of a run look at these held-out images alone."""
+    dataset = runner.val_dataloader.dataset.get_subset(indices)
+    config = dict(copy.deepcopy(runner.cfg.val_dataloader), dataset=dataset)
+    runner.val_loop.dataloader = runner.build_dataloader(config, seed=runner.seed)
 
 
 @LOOPS.register_module()
@@ -273,7 +317,8 @@ class EpochLoop(EpochBasedTrainLoop):
             return self.runner.model
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
-            if self._epoch == self._max_epochs:  # it was stopped in that validation
+            if self._epoch and self._iter == self._epoch * len(self.dataloader):
+                self._decide_current_val_interval()
                 validate(self, self._epoch, self._max_epochs)
             while self._epoch < self._max_epochs and not self.stop_training:
                 self.run_epoch()
@@ -294,10 +339,17 @@ class EpochLoop(EpochBasedTrainLoop):
 
 @LOOPS.register_module()
 class IterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0."""
+    """mmengine's IterBasedTrainLoop, which resumes at any iteration, and validates before the first if val_begin=0.
 
-    def __init__(self, *args, **kwargs):
+    Args:
+        args, kwargs: as of mmengine's.
+        shortened_from: length of the recipe, dict(max_epochs=...) or dict(max_iters=...), where `--steps` made this run
+            of it. The run validates on its share of the held-out images, evenly spread, at least one batch.
+    """
+
+    def __init__(self, *args, shortened_from: dict[str, int] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        self.shortened_from = shortened_from
         # mmengine 0.10.7 has started the workers here: too early, and for an iterator that is not used.
         self.dataloader_iterator = self.dataloader._iterator = None
 
@@ -305,12 +357,14 @@ class IterLoop(IterBasedTrainLoop):
         check_number_of_images(self.dataloader)
         if nothing_left(self.runner):
             return self.runner.model
+        if self.shortened_from and self.runner.val_loop is not None:
+            self.shorten_validation(**self.shortened_from)
         with signals_handled(self.runner):
             self.runner.call_hook('before_train')
             self.runner.call_hook('before_train_epoch')
             stream = self.endless_batches()
-            if self._iter == self._max_iters or self._iter == self.val_begin == 0:  # stopped while validating
-                validate(self, self._iter, self._max_iters)
+            self._decide_current_val_interval()
+            validate(self, self._iter, self._max_iters)
             while self._iter < self._max_iters and not self.stop_training:
                 self.runner.model.train()
                 self.run_iter(next(stream))
@@ -322,6 +376,15 @@ class IterLoop(IterBasedTrainLoop):
 
     def set_length(self, steps: int) -> None:
         self._max_iters = steps
+
+    def shorten_validation(self, max_epochs: int = 0, max_iters: int = 0) -> None:
+        loader, share = self.runner.val_dataloader, self._max_iters / (max_iters or max_epochs * len(self.dataloader))
+        images = len(loader.dataset)
+        number = max(math.ceil(share * images), get_world_size() * (loader.batch_size or 1))
+        if number < images and isinstance(loader.dataset, BaseDataset):
+            share_said = f'{number:,} of {images:,} held-out images, its share of the recipe'
+            warn(f'The run validates on {share_said}; train_cfg.shortened_from=None takes all.')
+            validate_on(self.runner, [place * images // number for place in range(number)])
 
     def endless_batches(self) -> Iterator:
         epoch, first = divmod(self._iter, len(self.dataloader))

@@ -78,8 +78,10 @@ class AutocastOptimWrapper(OptimWrapper):
         self.model: nn.Module | None = None  # of the last step
         self.buffers: list[Tensor] = []  # of it, that the forward pass changes
         self.buffers_before: list[Tensor] = []  # as they were before the step, to undo a NaN
-        instead = '' if used == dtype else f' ({dtype} is not available there)'
-        log(f'Training on {self.device_type} in {used}{instead}.')
+        if used == dtype:
+            log(f'Training on {self.device_type} in {used}.')
+        else:
+            warn(f'Training on {self.device_type} in {used}; {dtype} is not fast there.')
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:

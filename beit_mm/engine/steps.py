@@ -23,7 +23,7 @@ from mmengine.hooks import LoggerHook as EngineLoggerHook
 from mmengine.hooks import RuntimeInfoHook as EngineRuntimeInfoHook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
@@ -36,6 +36,7 @@ from beit_mm.terminal import UserError, hush, log, printable, printable_record, 
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress
+PASSES = 3  # forward passes that take as long as a step: its backward pass costs two
 NO_TERMINAL = (120, 0)  # columns and lines to assume where there is none
 FORMATS = dict(  # of the numbers in a line of progress, in their order
     loss='loss {:.3f}',
@@ -94,10 +95,18 @@ class RuntimeInfoHook(EngineRuntimeInfoHook):
     """mmengine's, with a step's numbers left on the device until a line of the log, or a checkpoint, needs them.
 
     mmengine fetches each loss at each step: the host waits for the device, then the device for the next step.
+    `lr` is the highest rate of all parameter groups, that of the last layer: mmengine takes the first layer's, and its
+    `base_lr` is never scaled by auto_scale_lr.
     """
 
     def __init__(self):
         self.waiting: list[dict[str, Any]] = []  # what the steps since the last fetch gave
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        runner.message_hub.update_info('iter', runner.iter)
+        for name, rates in runner.optim_wrapper.get_lr().items():
+            if not name.endswith('base_lr'):
+                runner.message_hub.update_scalar(f'train/{name}', max(rates))
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in (outputs or {}).items()}
@@ -308,7 +317,11 @@ class TerminalRunner(QuietRunner):
 
 
 class ProgressHook(Hook):
-    """Prints a line of progress every so many seconds, as wide as the terminal, and the numbers of validations."""
+    """Prints a line of progress every so many seconds, as wide as the terminal, and the numbers of validations.
+
+    The time that is left is that of all steps and validations. Until a validation has begun, the time of its images
+    follows from that of a step.
+    """
 
     priority = 'VERY_LOW'
 
@@ -316,20 +329,63 @@ class ProgressHook(Hook):
         self.title, self.seconds = title, seconds
         self.stream = sys.stdout  # of the time when the hook is built
         self.announced = False
+        self.step = self.batch = 0.0  # seconds of a training step, and of a batch of a validation; 0: not known yet
 
     def before_train(self, runner: Runner) -> None:
-        self.begin, self.first = time.monotonic(), runner.iter
+        self.begin, self.first = time.monotonic(), runner.iter  # `begin` moves on by the time of each validation
         self.due = self.begin + min(self.seconds, 2)  # the first line comes soon
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        now = time.monotonic()
         done = runner.iter + 1
-        if now < self.due and done < runner.max_iters:
-            return
+        self.step = (time.monotonic() - self.begin) / (done - self.first)
+        if self.is_due() or done == runner.max_iters:
+            fetch_logs(runner)
+            left = self.seconds_left(runner, done)
+            self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+
+    def before_val(self, runner: Runner) -> None:
+        self.val_begin = time.monotonic()
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        done, batches = batch_idx + 1, len(runner.val_dataloader)
+        self.batch = (time.monotonic() - self.val_begin) / done
+        if self.is_due():
+            left = self.seconds_left(runner, runner.iter) + self.batch * (batches - done)
+            title = f'{self.title} {runner.iter:,}/{runner.max_iters:,}, held-out images, batch'
+            self.say(progress_line(title, done, batches, {}, left))
+
+    def after_val(self, runner: Runner) -> None:
+        taken = time.monotonic() - self.val_begin
+        self.begin += taken
+        self.batch = taken / len(runner.val_dataloader)
+
+    def before_test(self, runner: Runner) -> None:
+        self.begin = time.monotonic()
+        self.due = self.begin + min(self.seconds, 2)
+
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        done, batches = batch_idx + 1, len(runner.test_dataloader)
+        if self.is_due():
+            left = (time.monotonic() - self.begin) / done * (batches - done)
+            self.say(progress_line(f'{self.title}, batch', done, batches, {}, left))
+
+    def is_due(self) -> bool:
+        """Whether it is time for a line; then the next one comes some seconds later."""
+        now = time.monotonic()
+        if now < self.due:
+            return False
         self.due = now + self.seconds
-        fetch_logs(runner)
-        left = (now - self.begin) / (done - self.first) * (runner.max_iters - done)
-        self.say(progress_line(self.title, done, runner.max_iters, recent_numbers(runner), left))
+        return True
+
+    def seconds_left(self, runner: Runner, done: int) -> float:
+        """The time of the steps after the first `done`, and of the validations after the present step."""
+        if runner.val_loop is None:
+            return self.step * (runner.max_iters - done)
+        train, val = runner.train_dataloader, runner.val_dataloader
+        step_in_batches = PASSES * train.batch_size / (val.batch_size or 1)
+        step = self.step or self.batch * step_in_batches
+        batch = self.batch or self.step / step_in_batches
+        return step * (runner.max_iters - done) + batch * len(val) * validations_left(runner)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         shown = {name.removeprefix(f'{self.title}/'): value for name, value in (metrics or {}).items()}
@@ -349,6 +405,15 @@ class ProgressHook(Hook):
     def say(self, line: str) -> None:
         if is_main_process():
             print(printable(line), file=self.stream, flush=True)
+
+
+def validations_left(runner: Runner) -> int:
+    """How many validations come after the present step, by the interval of the training loop."""
+    loop = runner.train_loop
+    by_epoch = isinstance(loop, EpochBasedTrainLoop)
+    now, end = (runner.epoch, runner.max_epochs) if by_epoch else (runner.iter, runner.max_iters)
+    places = range(max(now + 1, loop.val_begin), end + 1)
+    return sum(place % loop.val_interval == 0 or place == end for place in places)
 
 
 def recent_numbers(runner: Runner) -> dict[str, float]:

@@ -34,7 +34,7 @@ from beit_mm.engine.optim import DTYPES
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
-from beit_mm.terminal import UserError, check_choice
+from beit_mm.terminal import UserError, check_choice, warn
 
 MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol
@@ -91,8 +91,11 @@ class SlidingSegmentor(EncoderDecoder):
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits (B, C, h', w') of images (B, 3, h, w) in `test_cfg`'s precision, at the decode head's resolution."""
-        device = images.device.type
-        dtype = getattr(torch, usable_dtype(self.test_cfg.get('precision', 'bfloat16'), device))
+        device, precision = images.device.type, self.test_cfg.get('precision')
+        used = usable_dtype(precision or 'bfloat16', device)
+        if precision and used != precision:  # mmengine's log says the same but once
+            warn(f'Segmenting on {device} in {used}; test_cfg.precision={precision} is not fast there.')
+        dtype = getattr(torch, used)
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             return self.decode_head(self.extract_feat(images))
 

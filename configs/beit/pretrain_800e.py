@@ -27,5 +27,5 @@ _base_ = [
 train_cfg = dict(max_epochs=800)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=800, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-5 / 1.5e-3, begin=10, end=800, convert_to_iter_based=True),
 ]

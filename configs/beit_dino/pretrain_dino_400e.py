@@ -70,5 +70,5 @@ param_scheduler = [
     # From 0 (mmengine refuses a factor of exactly 0) to the peak at the last step of epoch 10.
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
     dict(type='CosineAnnealingWeightDecay', eta_min=0.4, begin=0, end=400, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=2e-6, begin=10, end=400, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=2e-6 / 3e-3, begin=10, end=400, convert_to_iter_based=True),
 ]

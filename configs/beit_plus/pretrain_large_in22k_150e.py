@@ -32,5 +32,5 @@ optim_wrapper = dict(clip_grad=dict(max_norm=1.0))
 train_cfg = dict(max_epochs=150, val_interval=5)
 param_scheduler = [  # in steps: from 0 to the peak at step 9,999, down to the end of the run
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=10000),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, by_epoch=False, begin=10000, end=1039800),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-5 / 1.5e-3, by_epoch=False, begin=10000, end=1039800),
 ]

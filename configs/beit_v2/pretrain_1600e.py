@@ -45,5 +45,5 @@ test_dataloader = val_dataloader
 train_cfg = dict(max_epochs=1600)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=1600, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-5 / 1.5e-3, begin=10, end=1600, convert_to_iter_based=True),
 ]

@@ -61,6 +61,6 @@ val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=100, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=0.05, begin=10, end=100, convert_to_iter_based=True),
 ]
 custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]

@@ -50,7 +50,7 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=2000, T_max=1950, eta_min=6e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=2000, T_max=1950, eta_min_ratio=0.02),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=2000, val_interval=1000)
 val_cfg = dict()

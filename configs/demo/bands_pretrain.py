@@ -46,7 +46,7 @@ custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook', ch
 optim_wrapper = dict(optimizer=dict(betas=(0.9, 0.999)))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=100),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=2000, T_max=1900, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=100, end=2000, T_max=1900, eta_min_ratio=5e-3),
 ]
 train_cfg = dict(max_iters=2000, val_interval=500)
 auto_scale_lr = dict(base_batch_size=32)

@@ -51,5 +51,5 @@ auto_scale_lr = dict(base_batch_size=32)
 train_cfg = dict(max_iters=400, val_interval=400)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=40),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=40, end=400, T_max=360, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=40, end=400, T_max=360, eta_min_ratio=0.01),
 ]

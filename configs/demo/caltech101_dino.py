@@ -47,5 +47,5 @@ train_cfg = dict(_delete_=True, type='beit_mm.IterLoop', max_iters=400)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=40),
     dict(type='CosineAnnealingWeightDecay', by_epoch=False, begin=0, end=400, T_max=400, eta_min=0.4),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=40, end=400, T_max=360, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=40, end=400, T_max=360, eta_min_ratio=0.02),
 ]

@@ -51,7 +51,7 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=3000, T_max=2950, eta_min=4e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=3000, T_max=2950, eta_min_ratio=0.02),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3000, val_interval=1000)
 val_cfg = dict()

@@ -49,7 +49,7 @@ optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=1e-4, fused=True))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=50),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=1000, T_max=950, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=50, end=1000, T_max=950, eta_min_ratio=0.01),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=1000, val_interval=500)
 val_cfg = dict()

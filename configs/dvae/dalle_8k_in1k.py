@@ -63,7 +63,7 @@ optim_wrapper = dict(
 auto_scale_lr = dict(base_batch_size=512)
 param_scheduler = [
     dict(
-        type='CosineAnnealingLR', by_epoch=False, end=1_200_000, eta_min=1.25e-6)
+        type='CosineAnnealingLR', by_epoch=False, end=1_200_000, eta_min_ratio=0.0125)
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=3_000_000, val_interval=50_000)
 log_processor = dict(by_epoch=False)

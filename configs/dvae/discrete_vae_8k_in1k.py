@@ -62,7 +62,7 @@ auto_scale_lr = dict(base_batch_size=512)
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=1000),
     dict(
-        type='CosineAnnealingLR', by_epoch=False, begin=1000, end=50_000, eta_min=2e-5),
+        type='CosineAnnealingLR', by_epoch=False, begin=1000, end=50_000, eta_min_ratio=0.02),
 ]
 train_cfg = dict(type='beit_mm.IterLoop', max_iters=50_000, val_interval=5000)
 log_processor = dict(by_epoch=False)

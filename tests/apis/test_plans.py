@@ -6,14 +6,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import load_config
 from mmengine.config import Config
 
 from beit_mm.apis import plans, split
+from beit_mm.apis.commands import merge_options
 from beit_mm.apis.configs import own_config, write_config
 from beit_mm.apis.plans import plan_training
 from beit_mm.apis.split import find_images, write_lists
+from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
+from beit_mm.registry import MODELS
 
 
 def make_folder(root: Path, **classes: int) -> Path:
@@ -155,6 +159,34 @@ def test_a_cpu_begins_with_the_packaged_weights_unless_told_otherwise(images):
         plan = plan_training(images, 'pretrain', init, tokenizer, device='cpu')
         assert [plan.init, plan.keeps_head, (plan.tokenizer or {}).get('checkpoint')] == expected
         assert plan.size == (96, 96)
+
+
+def test_the_backbone_of_a_written_config_begins_with_the_weights_that_an_option_names(images, tmp_path):
+    own, other = Checkpoint.open('demo').state_dict, MODELS.build(load_config('demo/pretrain.py').model.backbone)
+    torch.save(other.state_dict(), tmp_path / 'other.pth')
+    for init in ('demo', 'none'):
+        plan = plan_training(images, 'pretrain', init, 'demo', device='cpu')
+        cfg, _ = written(plan, images, tmp_path)
+        changed = Config(cfg.to_dict())
+        merge_options(changed, [f'model.backbone.init_cfg.checkpoint={tmp_path}/other.pth'])
+        for config, expected in (
+            (cfg, own if init == 'demo' else None),
+            (changed, other.state_dict(prefix='backbone.')),
+        ):
+            model = MODELS.build(config.model)
+            model.init_weights()
+            name = 'backbone.blocks.4.mlp.fc2.weight'
+            assert expected is None or torch.equal(model.state_dict()[name], expected[name])
+            head = torch.equal(model.head.lm_head.weight, own['head.lm_head.weight'])
+            assert head == (init == 'demo')  # which the option does not name
+
+
+def test_the_batch_of_a_new_tokenizer_is_said(images, tmp_path):
+    for batch, expected in ((64, 16), (8, 8)):
+        plan = plan_training(images, 'pretrain', tokenizer='new', device='cpu', batch=batch)
+        settings = plans.tokenizer_settings(own_config(plans.TOKENIZER), images, plan, tmp_path, 100)
+        (said,) = [line for line in plan.reasons if line.startswith('tokenizer')]
+        assert settings['train_dataloader']['batch_size'] == expected and f' {expected} ' in said
 
 
 def test_layers_that_begin_anew_learn_alike(images, tmp_path):

@@ -267,6 +267,13 @@ def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, 
         assert planned(images, folder, **options).plan.preprocessing['std'] == std
 
 
+@pytest.mark.parametrize(('epochs', 'steps'), [(0.1, 1), (0.2, 2)])
+def test_few_epochs_are_as_few_steps(epochs, steps, run, images, tmp_path):
+    """Of nine batches in an epoch."""
+    weights = beit_mm.finetune(images, tmp_path / 'run', run, epochs=epochs)
+    assert torch.load(weights, weights_only=True)['meta']['iter'] == steps
+
+
 def test_names_of_any_bytes_and_formulas_in_results(tmp_path):
     odd, signs = os.fsdecode(b'ee\xe9\n'), [*'=+-@', *'\uff1d\uff0b\uff0d\uff20', '\t', '\r']
     rows = [dict(path=odd, name=odd), *(dict(path=f'{sign}1.png', name=f'{sign}1+1') for sign in signs)]

@@ -82,7 +82,7 @@ def test_train_stop_resume_and_test_give_the_same_numbers(options, tmp_path, cap
     out, err = capfd.readouterr()  # no terminal: a few lines too
     lines = out.splitlines()
     assert len(lines) + len(err.splitlines()) < 20 and max(map(len, lines)) <= 120, lines
-    progress = r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data .* GiB  0:00:00 left$'
+    progress = r'^pretrain 3/3  loss [\d.]+  mim_acc [\d.]+  lr \S+  [\d,]+ images/s  data .* GiB  0:00:0. left$'
     assert re.search(progress, out, flags=re.M) and 'work_dirs/pretrain: checkpoints' in out
     assert re.search(r'pretrain 3, held-out images:  mim_loss [\d.]+ ', out) and 'Iter(train)' not in out + err
     work = tmp_path / 'work_dirs/pretrain'  # the default: the config's name
@@ -117,8 +117,8 @@ def test_a_hook_that_ends_a_run_is_named(options, capfd):
     [
         # of 800 epochs 10 are the warm-up, which is never one step
         ('beit/pretrain_800e', 1600, 'LinearLR 0 20, CosineAnnealingLR 20 1600'),
-        ('beit/pretrain_800e', 2, 'LinearLR 0 2'),
-        ('beit/pretrain_800e', 1, 'LinearLR 0 1'),
+        ('beit/pretrain_800e', 2, 'LinearLR 0 2, CosineAnnealingLR 2 3'),  # which begins after the run
+        ('beit/pretrain_800e', 1, 'LinearLR 0 1, CosineAnnealingLR 1 2'),
         # 1501 and 160,001 of 160,000: mmengine's PolyLR arrives one step before its end
         ('beit/upernet_512_ade20k_160k', 1600, 'LinearLR 0 15, PolyLR 0 1601'),
         ('demo/pretrain', 300, 'LinearLR 0 12, CosineAnnealingLR 12 300 288'),  # T_max
@@ -134,12 +134,44 @@ def test_a_config_is_shortened_as_a_whole(name, steps, expected):
     found = [[each[key] for key in ('type', 'begin', 'end', 'T_max') if key in each] for each in cfg.param_scheduler]
     assert ', '.join(' '.join(map(str, each)) for each in found) == expected
     assert not any({'convert_to_iter_based'} & {*each} or each.by_epoch for each in cfg.param_scheduler)
-    assert cfg.train_cfg == dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps)
+    before = {key: load_config(f'{name}.py').train_cfg.get(key) for key in ('max_epochs', 'max_iters')}
+    length = dict(max_iters=steps, val_interval=steps, shortened_from={key: n for key, n in before.items() if n})
+    assert cfg.train_cfg == dict(type='beit_mm.IterLoop', **length)
     checkpoint, logger = cfg.default_hooks.checkpoint, cfg.default_hooks.logger
     assert not checkpoint.by_epoch and checkpoint.interval <= steps and logger.interval <= max(1, steps // 10)
     assert not cfg.log_processor.by_epoch
     assert 'dvae' not in name or (cfg.model.temperature_steps, cfg.model.kl_steps) == (150, 5)
     assert 'dino' not in name or cfg.custom_hooks[-1].warmup_epochs == cfg.custom_hooks[-1].freeze_last_layer == 0
+
+
+def test_what_options_say_of_a_shortened_run_holds():
+    options = {
+        'default_hooks.checkpoint.interval': 7,
+        'default_hooks.checkpoint.by_epoch': True,
+        'default_hooks.logger.interval': 50,
+        'log_processor.by_epoch': True,
+        'train_cfg.val_interval': 30,
+        'train_cfg.shortened_from': None,
+        'param_scheduler.0.end': 5,
+        'param_scheduler.1.begin': 5,
+        'model.temperature_steps': 60,
+        'model.kl_steps': 6,
+    }
+    words = [f'{key}={value}' for key, value in options.items()]
+    cfg = config_of('train', 'demo/dvae', '--steps', 100, '--cfg-options', *words)
+    found = {}
+    for key in options:
+        entry = cfg.to_dict()
+        for name in key.split('.'):
+            entry = entry[int(name) if name.isdecimal() else name]
+        found[key] = entry
+    assert found == options and cfg.train_cfg.max_iters == 100
+    # also of a schedule that so short a run never reaches
+    cfg = config_of('train', 'beit/pretrain_800e', '--steps', 1, '--cfg-options', 'param_scheduler.1.eta_min_ratio=0.5')
+    assert cfg.param_scheduler[1].eta_min_ratio == 0.5
+    for name, length in (('demo/dvae', 'train_cfg.max_iters=9'), ('beit/pretrain_800e', 'train_cfg.max_epochs=9')):
+        with pytest.raises(UserError, match=f'--steps 100 .*{length}'):
+            config_of('train', name, '--steps', 100, '--cfg-options', length)
 
 
 def test_two_processes_share_the_images_and_agree(options, tmp_path):
@@ -196,6 +228,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         ('lr=1e-3', 'lr is no entry of the config'),
+        ('launcher=pytorch', '--launcher'),
         ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
         ("tta_pipeline=[{'type': 'LoadImage'}]", '--cfg-options: tta_pipeline begins as a list of dicts and is no'),
@@ -259,6 +292,9 @@ def test_the_arguments_of_train(tmp_path):
     assert (cfg.train_dataloader.dataset.data_root, cfg.randomness.seed, cfg.model.loss) == (str(folder), 3, 'l1')
     cfg = config_of('train', 'demo/pretrain', '--resume', '--cfg-options', 'load_from=x.pth')
     assert (cfg.resume, cfg.load_from) == ('auto', 'x.pth')
+    assert cfg.model_wrapper_cfg.get('find_unused_parameters') is None
+    cfg = config_of('train', 'demo/bands_dvae', '--cfg-options', 'find_unused_parameters=True')
+    assert cfg.model_wrapper_cfg.find_unused_parameters is True
     pipeline = '[{"type": "LoadImage"}, {"type": "Crop", "size": [4, 5], "pad": null}]'
     roots = ['data_root=a', 'test_dataloader.dataset.data_root=other']
     options = [*roots, f'test_dataloader.dataset.pipeline={pipeline}']
@@ -269,8 +305,10 @@ def test_the_arguments_of_train(tmp_path):
     assert cfg.test_dataloader.dataset.pipeline[0].type == 'LoadImage'  # as in any config
     foreign = config_of('train', ROOT / 'docs/examples/mmseg_ade20k.py', '--steps', 20)  # names few hooks
     assert foreign.default_hooks.logger.interval == 2 and not foreign.log_processor.by_epoch
+    mixed = tmp_path / 'mixed.py'
+    mixed.write_text("train_cfg, param_scheduler = dict(max_epochs=3), [dict(type='LinearLR', by_epoch=False)]")
     with pytest.raises(UserError, match='LinearLR does not count as the run does'):
-        config_of('train', 'beit/pretrain_800e', '--steps', 10, '--cfg-options', 'param_scheduler.0.by_epoch=False')
+        config_of('train', mixed, '--steps', 10)
     for steps in ('0', '1e3'):
         with pytest.raises(SystemExit):
             config_of('train', 'demo/pretrain', '--steps', steps)
@@ -282,6 +320,11 @@ def test_the_arguments_of_test(tmp_path):
     assert cfg.model.type == 'beit_mm.MultiScaleTTA' and cfg.model.module.type == 'beit_mm.SlidingSegmentor'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'beit_mm.MultiScaleViews'
     assert cfg.default_hooks.visualization.draw and cfg.visualizer.save_dir == 'drawn'
+    of_options = {'precision=float32': 'bfloat16', 'precision=float16': 'float16', 'stride=(9,9)': None}
+    for word, precision in of_options.items():
+        cfg = config_of('test', one_scale, 'x.pth', '--amp', '--tta', '--cfg-options', f'model.test_cfg.{word}')
+        assert cfg.model.module.test_cfg.get('precision') == precision and not cfg.test_cfg.get('fp16')
+    assert config_of('test', 'demo/finetune_folder', 'x.pth', '--amp').test_cfg.fp16
     wrapped = tmp_path / 'wrapped.py'
     wrapped.write_text("test_dataloader, model = dict(dataset={}), dict(type='TTA', module={})")
     for name, word, message in (

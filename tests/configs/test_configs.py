@@ -64,6 +64,17 @@ def test_models_pipelines_and_the_options_of_headers_build():
     check_all(ALL, check)
 
 
+def test_the_lowest_rate_of_each_schedule_is_a_share_of_its_rate():
+    """With a smaller batch and --auto-scale-lr it falls with it."""
+
+    def check(name: str) -> None:
+        for scheduler in load_config(name).param_scheduler:
+            if scheduler.type.endswith('LR'):
+                assert not scheduler.get('eta_min') and 0 <= scheduler.get('eta_min_ratio', 0) < 0.1
+
+    check_all(ALL, check)
+
+
 def test_documented_options_build():
     """The rows of docs/options.md, each with a config that it is meant for."""
     rows = re.findall(r'^\| .* \| `(\w+\..*)`.*\|$', (ROOT / 'docs/options.md').read_text(), re.M)

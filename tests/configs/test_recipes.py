@@ -299,7 +299,7 @@ def test_vqkd_is_trained_as_the_released_one():
     crop = ours('TwoViewRandomResizedCrop', size=224, second_size=None, scale=(0.08, 1.0))
     warmup, cosine = (
         dict(type='LinearLR', begin=0, end=10),
-        dict(type='CosineAnnealingLR', begin=10, end=100, eta_min=1e-5),
+        dict(type='CosineAnnealingLR', begin=10, end=100, eta_min_ratio=1e-5 / 2e-4),
     )
     published = {
         'model': dict(arch='base', vocab_size=8192, code_dims=32, decoder_layers=3, decay=0.99, kmeans_init=True),
@@ -320,7 +320,7 @@ def test_tokenizers_are_the_published_ones():
         'model.temperature': (1, 1 / 16),
         'model.temperature_steps': 150_000,
         'optim_wrapper.optimizer': adamw(1e-4, 1e-4),
-        'param_scheduler': [dict(type='CosineAnnealingLR', begin=None, end=1_200_000, eta_min=1.25e-6)],
+        'param_scheduler': [dict(type='CosineAnnealingLR', begin=None, end=1_200_000, eta_min_ratio=1.25e-6 / 1e-4)],
         'train_cfg.max_iters': 3_000_000,
         'auto_scale_lr.base_batch_size': 512,
         'default_hooks.ema': dict(type='EMAHook', momentum=0.001),

@@ -129,3 +129,43 @@ def test_the_hook_checks_the_groups_of_the_optimizer(cfg):
     )
     cfg.optim_wrapper.optimizer.weight_decay = 0.05
     refused(cfg, 'weight of blocks.0.norm1 .* not to its bias')
+
+
+COSINE = dict(type='CosineAnnealingLR', by_epoch=False, end=4, eta_min=1e-5)
+RISING = [  # at a rate of 1e-6, scaled or not
+    (dict(COSINE), 1, 'param_scheduler.0 .*CosineAnnealingLR.*1e-06.*1e-05.*eta_min_ratio'),
+    (dict(COSINE, eta_min=None, eta_min_ratio=1.5), 1, 'param_scheduler.0 .*1e-06.*1.5e-06.*eta_min_ratio'),
+    (dict(type='PolyLR', by_epoch=False, end=5, eta_min=2e-6), 1, 'PolyLR.*1e-06.*2e-06.*eta_min'),
+    (dict(COSINE, eta_min=1e-9), 2, 'auto_scale_lr .*1e-09 .*param_scheduler.0 .*eta_min_ratio'),
+    (dict(type='OneCycleLR', eta_max=1e-6, total_steps=4, by_epoch=False), 2, 'auto_scale_lr .*1e-06 .*OneCycleLR'),
+]
+
+
+@pytest.mark.parametrize(('scheduler', 'ratio', 'message'), RISING)
+def test_a_schedule_that_rises_or_is_not_scaled(cfg, scheduler, ratio, message):
+    cfg.optim_wrapper.optimizer.lr = 1e-6
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
+    cfg.param_scheduler = [scheduler]
+    cfg.auto_scale_lr = dict(enable=True, base_batch_size=4 * ratio)
+    refused(cfg, message)
+
+
+def test_a_layer_below_whose_rate_would_rise_while_that_of_the_head_falls(cfg):
+    constructor = 'beit_mm.BEiTOptimWrapperConstructor'
+    cfg.optim_wrapper.update(constructor=constructor, paramwise_cfg=dict(layer_decay_rate=0.1))
+    cfg.param_scheduler = [dict(type='CosineAnnealingLR', end=1, eta_min=1e-5)]
+    refused(cfg, 'param_scheduler.0 .*1e-07.*1e-05')  # 1e-3 of the head, four layers above
+
+
+@pytest.mark.parametrize('base_batch_size', [4, 256])
+def test_a_scaled_rate_ends_at_its_share_and_is_logged_as_the_last_layers(cfg, base_batch_size):
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=4, val_interval=4)
+    cfg.param_scheduler = [dict(COSINE, eta_min=None, eta_min_ratio=1e-5 / 1e-3, T_max=3)]
+    cfg.auto_scale_lr = dict(enable=True, base_batch_size=base_batch_size)
+    layers = dict(constructor='beit_mm.BEiTOptimWrapperConstructor', paramwise_cfg=dict(layer_decay_rate=0.5))
+    cfg.optim_wrapper.update(layers)
+    cfg.default_hooks.runtime_info = dict(type='beit_mm.RuntimeInfoHook')
+    scalars = train(cfg).message_hub.log_scalars
+    rates = scalars['train/lr'].data[0]
+    assert (rates[0], rates[-1]) == pytest.approx((1e-3 * 4 / base_batch_size, 1e-5 * 4 / base_batch_size))
+    assert 'train/base_lr' not in scalars  # which mmengine does not scale

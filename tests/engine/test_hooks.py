@@ -3,6 +3,8 @@
 import json
 import logging
 import random
+import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from PIL import Image
 
 from beit_mm.engine.checkpoints import CheckpointMetaHook
 from beit_mm.engine.checks import state_effective_batch
-from beit_mm.engine.steps import StepSeedHook, ThroughputHook
+from beit_mm.engine.steps import ProgressHook, StepSeedHook, ThroughputHook
 from beit_mm.registry import MODELS
 
 
@@ -63,7 +65,7 @@ def test_a_line_of_the_log_has_the_losses_up_to_its_step(pretrain_config, monkey
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     said: list[str] = []
-    for place in ('engine.steps', 'engine.checks', 'engine.checkpoints', 'terminal'):
+    for place in ('engine.steps', 'engine.checks', 'engine.checkpoints', 'engine.interruption', 'terminal'):
         monkeypatch.setattr(f'beit_mm.{place}.log', lambda text, level=logging.INFO: said.append((level, text)))
     return said
 
@@ -105,6 +107,50 @@ def test_throughput_is_images_over_seconds_of_all_processes_not_a_mean_of_rates(
     for _ in range(8):
         hook.after_train_iter(runner, 0, dict(inputs=dict(images=torch.zeros(5, 4))), {})
     assert logged['train/images_per_second'] == pytest.approx(8 * 5 * 3 / 2.7)
+
+
+class Tick(Hook):
+    """A step of a training takes six seconds, a batch of a validation or a test three, by a clock of the test's."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=time.perf_counter)
+        monkeypatch.setattr('beit_mm.engine.steps.time', clock)
+
+    def _after_iter(self, runner, batch_idx, data_batch=None, outputs=None, mode='train'):
+        self.now += 6 if mode == 'train' else 3
+
+
+def test_lines_of_progress_count_validations_in_the_time_left(pretrain_config, monkeypatch, capsys):
+    cfg = pretrain_config
+    cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=5, val_interval=2, val_begin=3)
+    cfg.val_dataloader.batch_size = cfg.test_dataloader.batch_size = 2  # of 12 images; a step has four
+    runner = make_runner(cfg)
+    for hook in (Tick(monkeypatch), ProgressHook('run', seconds=0)):
+        runner.register_hook(hook)
+    capsys.readouterr()
+    runner.train()
+    lines = [re.sub(r'  .*  ', ' ', line) for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
+    # a batch of two images is first taken for a second, a third of half a step
+    expected = [f'run {step}/5 0:00:{seconds}' for step, seconds in ((1, 24 + 12), (2, 18 + 12), (3, 12 + 12), (4, 18))]
+    of_four = [f'run 4/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch + 24:02}' for batch in range(1, 7)]
+    of_five = [f'run 5/5, held-out images, batch {batch}/6  0:00:{18 - 3 * batch:02}' for batch in range(1, 7)]
+    assert lines == [f'{line} left' for line in [*expected, *of_four, 'run 5/5 0:00:18', *of_five]]
+    runner.test()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(' left')]
+    assert lines == [f'run, batch {batch}/6  0:00:{18 - 3 * batch:02} left' for batch in range(1, 7)]
+
+
+def test_a_shortened_run_validates_on_its_share_of_the_images(pretrain_config, said):
+    cfg, length = pretrain_config, dict(max_epochs=4)  # 12 steps
+    for steps, batch, share in ((3, 1, [0, 4, 8]), (3, 4, [0, 3, 6, 9]), (12, 1, [*range(12)])):
+        cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps, val_interval=steps, shortened_from=length)
+        cfg.val_dataloader.batch_size = batch
+        dataset = train(cfg).val_dataloader.dataset
+        names = [int(Path(dataset.get_data_info(number)['img_path']).stem) for number in range(len(dataset))]
+        assert names == share
+    warnings = [text for level, text in said if level == logging.WARNING and 'shortened_from' in text]
+    assert len(warnings) == 2 and '3 of 12' in warnings[0] and '4 of 12' in warnings[1]
 
 
 def test_all_steps_of_all_ranks_and_runs_draw_their_own(monkeypatch):

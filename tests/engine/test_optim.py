@@ -113,6 +113,16 @@ def test_a_type_that_a_device_lacks_is_replaced(monkeypatch):
         make_wrapper('half')
 
 
+def test_a_replaced_type_is_warned_of(monkeypatch):
+    said = []
+    monkeypatch.setattr('beit_mm.engine.optim.warn', said.append)
+    monkeypatch.setattr('beit_mm.engine.optim.usable_dtype', lambda dtype, device: 'float32')
+    for dtype, number in (('float32', 0), ('bfloat16', 1)):
+        AutocastOptimWrapper(dtype, optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+        assert len(said) == number
+    assert 'float32' in said[0] and 'bfloat16' in said[0]
+
+
 def test_state_survives_a_change_of_precision():
     (_, half), (_, full) = map(make_wrapper, ('float16', 'float32'))
     state = half.state_dict()

@@ -84,18 +84,91 @@ def test_accumulated_gradients_are_used_first(config, tmp_path):
     assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
 
 
-def test_a_signal_in_validation_acts_after_it(pretrain_config, tmp_path):
-    validated = []
-    after = Act('after_val_epoch', lambda: validated.append(True), iteration=3)
-    assert train(pretrain_config, tmp_path, Act('after_val_iter', send(signal.SIGTERM), iteration=3), after) == 75
-    assert validated and torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 3
+class KeepFigures(Hook):
+    """What a run has measured on held-out images, but for times."""
+
+    def after_train(self, runner):
+        scalars = runner.message_hub.log_scalars.items()
+        self.found = {name: log.data[0].tolist() for name, log in scalars if name.startswith('val/mim')}
 
 
-LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=6)]
+EMA = [None, dict(type='EMAHook', momentum=0.5), dict(type='mmpretrain.EMAHook', momentum=0.5, evaluate_on_origin=True)]
 
 
+@pytest.mark.parametrize(
+    ('loop', 'iteration', 'ema', 'saved'),
+    [
+        (dict(type='EpochLoop', max_epochs=2, val_interval=1), 3, EMA[1], 'interrupted'),
+        (dict(type='EpochLoop', max_epochs=2, val_interval=1), 6, None, 'epoch_2'),
+        (dict(type='IterLoop', max_iters=6, val_interval=4), 4, EMA[2], 'interrupted'),
+        (dict(type='IterLoop', max_iters=6, val_interval=4), 6, EMA[1], 'iter_6'),
+        (dict(type='IterLoop', max_iters=6, val_interval=4, val_begin=0), 0, None, 'interrupted'),
+    ],
+)
+def test_a_signal_in_a_validation_ends_it_and_the_resumed_run_begins_it_anew(
+    loop, iteration, ema, saved, pretrain_config, tmp_path
+):
+    whole, work, batches = KeepFigures(), KeepFigures(), []
+    config, by_epoch = pretrain_config, 'max_epochs' in loop
+    config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
+    config.val_dataloader.batch_size = 2  # of 12 images
+    best = dict(save_best='mim_loss', rule='less')
+    config.default_hooks.checkpoint.update(by_epoch=by_epoch, interval=1 if by_epoch else 3, **best)
+    config.log_processor.by_epoch = by_epoch
+    config.custom_hooks += [ema] if ema else []
+    assert train(config, tmp_path / 'whole', whole) == 0
+    signals = Act('after_val_iter', lambda: batches.append(0) or send(signal.SIGTERM)(), iteration)
+    assert train(config, tmp_path / 'work', signals) == 75
+    assert len(batches) == 1 and Path((tmp_path / 'work/last_checkpoint').read_text()).stem == saved
+    assert train(config, tmp_path / 'work', work, resume=True) == 0
+    assert whole.found == work.found and len(whole.found['val/mim_loss']) == 2 + (loop.get('val_begin') == 0)
+    names = [sorted(path.name for path in (tmp_path / folder).glob('*.pth')) for folder in ('whole', 'work')]
+    assert names[0] == names[1] and 'interrupted.pth' not in names[0]
+    for name in names[0]:
+        files = [torch.load(tmp_path / folder / name, weights_only=True) for folder in ('whole', 'work')]
+        assert not differences(*({key: file[key] for key in file if key != 'message_hub'} for file in files)), name
+
+
+def test_a_signal_in_a_validation_between_accumulated_batches_acts_after_the_next_step(pretrain_config, tmp_path):
+    pretrain_config.optim_wrapper.accumulative_counts = 2  # of three batches in an epoch
+    assert train(pretrain_config, tmp_path, Act('after_val_iter', send(signal.SIGTERM), iteration=3)) == 75
+    assert torch.load(tmp_path / 'interrupted.pth', weights_only=True)['meta']['iter'] == 4
+
+
+@pytest.mark.parametrize(('place', 'iteration'), [('before_val_iter', 6), ('before_train_iter', 4)])
+def test_two_processes_stop_in_the_second_validation(place, iteration, pretrain_config, tmp_path):
+    """Also after a first one of which one of them has a batch more than the other."""
+    config = pretrain_config
+    config.work_dir, config.launcher, config.auto_scale_lr = str(tmp_path / 'work'), 'pytorch', None
+    config.train_dataloader.batch_size = 2
+    config.val_dataloader.update(batch_size=1, sampler=dict(type='DefaultSampler', shuffle=False, round_up=False))
+    config.val_dataloader.dataset.indices = 11
+
+    def stopped(rank: int) -> tuple:
+        runner = make_runner(config)
+        if rank == 1:
+            runner.register_hook(Act(place, send(signal.SIGUSR1), iteration))
+        with pytest.raises(SystemExit) as stop:
+            runner.train()
+        return runner.iter, stop.value.code
+
+    assert run_ranks(stopped, tmp_path) == [(6, 75)] * 2
+
+
+def test_a_signal_ends_the_reading_of_held_out_images(pretrain_config, tmp_path, monkeypatch):
+    read = []
+    place = 'beit_mm.engine.bad_data._Reading.__getitem__'
+    monkeypatch.setattr(place, lambda self, index: read.append(index) or send(signal.SIGTERM)() and None)
+    assert train(pretrain_config, tmp_path) == 75
+    assert read == [0] and not [*tmp_path.glob('*.pth')]
+
+
+LOOPS = [dict(type='EpochLoop', max_epochs=2, val_interval=1), dict(type='IterLoop', max_iters=6, val_interval=3)]
+
+
+@pytest.mark.parametrize('iteration', [3, 6])
 @pytest.mark.parametrize('loop', LOOPS)
-def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, pretrain_config, tmp_path):
+def test_a_run_killed_in_a_validation_validates_when_it_is_resumed(loop, iteration, pretrain_config, tmp_path):
     def kill() -> None:
         raise MemoryError('killed')
 
@@ -103,9 +176,9 @@ def test_a_run_killed_in_its_last_validation_validates_when_it_is_resumed(loop, 
     pretrain_config.train_cfg = dict(loop, type=f'beit_mm.{loop["type"]}')
     pretrain_config.default_hooks.checkpoint.update(by_epoch='max_epochs' in loop, interval=loop['val_interval'])
     with pytest.raises(MemoryError, match='killed'):
-        train(pretrain_config, tmp_path, Act('after_val_iter', kill, iteration=6))
-    trained = Act('after_train_iter', lambda: done.append('trained'), iteration=5)
-    validated = Act('after_val_epoch', lambda: done.append('validated'), iteration=6)
+        train(pretrain_config, tmp_path, Act('after_val_iter', kill, iteration))
+    trained = Act('after_train_iter', lambda: done.append('trained'), iteration - 1)
+    validated = Act('after_val_epoch', lambda: done.append('validated'), iteration)
     train(pretrain_config, tmp_path, trained, validated, resume=True)
     assert done == ['validated']
 

@@ -158,6 +158,17 @@ def test_labels_of_large_images_are_made_in_strips(align_corners, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU has float16')
+def test_a_precision_that_the_device_does_not_have_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr('beit_mm.segmentation.segmentor.warn', said.append)
+    for precision, number in (('float32', 0), ('float16', 1)):
+        narrow_segmentor(precision=precision).inference(torch.zeros(1, 3, 64, 64))
+        assert len(said) == number
+    assert 'float32' in said[0] and 'test_cfg.precision=float16' in said[0]
+
+
+@torch.no_grad()
 def test_lower_precision_is_near_and_gathered_in_float32(monkeypatch):
     """Also where a CPU without fast bfloat16 would take float32."""
     model = narrow_segmentor()

@@ -235,7 +235,7 @@ def make_runner(row: str, data: Path, out: Path, steps: int, folder: Path, seed:
     cfg.param_scheduler = [
         dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=warmup),
         dict(
-            type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup, eta_min=rate / 100
+            type='CosineAnnealingLR', by_epoch=False, begin=warmup, end=steps, T_max=steps - warmup, eta_min_ratio=0.01
         ),
     ]
     cfg.train_cfg = dict(type='beit_mm.IterLoop', max_iters=steps)

@@ -13,7 +13,7 @@ val_cfg = dict()
 test_cfg = dict()
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-9, by_epoch=False, begin=0, end=300),
-    dict(type='CosineAnnealingLR', by_epoch=False, begin=300, end=7000, T_max=6700, eta_min=1e-5),
+    dict(type='CosineAnnealingLR', by_epoch=False, begin=300, end=7000, T_max=6700, eta_min_ratio=5e-3),
 ]
 default_hooks = dict(
     logger=dict(interval=50), checkpoint=dict(by_epoch=False, interval=250, max_keep_ckpts=2))

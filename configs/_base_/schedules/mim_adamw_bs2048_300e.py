@@ -17,7 +17,7 @@ test_cfg = dict()
 param_scheduler = [
     # From 0 (mmengine refuses a factor of exactly 0) to the peak at the last step of epoch 10.
     dict(type='LinearLR', start_factor=1e-9, begin=0, end=10, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', eta_min=1e-5, begin=10, end=300, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', eta_min_ratio=1e-5 / 1.5e-3, begin=10, end=300, convert_to_iter_based=True),
 ]
 custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.ReconstructionHook')]
 # mmengine smooths what is called a loss, over validations too.
