@@ -344,9 +344,8 @@ class Run:
         seconds = 60 * float(number) * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
         seen = numbers.get('images_per_second', 0.0)
         try:
-            if (
-                self.verb == 'pretrain'
-            ):  # the images and half as many held-out ones, each at most as costly as in a step
+            if self.verb == 'pretrain':
+                # the images and half as many held-out ones, each at most as costly as in a step
                 compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
                 start = None if self.record['init'] == NONE else self.record['init']
                 said, told = reports.describe_pretraining(self.weights, images, numbers, compared, start)
