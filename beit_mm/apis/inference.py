@@ -23,7 +23,6 @@ from beit_mm.apis.inferencers import ClassificationInferencer, SegmentationInfer
 from beit_mm.apis.plans import NARROW_PRETRAINING, backbone_of, head_sizes, resized, tokenizer_of, views
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import PHOTOS, SCENES
-from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.transforms import as_size
@@ -324,8 +323,6 @@ def load_pretrainer(checkpoint: Checkpoint) -> BEiTPretrainer:
     """A pretrained model from its checkpoint alone, built as the weights' shapes say, in evaluation mode."""
     arguments = backbone_of(checkpoint)
     vocab_size, width = head_sizes(checkpoint)
-    if width != arguments['arch']['embed_dims']:
-        raise CheckpointError(f'{checkpoint} has a head of width {width} on a backbone of {arguments["arch"]}')
     levels, _ = checkpoint.normalisation
     model = BEiTPretrainer(
         backbone=dict(arguments, type='beit_mm.BEiTBackbone', out_type='raw', masked_input=True),

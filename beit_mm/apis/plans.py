@@ -206,11 +206,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> dict[str, Any]:
 def head_sizes(checkpoint: Checkpoint) -> tuple[int, int]:
     """Visual tokens that the head in a checkpoint predicts, and its width."""
     weight = checkpoint.converted.state_dict.get('head.lm_head.weight')
-    if weight is None:
-        raise CheckpointError(f'{checkpoint} predicts no visual tokens; expected a pretraining on visual tokens')
-    if weight.dim() != 2:
-        shape = tuple(weight.shape)
-        raise CheckpointError(f'{checkpoint}: head.lm_head.weight has the shape {shape}; expected (tokens, width)')
+    if weight is None or weight.dim() != 2:
+        shape = 'is missing' if weight is None else f'has the shape {tuple(weight.shape)}'
+        raise CheckpointError(f'{checkpoint} predicts no visual tokens: head.lm_head.weight {shape}')
     return len(weight), weight.shape[1]
 
 

@@ -161,8 +161,7 @@ def describe_pretraining(
     told.append(Picture('loss.png', 'Loss in training and on held-out images'))
     if 'mim_loss' not in numbers:
         return '', told
-    following = next_after_pretraining(worth_of_pretraining(numbers, start), folder, images, start)
-    return f'{verdict_of_pretraining(numbers)} {following}', told
+    return f'{verdict_of_pretraining(numbers)} {next_after_pretraining(numbers, folder, images, start)}', told
 
 
 def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], seconds: float) -> Described:
@@ -213,12 +212,10 @@ def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
     return f'Verdict: {said}; the features that it learned are {verdict(gains)}.'
 
 
-def worth_of_pretraining(numbers: Mapping[str, float], start: str | None) -> str:
-    """How weights compare with what the training began with: by their features, and if these are too close by the loss.
+def next_after_pretraining(numbers: Mapping[str, float], folder: Path, images: Images, start: str | None) -> str:
+    """What to run next; it begins with the pretraining's weights only where they are better than what they began with.
 
-    Args:
-        numbers: as of `verdict_of_pretraining`.
-        start: as of `describe_pretraining`.
+    The features decide and, where these are too close, the loss. Arguments as of `describe_pretraining`.
     """
     before, loss_before = ('start', 'mim_loss_start') if start else ('random', 'token_entropy')
     gains = []
@@ -226,18 +223,12 @@ def worth_of_pretraining(numbers: Mapping[str, float], start: str | None) -> str
         gains.append((numbers['knn_accuracy'] - numbers[f'knn_accuracy_{before}'], numbers[f'knn_error_{before}']))
     if loss_before in numbers:
         gains.append((numbers[loss_before] - numbers['mim_loss'], HARDLY / 2))
-    return next((found for gain in gains if (found := outcome(*gain)) != TOO_CLOSE), TOO_CLOSE)
-
-
-def next_after_pretraining(worth: str, folder: Path, images: Images, start: str | None) -> str:
-    """The command to go on with, which begins with the pretraining's weights only where they are shown to be better."""
+    worth = next((found for gain in gains if (found := outcome(*gain)) != TOO_CLOSE), TOO_CLOSE)
     labelled = str(images.train.root) if images.classes else 'LABELLED_IMAGES'
     init = str(folder) if worth == BETTER else start or DEMO
     command = shlex.join(['beit-mm', 'finetune', labelled, '--init', init, '--out', f'{folder}_ft'])
-    if worth == BETTER:
-        return f'Next: {command}'
-    why = 'it made the weights worse' if worth == WORSE else 'nothing shows that it helps'
-    return f'Next: skip this pretraining, {why}, or give it more images and minutes: {command}'
+    why = {BETTER: '', WORSE: 'it made the weights worse', TOO_CLOSE: 'nothing shows that it helps'}[worth]
+    return f'Next: {why and f"skip this pretraining, {why}, or give it more images and minutes: "}{command}'
 
 
 def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:

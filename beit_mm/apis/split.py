@@ -207,9 +207,7 @@ def find_label_maps(folder: str | Path, reduce_zero_label: bool | None = None, w
     if not learned:
         raise UserError(f'no map of the images to learn from in {str(folders[0][1])!r} has a pixel of a class; {said}')
     if not tested:
-        notes.append(
-            f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU is measured'
-        )
+        notes.append(f'no map of the {len(held_out.names):,} held-out images has a pixel of a class: no IoU')
     known = sum(pixels[value] for value in values)
     notes.insert(0, f'{said}; {100 - 100 * known / pixels.total():.0f} % of the pixels are unlabelled')
     maps = folders[0][1], folders[1 if has_validation else 0][1]

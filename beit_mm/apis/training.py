@@ -18,17 +18,9 @@ from typing import Any
 from mmengine.hooks import Hook, ParamSchedulerHook
 from mmengine.runner import Runner
 
+from beit_mm.apis import reports
 from beit_mm.apis.configs import RunConfig, own_config, run_config, write_config
 from beit_mm.apis.plans import MIN_STEPS, NEW, NONE, SETTINGS, TOKENIZER, own_tokenizer, plan_training
-from beit_mm.apis.reports import (
-    ROWS,
-    Picture,
-    describe_finetuning,
-    describe_pretraining,
-    draw_curves,
-    rows_of,
-    write_report,
-)
 from beit_mm.apis.segmentation_report import describe_segmentation
 from beit_mm.apis.split import Images, LabelMaps, find_images, find_label_maps, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint, given_levels
@@ -365,7 +357,7 @@ class Run:
             # a call that was killed has recorded no time
             self.record['seconds'] = max(self.record['seconds'], planned['begun'] + clock.earlier)
         scalars = runner.message_hub.log_scalars
-        numbers = {name: float(scalars[f'val/{name}'].current()) for name in ROWS if f'val/{name}' in scalars}
+        numbers = {name: float(scalars[f'val/{name}'].current()) for name in reports.ROWS if f'val/{name}' in scalars}
         if self.plan.keeps_head:  # IterLoop has validated before the first step
             numbers['mim_loss_start'] = float(scalars['val/mim_loss'].data[0][0])
         numbers['images_per_second'] = float(scalars['train/images_per_second'].mean())
@@ -381,22 +373,21 @@ class Run:
         seconds = 60 * number * REPORT_SHARE if unit == 'minutes' else REPORT_SECONDS
         seen = numbers.get('images_per_second', 0.0)
         try:
-            if (
-                self.verb == 'pretrain'
-            ):  # the images and half as many held-out ones, each at most as costly as in a step
+            if self.verb == 'pretrain':
+                # the images and half as many held-out ones, each at most as costly as in a step
                 compared = min(MAX_BANK, max(MIN_BANK, int(seconds * seen * 2 / 3)))
                 start = None if self.record['init'] == NONE else self.record['init']
-                said, told = describe_pretraining(self.weights, images, numbers, compared, start)
+                said, told = reports.describe_pretraining(self.weights, images, numbers, compared, start)
             elif isinstance(images, LabelMaps):
                 said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
             else:
-                said, told = describe_finetuning(self.folder, images, numbers, seconds / 2)
+                said, told = reports.describe_finetuning(self.folder, images, numbers, seconds / 2)
         except (OSError, UserError) as error:  # images that are gone since the training began
             advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
-            draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
-            said, told = f'No verdict: {error}; {advice}.', [Picture('loss.png', 'Loss in training')]
+            reports.draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
+            said, told = f'No verdict: {error}; {advice}.', [reports.Picture('loss.png', 'Loss in training')]
         self.write_record()
-        rows = rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
+        rows = reports.rows_of(self.record['stages'].get('tokenizer', {}) | numbers)
         stages = [(name, f'{stage["steps"]:,} steps') for name, stage in self.record['stages'].items()]
         waiting = numbers.get('waiting', 0)
         paragraphs = [
@@ -409,7 +400,7 @@ class Run:
             *told,
             [('stage', 'length', 'config'), *((*row, self.config_path(row[0]).name) for row in stages)],
         ]
-        path = write_report(self.folder, f'{self.verb} of {self.record["images"]}', paragraphs)
+        path = reports.write_report(self.folder, f'{self.verb} of {self.record["images"]}', paragraphs)
         width = max((len(name) for name, _ in rows), default=0)
         for line in filter(None, (*(f'{name:<{width}}  {value}' for name, value in rows), self.weights, path, said)):
             say(line)

@@ -274,17 +274,18 @@ def check_channels(model: nn.Module, channels: int | None = None) -> None:
 def check_widths(config: Any, model: nn.Module) -> None:
     """Raises UserError when heads, or a Feature2Pyramid, are built for another width than the backbone's."""
     backbone = backbone_of(model)
-    if backbone is None or not isinstance(config, dict):
+    if backbone is None or isinstance(model, BEiTPretrainer) or not isinstance(config, dict):
         return
     config = config.get('module', config)  # of a model for test-time augmentation
-    parts = {name: config.get(name) for name in ('head', 'neck', 'decode_head', 'auxiliary_head')}
-    if parts['neck'] and not parts['neck']['type'].endswith('Feature2Pyramid'):
+    neck = config.get('neck') or dict(type='Feature2Pyramid')
+    if not neck['type'].endswith('Feature2Pyramid'):
         return  # which may give the heads another width
     settings = []
-    for name, part in parts.items():
-        for key in {'embed_dims', 'embed_dim', 'in_channels'} & {*part} if isinstance(part, dict) else ():
+    for name in ('head', 'neck', 'decode_head', 'auxiliary_head'):
+        part = config.get(name)
+        for key in {'embed_dim', 'in_channels'} & {*part} if isinstance(part, dict) else ():
             width = backbone.embed_dims if isinstance(part[key], int) else [backbone.embed_dims] * len(part[key])
-            if width != part[key] and not (key == 'in_channels' and 'embed_dims' in part):  # of images
+            if width != part[key]:
                 settings.append(f'model.{name}.{key}={width}'.replace(' ', ''))
     if settings:
         raise UserError(f'the backbone is {backbone.embed_dims} wide, what follows it is not; set {" ".join(settings)}')

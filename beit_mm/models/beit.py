@@ -66,7 +66,7 @@ class BEiTPretrainer(BaseModel):
         if target_generator is not None:
             self.target_generator = as_tokenizer(MODELS.build(target_generator)).requires_grad_(False).eval()
         if self.head is not None:
-            _check_head(self.head, self.target_generator)
+            _check_head(self.head, self.target_generator, self.backbone.embed_dims)
         self.register_state_dict_post_hook(_drop_tokenizer)
         self.register_load_state_dict_pre_hook(rename_mmpretrain_weights)
         self.register_load_state_dict_post_hook(_expect_no_tokenizer)
@@ -167,14 +167,18 @@ class BEiTPretrainer(BaseModel):
         return self
 
 
-def _check_head(head: nn.Module, tokenizer: Tokenizer | None) -> None:
-    """Raises UserError unless the head predicts the tokenizer's tokens, or pixels without one."""
+def _check_head(head: nn.Module, tokenizer: Tokenizer | None, width: int) -> None:
+    """Raises UserError unless the head predicts the tokenizer's tokens, or pixels without one, from the backbone's."""
     if tokenizer is None:
         if not isinstance(head, PixelRegressionHead | BEiTMIMHead):  # get_model leaves a BEiTMIMHead's tokenizer out
             raise UserError(f'the head is a {type(head).__name__}; pixels take a beit_mm.PixelRegressionHead')
     elif not isinstance(head, BEiTMIMHead) or head.vocab_size != tokenizer.vocab_size:
         number = tokenizer.vocab_size
         raise UserError(f'the head is a {type(head).__name__}; {number} visual tokens take a BEiTMIMHead of as many')
+    taken = (head.lm_head if isinstance(head, BEiTMIMHead) else head.pixel_head).in_features
+    if taken != width:
+        given = f'the head takes {taken} numbers of a patch, the backbone gives {width}'
+        raise UserError(f'{given}; set model.head.embed_dims={width}')
 
 
 def _drop_tokenizer(model: nn.Module, state_dict: dict, prefix: str, local_metadata: dict) -> None:

@@ -82,7 +82,7 @@ def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy
         name = 'start' if start else 'random'
         numbers |= {'knn_images': 99, 'knn_accuracy': accuracy, f'knn_accuracy_{name}': 60.0, f'knn_error_{name}': 1.0}
     images = find_images(make_images(tmp_path / 'my data', per_class=40))
-    said = reports.next_after_pretraining(reports.worth_of_pretraining(numbers, start), Path('run'), images, start)
+    said = reports.next_after_pretraining(numbers, Path('run'), images, start)
     words = shlex.split(said[said.index('beit-mm') :])
     options = command.parser().parse_args(words[1:])
     assert (options.init, Path(options.images)) == (begins_with, images.train.root)

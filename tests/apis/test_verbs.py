@@ -349,11 +349,12 @@ def test_a_stored_tokenizer_is_data(run, images, tmp_path, stored, sha256, messa
 def test_a_head_and_a_tokenizer_of_another_kind_are_named(run, images, tmp_path):
     for tokenizer, head, message in (
         (5, torch.zeros(512, 32), 'target_generator=5 (expected a dict)'),
-        ({}, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
-        ({}, torch.zeros(512, 16), 'a head of width 16'),
+        (None, torch.tensor(1.0), 'head.lm_head.weight has the shape ()'),
+        (None, torch.zeros(1024, 16), 'the head takes 16 numbers'),
     ):
         content = torch.load(run / 'pretrained.pth', weights_only=True)
-        content['meta']['config_dict']['model']['target_generator'] = tokenizer
+        if tokenizer is not None:
+            content['meta']['config_dict']['model']['target_generator'] = tokenizer
         content['state_dict']['head.lm_head.weight'] = head
         torch.save(content, path := run / 'changed.pth')
         mistake(message, 'reconstruct', path, images, '--out', tmp_path / 'a.png')

@@ -57,8 +57,7 @@ def test_a_narrower_architecture_alone_names_what_must_follow(cfg, tmp_path):
         refused(cfg, r'16 wide.* set model\.head\.in_channels=16$', loop=loop)
     backbone = narrow_segmentor().backbone
     fitting = dict(neck=dict(SEGMENTOR['neck'], embed_dim=32), decode_head=SEGMENTOR['decode_head'])
-    pixels = dict(head=dict(type='beit_mm.PixelRegressionHead', embed_dims=32, in_channels=3))
-    for model in (SEGMENTOR, pixels, dict(neck=dict(type='FPN'), decode_head=dict(in_channels=99))):
+    for model in (SEGMENTOR, dict(neck=dict(type='FPN'), decode_head=dict(in_channels=99))):
         check_widths(model, backbone)
     with pytest.raises(ValueError, match=r'neck\.embed_dim=32 model\.decode_head\.in_channels=\[32,32,32,32\]'):
         check_widths(dict(neck=dict(fitting['neck'], embed_dim=64), decode_head=dict(in_channels=[64] * 4)), backbone)

@@ -119,7 +119,8 @@ def test_names_there_and_back(both):
 
 def test_additional_blocks_begin_as_in_the_released_code():
     """There they are made after the network was initialised: torch's own numbers, output matrices by their depth."""
-    model = MODELS.build(narrow_v2(dict(arch=dict(BACKBONE, embed_dims=256), drop_path_rate=0.3)))
+    head = dict(type='beit_mm.BEiTMIMHead', embed_dims=256, vocab_size=VOCAB)
+    model = MODELS.build(narrow_v2(dict(arch=dict(BACKBONE, embed_dims=256), drop_path_rate=0.3), head=head))
     twins = zip(model.patch_aggregation, model.backbone.blocks[2:], strict=True)
     for depth, (block, twin) in enumerate(twins, start=3):
         assert block.drop_path.p == twin.drop_path.p == pytest.approx(0.3 * (depth - 1) / 3)

@@ -1,7 +1,6 @@
 """What a visual tokenizer is: the abstract class, and what all those with a codebook share (paper section 2.1)."""
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
@@ -190,16 +189,13 @@ def read_weights(source: str, sha256: str | None, advice: str) -> tuple[dict[str
 def load_exactly(module: nn.Module, state: dict[str, Tensor], path: str) -> None:
     """Loads a state dict that must be the module's, or says which names or shapes are not.
 
-    Parts on the meta device get memory once all shapes are known to be the file's.
+    Parts on the meta device get memory where all shapes are the file's.
     """
+    own, given = ({name: tensor.shape for name, tensor in each.items()} for each in (module.state_dict(), state))
+    for part in module.modules() if own == given else ():
+        if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
+            part.to_empty(device='cpu', recurse=False)
     try:
-        if any(parameter.is_meta for parameter in module.parameters()):
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')  # that a copy to the meta device does nothing: shapes are compared
-                module.load_state_dict(state)
-            for part in module.modules():
-                if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
-                    part.to_empty(device='cpu', recurse=False)
         module.load_state_dict(state)
     except (CheckpointError, RuntimeError) as error:
         reason = ' '.join(str(error).split())
