@@ -81,6 +81,7 @@ class FitCheckHook(Hook):
         if samples and 'gt_sem_seg' in samples[0]:  # then the model is a segmentor
             head = unwrap(runner).decode_head
             check_labels(samples, head.num_classes, head.ignore_index)
+        check_size(unwrap(runner), data_batch.get('inputs'))
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         self.loaded = meta_of(checkpoint)
@@ -289,6 +290,22 @@ def check_widths(config: Any, model: nn.Module) -> None:
                 settings.append(f'model.{name}.{key}={width}'.replace(' ', ''))
     if settings:
         raise UserError(f'the backbone is {backbone.embed_dims} wide, what follows it is not; set {" ".join(settings)}')
+
+
+def check_size(model: nn.Module, inputs: Any) -> None:
+    """Warns where images for training have another size than the backbone is made for, which works."""
+    if (backbone := backbone_of(model)) is None:
+        return
+    images = inputs.get('images') if isinstance(inputs, dict) else inputs
+    size = getattr(model.data_preprocessor, 'size', None)  # mmseg's, which pads to it
+    if isinstance(images, Tensor):  # B, H, W, C in pretraining, else B, C, H, W
+        size = images.shape[1:3] if isinstance(inputs, dict) else images.shape[2:]
+    if size and tuple(-(-side // backbone.patch_size) for side in size) != backbone.grid:
+        made_for = tuple(side * backbone.patch_size for side in backbone.grid)
+        warn(
+            f'The images have {tuple(size)} pixels, the backbone is made for {made_for}: its positions are resampled '
+            'at each step. Set model.backbone.img_size and the sizes in the pipelines alike, unless it is meant.'
+        )
 
 
 def check_normalisation(model: nn.Module) -> None:

@@ -130,6 +130,16 @@ def test_the_hook_checks_the_groups_of_the_optimizer(cfg):
     refused(cfg, 'weight of blocks.0.norm1 .* not to its bias')
 
 
+@pytest.mark.parametrize(('size', 'number'), [(32, 0), ((31, 25), 0), (64, 1)])  # of patches of 8 pixels
+def test_images_of_another_size_than_the_backbones(cfg, size, number, monkeypatch):
+    said = []
+    monkeypatch.setattr('beit_mm.engine.checks.warn', said.append)
+    cfg.model.backbone.img_size = size
+    train(cfg)
+    assert len(said) == number
+    assert all(word in text for text in said for word in ('(32, 32)', '(64, 64)', 'model.backbone.img_size'))
+
+
 COSINE = dict(type='CosineAnnealingLR', by_epoch=False, end=4, eta_min=1e-5)
 RISING = [  # at a rate of 1e-6, scaled or not
     (dict(COSINE), 1, 'param_scheduler.0 .*CosineAnnealingLR.*1e-06.*1e-05.*eta_min_ratio'),
