@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.dist import get_world_size
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
@@ -109,6 +109,9 @@ def state_effective_batch(runner: Runner) -> None:
     expected, enabled = auto_scale_lr.get('base_batch_size'), auto_scale_lr.get('enable', False)
     if enabled and accumulation > 1:
         raise UserError(f'auto_scale_lr leaves out that {accumulation} batches are accumulated; scale lr yourself')
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
+            warn(f'The EMAHook averages after each batch, {accumulation} times a step; set its interval={accumulation}.')
     effective = processes * batch * accumulation
     log(
         f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import make_runner, narrow_model, train
 from mmengine.config import Config
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
 from PIL import Image
 
 from beit_mm.engine.checkpoints import CheckpointMetaHook
@@ -73,9 +73,17 @@ def said(monkeypatch) -> list[str]:
 def test_effective_batch_is_stated_and_a_difference_warned_of(said):
     for recipe in (8, 2048):
         cfg = Config(dict(auto_scale_lr=dict(base_batch_size=recipe), optim_wrapper=dict(accumulative_counts=2)))
-        state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4)))
+        state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=[]))
     assert [level for level, _ in said] == [logging.INFO, logging.WARNING]
     assert '1 processes x 4 images x 2 accumulated = 8; the recipe has 2048' in said[1][1]
+
+
+@pytest.mark.parametrize(('interval', 'number'), [(1, 1), (4, 0)])
+def test_an_average_of_single_batches_of_a_step_is_warned_of(interval, number, said):
+    cfg = Config(dict(optim_wrapper=dict(accumulative_counts=4)))
+    hooks = [EMAHook(interval=interval)]
+    state_effective_batch(SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=4), hooks=hooks))
+    assert len([text for _, text in said if 'EMAHook' in text and 'interval=4' in text]) == number
 
 
 def test_fewer_images_than_a_batch_are_named_before_schedules_are_built(pretrain_config):
