@@ -111,7 +111,7 @@ def state_effective_batch(runner: Runner) -> None:
         raise UserError(f'auto_scale_lr leaves out that {accumulation} batches are accumulated; scale lr yourself')
     for hook in runner.hooks:
         if isinstance(hook, EMAHook) and hook.ema_cfg.get('interval', 1) % accumulation:
-            warn(f'The EMAHook averages after each batch, {accumulation} times a step; set its interval={accumulation}.')
+            warn(f'The EMAHook counts batches, {accumulation} in a step; set its interval={accumulation}.')
     effective = processes * batch * accumulation
     log(
         f'Effective batch: {processes} processes x {batch} images x {accumulation} accumulated = {effective}; the '
