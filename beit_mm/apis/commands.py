@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import inspect
 import json
 import os
@@ -355,9 +356,18 @@ def merge_options(cfg: Config, pairs: Iterable[str]) -> None:
     for pair in pairs:
         key, equals, value = pair.partition('=')
         if not equals:
-            raise UserError(f'--cfg-options: {pair!r} is no KEY=VALUE')
-        check_key(cfg, key)
+            raise UserError(f'--cfg-options: {pair!r} is not KEY=VALUE')
         options[key] = parse_value(key, value)
+    types = {key: value for key, value in options.items() if key.rpartition('.')[2] == 'type'}
+    for key in types:
+        check_key(cfg, key)
+    chosen = cfg
+    if types:  # the other keys are arguments of these classes
+        chosen = copy.deepcopy(cfg)
+        chosen.merge_from_dict(types)
+    for key in options:
+        if key not in types:
+            check_key(chosen, key)
     weights = [key for key in options if key.endswith('init_cfg.checkpoint')]
     options = {key.replace('init_cfg.checkpoint', 'init_cfg.type'): 'Pretrained' for key in weights} | options
     if 'data_root' in options:

@@ -224,7 +224,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('model.target_generator.checkpoint=nowhere.pth', 'looked for nowhere.pth'),
         ('train_dataloader.dataset.data_root=no, such folder', "no folder 'no, such folder"),
         ('train_dataloader.dataset.data_root=https://example.org/images', 'expected a local folder of images'),
-        ('train_dataloader.batch_size', "'train_dataloader.batch_size' is no KEY=VALUE"),
+        ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
         ('lr=1e-3', 'lr is no entry of the config'),
@@ -262,6 +262,15 @@ def test_a_new_key_beside_a_type_is_an_argument_of_its_class(config, key, neares
     with pytest.raises(UserError) as refused:
         config_of('train', config, '--cfg-options', f'{key}=[1,2]')
     assert key in str(refused.value) and nearest in str(refused.value)
+
+
+def test_a_key_is_an_argument_of_the_class_that_another_option_names():
+    options = ['model.head.type=beit_mm.PixelRegressionHead', 'model.head.patch_size=8']
+    for order in (options, options[::-1]):
+        cfg = config_of('train', 'beit/pretrain_300e', '--cfg-options', *order)
+        assert cfg.model.head.patch_size == 8
+    with pytest.raises(UserError, match='patch_size'):
+        config_of('train', 'beit/pretrain_300e', '--cfg-options', options[1])
 
 
 def test_missing_files_are_one_line(options, tmp_path):

@@ -126,7 +126,7 @@ def test_a_repository_of_the_hub_is_a_checkpoint(tmp_path, monkeypatch):
     link = path_of_checkpoint('hf://mine/beit')
     assert link.is_symlink() and link.name == 'model.safetensors'
     checkpoint = Checkpoint.open(link)
-    assert checkpoint.preprocessing['size'] and backbone_of(checkpoint)[0]['arch']['num_heads'] == HEADS
+    assert checkpoint.preprocessing['size'] and backbone_of(checkpoint)['arch']['num_heads'] == HEADS
     (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
     for known in snapshot.iterdir():
         known.unlink()

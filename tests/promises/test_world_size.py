@@ -191,6 +191,8 @@ def test_nothing_is_read_to_get_to_a_position():
     read = []
 
     class Dataset(list):
+        takes_keys = True
+
         def __getitem__(self, key):
             read.append(key.index)
             return key.index
