@@ -121,6 +121,7 @@ def test_minutes_are_kept_and_the_schedule_ends_with_them(start, tmp_path, load,
     assert last['optimizer']['param_groups'][-1]['lr'] < 0.01 * highest
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_checkpoint_with_the_time_that_this_leaves(start, tmp_path):
     """Killed, a run has not written how long it took; the tokenizer's own schedules follow the time too."""
     clock = Clock(lambda now: 1 if now < 17 else 2)

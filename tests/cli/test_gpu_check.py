@@ -64,6 +64,7 @@ def test_the_rehearsal_runs_every_part(tmp_path):
     assert len([*(tmp_path / 'out_0/traces').iterdir()]) == 4  # eager and compiled, pretraining and fine-tuning
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_a_part_failed_or_ran_out_of_time_is_kept(tmp_path):
     python = tmp_path / 'python'
     python.write_text(PYTHON)
