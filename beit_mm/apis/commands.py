@@ -313,7 +313,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 
 
 def load_config(args: argparse.Namespace, steps: int | None = None) -> Config:
-    """The config, shortened to `steps`, with the command line's overrides; starts a gloo group if there is no GPU."""
+    """The config, shortened to `steps`, with the overrides of the command line. Starts a gloo group without a GPU."""
     import torch
     from mmengine.config import Config
 
@@ -440,7 +440,7 @@ def check_key(cfg: Config, key: str) -> None:
             elif name in entry:
                 advice = ' that is read; set those made of it, such as train_dataloader.dataset.pipeline'
             where = f'argument of {kind}' if kind else 'entry of the config'
-            raise UserError(f'--cfg-options: {key}: {name} is no {where}{advice}')
+            raise UserError(f'--cfg-options: {key}: {name} is not an {where}{advice}')
         entry = entry[int(name)] if is_list else entry.get(name)
         path.append(name)
 

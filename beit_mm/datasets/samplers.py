@@ -1,8 +1,8 @@
 """Which sample comes when, and with which randomness.
 
 What is drawn for an image depends on its SampleKey only, not on workers, ranks, batch size or the order of loading. So
-a resumed run draws what the uninterrupted one would have drawn. Datasets of other libraries, and those that wrap
-datasets, get plain numbers: torch's DataLoader reads a batch by `__getitems__`, where the key seeds the generators.
+a resumed run draws what the uninterrupted one would have drawn. Datasets of other libraries, and datasets that
+wrap others, get plain numbers: torch's DataLoader reads a batch by `__getitems__`, where the key seeds the generators.
 """
 
 import hashlib

@@ -184,7 +184,7 @@ def count_colours(found: Counter[int]) -> str:
 
 
 def tell_unknown(path: str, numbers: np.ndarray) -> None:
-    """Warns of colours that no class has, of each once, in one process of those that read."""
+    """Warns once of each colour that no class has; only one of the loading processes does."""
     worker = torch.utils.data.get_worker_info()
     if len(TOLD) >= NUM_NAMED or (worker is not None and worker.id):
         return

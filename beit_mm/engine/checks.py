@@ -155,7 +155,7 @@ def check_sampler(loader: DataLoader) -> None:
 
 
 def datasets_in(dataset: Dataset) -> Iterator[Dataset]:
-    """A dataset, and those that it is made of, as mmengine's wrappers and torch's Subset are."""
+    """A dataset and the datasets inside it, for mmengine's wrappers and torch's Subset."""
     yield dataset
     for one in (*getattr(dataset, 'datasets', ()), getattr(dataset, 'dataset', None)):
         if one is not None:

@@ -39,7 +39,7 @@ class CountsOnDevice(BaseDecodeHead):
 
         Returns:
             the losses of `loss_decode` by name, where losses of the same name are added, and `acc_seg`, float32 (1,):
-            the percentage of right pixels among those that are not ignored; 100 if all are ignored.
+            the percentage of right pixels among the pixels that count; 100 if all are ignored.
         """
         label = torch.stack([sample.gt_sem_seg.data for sample in batch_data_samples])  # B, 1, H, W
         logits = F.interpolate(seg_logits, label.shape[2:], mode='bilinear', align_corners=self.align_corners)

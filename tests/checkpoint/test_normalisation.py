@@ -52,7 +52,7 @@ def normalisation(path: Path, **levels) -> tuple[list[float], str]:
 
 @pytest.fixture
 def warnings(caplog):
-    """Gives those that were said so far."""
+    """A function that returns the warnings so far."""
     logger = MMLogger.get_current_instance()
     logger.addHandler(caplog.handler)
     yield lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

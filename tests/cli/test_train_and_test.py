@@ -227,7 +227,7 @@ def test_mim_trains_from_the_config_alone(options, tmp_path):
         ('train_dataloader.batch_size', "'train_dataloader.batch_size' is not KEY=VALUE"),
         ('train_dataloader.batchsize=4', 'did you mean train_dataloader.batch_size?'),
         ('model.backbone.type=BEiTBackbone', "'BEiTBackbone'; did you mean 'beit_mm.BEiTBackbone'?"),
-        ('lr=1e-3', 'lr is no entry of the config'),
+        ('lr=1e-3', 'lr is not an entry of the config'),
         ('launcher=pytorch', '--launcher'),
         ('train_pipeline.1.size=32', 'set those made of it, such as train_dataloader.dataset.pipeline'),
         ('param_scheduler.2.end=9', 'param_scheduler has entries 0 to 1'),
