@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 CHECK = ROOT / 'tools/dev/gpu/check.sh'
-SETTINGS = ('PARTS', 'BUDGET', 'BATCH', 'WORKERS', 'PHOTOS')
+SETTINGS = ('PARTS', 'BUDGET', 'BATCH', 'WORKERS', 'PHOTOS', 'STEPS')
 FIGURES = {  # by part and title of a line
     ('facts', 'versions'): 'torch',
     ('step_pretrain', 'whole step'): 'seconds',
@@ -27,6 +27,7 @@ FIGURES = {  # by part and title of a line
     ('segment', 'all scales with flip'): 'equal_labels',
     ('segment', 'memory of one scale'): 'bytes',
     ('learn', 'knn'): 'top1_of_random_weights',
+    ('thousand', 'curve'): 'held_out',
 }
 # Stands in for Python: one part writes a figure and hangs, the next one fails, all else succeeds.
 PYTHON = """#!/bin/bash

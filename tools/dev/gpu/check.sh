@@ -7,8 +7,8 @@
 # order of their worth. Each has a limit of its own, and is left out if too little of BUDGET is left. What a part has
 # measured when it runs out of time is kept. A node without network needs the wheels of collect.sh.
 # More settings: PYTHON; BATCH, images of a step of BEiT-Base (256); WORKERS, processes that read images (all cores but
-# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for the part `learn`; STATE, the folder of
-# packages, images and compiled kernels, which the next call uses again.
+# two); PHOTOS, a folder or a zip with train/<class>/ and val/<class>/, for `learn` and `thousand`; STEPS of
+# `thousand` (1000); STATE, the folder of packages, images and compiled kernels, which the next call uses again.
 set -uo pipefail
 
 [[ $# -ge 1 && $1 != -* && ${2:---rehearse} == --rehearse && $# -le 2 ]] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
@@ -46,6 +46,7 @@ if [[ $rehearse ]]; then
   echo "_base_ = '$PWD/$pretraining'
 custom_hooks = [*_base_.custom_hooks, dict(type='beit_mm.CompileHook', backend='aot_eager')]" > "$compiled"
   PHOTOS=${PHOTOS:-$images} learning=(--steps 20 --batch 8 --workers 1)
+  thousand=(40 4 1 optim_wrapper.optimizer.lr=6e-4)
   processes=2
 else
   budget=${BUDGET:-900} patience=1
@@ -63,6 +64,7 @@ else
   compile=(--compile) graphs=(--compile mode=reduce-overhead) profile=10
   compiled=$pretraining compiled_words=(--compile)
   learning=(--minutes 2 --workers "$workers")
+  thousand=(${STEPS:-1000} "$batch" "$workers" optim_wrapper.optimizer.lr=6e-4)
   processes=4
 fi
 data=(data_root="$images" "${tokens[@]}")
@@ -141,9 +143,13 @@ alone kernels 90 30 "$python" $benchmarks/kernels.py "${kernels[@]}" --json "$RE
 
 # --- does it work? nothing is timed, so all at once; fine-tuning is compiled here for its timing below ---
 reading=no
-for name in resume distributed finetune upernet float16 train_paper train_compiled learn; do
+for name in resume distributed finetune upernet float16 train_paper train_compiled; do
   wanted $name && reading=yes
 done
+if [[ $PHOTOS == "$images" ]]; then
+  wanted learn && reading=yes
+  wanted thousand && reading=yes
+fi
 [[ $reading == no || -d $images ]] || PARTS='' alone images 60 5 "${own[@]}" images "$images" $number_of_images
 part pytest 140 30 "$python" -m pytest -m gpu tests/gpu -n $processes --timeout $((130 * patience)) \
   -p no:cacheprovider &
@@ -172,6 +178,8 @@ alone segment 150 40 "$python" $benchmarks/segmentation.py "${segment[@]}" --onl
 alone large_pretrain 180 60 "$python" $benchmarks/step.py pretrain "${large[@]}" "${compile[@]}" --json "$RESULTS"
 alone large_finetune 75 40 "$python" $benchmarks/step.py finetune "${large[@]}" --json "$RESULTS"
 [[ ${PHOTOS:-} ]] && alone learn 240 150 "${own[@]}" learn "$PHOTOS" "${learning[@]}"
+[[ ${PHOTOS:-} ]] && alone thousand 420 150 "${own[@]}" thousand "$PHOTOS" "$compiled" "${thousand[@]}" \
+  "${compiled_words[@]}"
 alone dino 75 40 "$python" $benchmarks/step.py dino "${dino[@]}" --json "$RESULTS"
 alone graphs 120 80 "$python" $benchmarks/step.py pretrain "${model[@]}" "${graphs[@]}" --profile $profile \
   --only beit_mm 'beit_mm compiled' --json "$RESULTS"

@@ -6,6 +6,7 @@
     distributed TRAINING                the same with DistributedDataParallel, in one process
     resume TRAINING                     the same run with and without a SIGTERM in it: are they equal to the last bit?
     learn FOLDER OPTION...              pretrains on FOLDER/train; k-NN and a linear layer beside random weights
+    thousand FOLDER TRAINING            the same by a config with the packaged tokenizer, stopped at half and resumed
 
 TRAINING is CONFIG STEPS BATCH WORKERS and words for --cfg-options; FOLDER has train/<class>/ and val/<class>/. Figures
 are printed and added to the file $RESULTS as lines of JSON. Work folders are made below $WORK. When check.sh ends a
@@ -35,6 +36,13 @@ LOGGED = ('step', 'loss', 'mim_acc', 'grad_norm', 'images_per_second', 'time', '
 WARNING_SIGNS = ('warning:', 'WARNING', 'Warning:', 'ERROR', 'error:', 'Traceback')
 # of short runs, without the tokenizer's weights, and of deterministic ones
 EXPECTED_WARNINGS = ('Effective batch', 'random weights', 'cudnn.benchmark')
+# its tokens are of 8 x 8 pixels, for views of 112 or 96 pixels
+WITH_DEMO_TOKENIZER = """_base_ = '{base}'
+tokenizer = dict(
+    type='beit_mm.DiscreteVAE', arch='conv', hidden=48, vocab_size=1024, embed_dims=64, num_levels=3,
+    bottleneck_blocks=2, checkpoint='demo', _delete_=True)
+model = dict(head=dict(vocab_size=1024), target_generator=tokenizer)
+"""
 NOT_COMPILED = 'could not be compiled'  # CompileHook's warning
 
 
@@ -203,24 +211,62 @@ def resume(*training: str) -> None:
 
 def learn(folder: str, *options: str) -> None:
     """By our own commands; `options` are those of the pretraining."""
-    if folder.endswith('.zip'):
-        unpacked = str(WORK / 'photos')
-        subprocess.run([PYTHON, '-m', 'zipfile', '-e', folder, unpacked], check=True)
-        folder = unpacked
-    out = WORK / NAME
+    folder, out = unpacked(folder), WORK / NAME
     shutil.rmtree(out, ignore_errors=True)
     pretrain = [PYTHON, '-m', 'beit_mm', 'pretrain', f'{folder}/train', '--out', out, '--init', 'none', *options]
     subprocess.run([*pretrain, '--tokenizer', 'demo'], check=True)
+    evaluate(folder, out / 'pretrained.pth')
+
+
+def thousand(folder: str, config: str, steps: str, *training: str) -> None:
+    """Reports the whole curve of the loss, and the loss on held-out images."""
+    folder, out = unpacked(folder), WORK / NAME
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    with_tokenizer = out.with_suffix('.py')
+    with_tokenizer.write_text(WITH_DEMO_TOKENIZER.format(base=os.path.abspath(config)))
+    words = [f'data_root={folder}']
+    command = [PYTHON, 'tools/train.py', *command_of(str(with_tokenizer), steps, *training)]
+    command.remove('--no-validate')
+    at = command.index('--cfg-options') + 1
+    command[at:at] = [*words, 'default_hooks.logger.interval=10', 'default_hooks.checkpoint.max_keep_ckpts=1']
+    command += ['--work-dir', str(out)]
+    interrupted = subprocess.Popen(command)
+    while interrupted.poll() is None and not any(row.get('step', 0) >= int(steps) // 2 for row in logged(out)):
+        time.sleep(0.1)
+    interrupted.send_signal(signal.SIGTERM)
+    code = interrupted.wait()
+    code = (code, subprocess.call([*command, '--resume']))
+    rows = logged(out)
+    curve = {row['step']: round(row['loss'], 3) for row in rows if 'loss' in row}
+    held_out = {key: value for row in rows if 'loss' not in row for key, value in row.items()}
+    report('curve', exit=code, training=curve, held_out=held_out)
+    report_training(out)
+    if code != (75, 0):
+        sys.exit(f'error: exit codes {code}; expected 75 and, resumed, 0')
+    evaluate(folder, max(out.glob('*.pth'), key=os.path.getmtime))
+    remove_checkpoints(out)
+
+
+def unpacked(folder: str) -> str:
+    if not folder.endswith('.zip'):
+        return folder
+    target = str(WORK / 'photos')
+    subprocess.run([PYTHON, '-m', 'zipfile', '-e', folder, target], check=True)
+    return target
+
+
+def evaluate(folder: str, checkpoint: Path) -> None:
     for method in ('knn', 'linear'):
         file = WORK / f'{method}.json'
-        tool = [PYTHON, 'tools/analysis/evaluate_features.py', method, out / 'pretrained.pth']
+        tool = [PYTHON, 'tools/analysis/evaluate_features.py', method, checkpoint]
         options = ['--random', '--workers', str(min(14, os.cpu_count() or 1)), '--json', file]
         subprocess.run([*tool, f'{folder}/train', f'{folder}/val', *options], check=True)
         pretrained, random = json.loads(file.read_text())['results'].values()
         report(method, top1=pretrained['top1'], top1_of_random_weights=random['top1'], images=pretrained['images'])
 
 
-PARTS = dict(facts=facts, images=images, train=train, distributed=distributed, resume=resume, learn=learn)
+PARTS = {part.__name__: part for part in (facts, images, train, distributed, resume, learn, thousand)}
 
 if __name__ == '__main__':
     os.chdir(ROOT)
