@@ -148,7 +148,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length=[9, 'steps'])
-RECORD |= dict(batch=4, reduce_zero_label=None, levels=None, workers=0, device='cpu', seed=0)
+RECORD |= dict(batch=4, reduce_zero_label=None, balance=None, levels=None, workers=0, device='cpu', seed=0)
 RECORD |= dict(tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[
@@ -163,6 +163,7 @@ DAMAGES = dict(  # values that no run writes
     batch=[0],
     seed=[-1, 0.5, None],
     device=['meta'],
+    balance=[0.5, 'yes'],
 )
 
 
