@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import tempfile
 import time
 from dataclasses import replace
@@ -388,7 +389,11 @@ class Run:
             elif isinstance(images, LabelMaps):
                 said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
             else:
-                said, told = reports.describe_finetuning(self.folder, images, numbers, seconds / 2)
+                again = ['finetune', str(images.train.root), '--init', self.record['init'], '--out', f'{self.folder}_2']
+                again += [f'--{unit}', f'{2 * number:g}', *['--balance'] * (self.plan.balance or images.unequal)]
+                command = shlex.join(['beit-mm', *again])
+                arguments = self.weights, images, numbers, seconds, self.plan.balance, command
+                said, told = reports.describe_finetuning(*arguments)
         except (OSError, UserError) as error:  # images that are gone since the training began
             advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
             reports.draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})
