@@ -53,7 +53,7 @@ BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 HARDLY = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
-MIN_ANSWERS = 200  # twice the held-out images that are classified even if time is short
+MIN_ANSWERS = 200  # twice the held-out images that a classifier is asked for even if time is short
 MOST_CLASSES = 30  # in the table of a classifier
 MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
@@ -198,13 +198,15 @@ def describe_finetuning(
         f'These are {numbers["held_out"]:,} held-out images and one training with one seed. What pretraining is worth '
         'they do not show: that takes the same training with --init none.'
     )
-    _, held_out = labels_of(images, max(MIN_ANSWERS, int(seconds * fast)))
+    # two for each that it classifies, which costs a third of a step
+    _, held_out = labels_of(images, max(MIN_ANSWERS, int(3 * seconds * fast)))
     results = zip(classify(weights, [*held_out]), held_out.values(), strict=True)
     if answers := [dict(result, truth=label) for result, label in results if 'error' not in result]:
         truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
         counts = evaluation.confusion(predicted, truth, number)
         numbers['class_mean'], numbers['class_mean_error'] = class_mean(counts)
-        told.append(f'The {MOST_CLASSES} worst of {number:,} classes:' if number > MOST_CLASSES else '')
+        limit = f', {MOST_CLASSES} of {number:,}' if number > MOST_CLASSES else ''
+        told.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
         told += [table_of_classes(counts, images), draw_mistakes(answers, images.classes, folder / 'mistakes.png')]
     told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
     if not found or not answers or 'accuracy/top1' not in numbers:
