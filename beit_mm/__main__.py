@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
     length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
     add_zero_label(verb)
+    balance = 'of class folders: show images of small classes more often'
+    verb.add_argument('--balance', action='store_true', help=balance)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')

@@ -62,6 +62,7 @@ class Plan:
     init: str | None  # checkpoint to begin with; None for random weights
     tokenizer: dict[str, Any] | None  # config of the tokenizer; None: one is trained
     keeps_head: bool  # `init` predicts tokens of this tokenizer already; its head is trained further
+    balance: bool  # images of small classes are shown more often
     reasons: list[str]  # lines for the user
 
     @property
@@ -88,6 +89,7 @@ def plan_training(
     device: str | None = None,
     batch: int | None = None,
     levels: Mapping[str, Any] | None = None,
+    balance: bool = False,
 ) -> Plan:
     """Model, batch and workers, from the number of images, the device and its memory.
 
@@ -98,6 +100,7 @@ def plan_training(
         device: 'cpu' or 'cuda'; None: what there is.
         batch: images of a step; None: as memory and images allow.
         levels: `mean` and `std` of the images; by default those of `init`, ImageNet's for random weights.
+        balance: of a classifier: show images of small classes more often.
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     number = len(images.train.names)
@@ -146,6 +149,8 @@ def plan_training(
     ]
     if isinstance(images, LabelMaps):
         reasons[1:1] = [f'labels     {note}' for note in images.notes]
+    elif verb == 'finetune' and (few := images.few(balance)):
+        reasons.insert(1, f'classes    {few}')
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
     known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
@@ -159,7 +164,8 @@ def plan_training(
         if tokenizer is None and not known and device == 'cuda' and (known := find_dalle()):
             why = "DALL-E's, which is here"
         reasons.append(f'tokenizer  {why}')
-    return Plan(device, base, backbone, size, preprocessing, assumed, batch, workers, init, known, keeps_head, reasons)
+    start = batch, workers, init, known, keeps_head, balance
+    return Plan(device, base, backbone, size, preprocessing, assumed, *start, reasons)
 
 
 def backbone_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -391,13 +397,19 @@ def finetuning_settings(base: Config, images: Images, plan: Plan, lists: Path, s
     num_classes = dict(num_classes=len(images.classes))
     # the rate and batch of the demo's recipe, and of the paper's for BEiT-Base; layer decay likewise
     recipe_batch, layer_decay = (64, 0.8) if plan.width <= NARROW else (1024, 0.65)
+    data = loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt'))
+    if plan.balance:
+        learned = dict(type=base.train_dataloader.dataset.type, **data['train_dataloader']['dataset'])
+        largest = max(images.learned.values()) / images.learned.total()  # whose images are shown once
+        balanced = dict(_delete_=True, type='ClassBalancedDataset', oversample_thr=largest, dataset=learned)
+        data['train_dataloader']['dataset'] = balanced
     return dict(
         model=dict(
             backbone=tuned_backbone(plan, out_type='avg_featmap'),
             head=dict(in_channels=plan.width, **num_classes),
             data_preprocessor=dict(plan.preprocessing, **num_classes),
         ),
-        **loaders(images, lists, plan, pipelines, 'held_out', classes=str(lists / 'classes.txt')),
+        **data,
         optim_wrapper=dict(
             optimizer=dict(lr=scaled(4e-3 if plan.init else 1e-3, plan.batch / recipe_batch)),
             paramwise_cfg=dict(layer_decay_rate=layer_decay if plan.init else 1.0),  # random weights learn alike

@@ -16,16 +16,17 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from beit_mm.apis.inference import reconstruct
+from beit_mm.apis.inference import classify, reconstruct
 from beit_mm.apis.split import Images, evenly
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.checkpoint.find import DEMO
 from beit_mm.datasets.reading import UnreadableImageError, read_image
 from beit_mm.datasets.transforms import TwoViewCenterCrop
+from beit_mm.features import evaluation
 from beit_mm.features.evaluation import knn_predict, mean_and_error, neighbours, ridge, standardiser, thumbnail
 from beit_mm.features.extractor import FeatureExtractor, FoundPath
 from beit_mm.files import atomic_file, readable
-from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet
+from beit_mm.pictures import SIDE, draw_runs, read_scalars, sheet, shortened
 
 ROWS = {  # of the report: a figure's name, what it is, how it is written
     'mim_loss': ('loss on masked patches (mim_loss), nats', '{:.3f}'),
@@ -35,9 +36,12 @@ ROWS = {  # of the report: a figure's name, what it is, how it is written
     'tokenizer/codes_used': ('different visual tokens in use', '{:.0f}'),
     'mim_acc': ('masked tokens predicted right (mim_acc)', '{:.3f}'),
     'accuracy/top1': ('classified right, %', '{:.1f}'),
+    'class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
     'mIoU': ('mIoU on held-out images, %', '{:.1f}'),
     'thumbnails': ('ridge regression on thumbnails of 8 x 8 pixels, %', '{:.1f}'),
+    'thumbnails_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
     'most_frequent': ('always the most frequent class, %', '{:.1f}'),
+    'most_frequent_class_mean': ('the same, averaged over the classes, %', '{:.1f}'),
     'position_colour': ('naive Bayes of position and colour, %', '{:.1f}'),
     'knn_accuracy': ('classified right by nearest neighbours, %', '{:.1f}'),
     'knn_accuracy_start': ('the same with the weights that the training began with, %', '{:.1f}'),
@@ -49,6 +53,9 @@ BETTER, WORSE, TOO_CLOSE = 'better than', 'worse than', 'too close to tell from'
 HARDLY = 0.05  # nats by which losses must differ to count
 NUM_QUERIES, NUM_NEIGHBOURS = 6, 5  # of the picture of neighbours
 MOST_THUMBNAILS = 20_000  # that a ridge regression learns from
+MIN_ANSWERS = 200  # twice the held-out images that a classifier is asked for even if time is short
+MOST_CLASSES = 30  # in the table of a classifier
+MISTAKES, MISTAKES_COLUMNS, MISTAKES_SIDE = 24, 4, 240  # of their picture, and pixels of a tile
 
 Paragraph: TypeAlias = 'str | Picture | Sequence[Sequence[str]]'
 Described: TypeAlias = tuple[str, list[Paragraph]]  # verdict, and what follows the figures
@@ -164,30 +171,85 @@ def describe_pretraining(
     return f'{verdict_of_pretraining(numbers)} {next_after_pretraining(numbers, folder, images, start)}', told
 
 
-def describe_finetuning(folder: Path, images: Images, numbers: dict[str, float], seconds: float) -> Described:
-    """The verdict and the rest of the report on a fine-tuning, and its curves, in its folder.
+def describe_finetuning(
+    weights: Path, images: Images, numbers: dict[str, float], seconds: float, balance: bool, again: str
+) -> Described:
+    """The verdict and the rest of the report on a classifier; draws its pictures beside the weights.
 
     Args:
-        numbers: of the validation; gets those of `compare_classifier`.
+        numbers: of the validation; gets those of `compare_classifier` and the `class_mean`.
         seconds: for reading images.
+        again: command of another fine-tuning.
     """
-    found = compare_classifier(images, seconds)
+    folder, number, fast = weights.parent, len(images.classes), numbers.get('images_per_second', 0.0)
+    found = compare_classifier(images, seconds / 2)
     numbers |= dict(found, held_out=len(images.held_out.names))
     names = dict(thumbnails='ridge regression on thumbnails', most_frequent='most frequent class')
     draw_curves(folder / 'finetune', folder / 'loss.png', {text: found[name] for name, text in names.items() if found})
-    told: list[Paragraph] = []
+    told: list[Paragraph] = ['Trained with --balance: images of small classes were shown more often.' * balance]
     if found:
         told.append(
             f'Thumbnails and the most frequent class need no network: learned from {found["compared_with"]:,} of the '
             f'{len(images.train.names):,} images, tested on {found["compared"]:,} held-out ones. A difference counts '
-            'from two standard errors on, as of independent figures.'
+            'from two standard errors on, as of independent figures. Averaged over the classes, a class of one image '
+            'counts as much as one of many.'
         )
     told.append(
         f'These are {numbers["held_out"]:,} held-out images and one training with one seed. What pretraining is worth '
         'they do not show: that takes the same training with --init none.'
     )
+    # two for each that it classifies, which costs a third of a step
+    _, held_out = labels_of(images, max(MIN_ANSWERS, int(3 * seconds * fast)))
+    results = zip(classify(weights, [*held_out]), held_out.values(), strict=True)
+    if answers := [dict(result, truth=label) for result, label in results if 'error' not in result]:
+        truth, predicted = (torch.tensor([answer[key] for answer in answers]) for key in ('truth', 'label'))
+        counts = evaluation.confusion(predicted, truth, number)
+        numbers['class_mean'], numbers['class_mean_error'] = class_mean(counts)
+        limit = f', {MOST_CLASSES} of {number:,}' if number > MOST_CLASSES else ''
+        told.append(f'Classes, the worst first{limit}, on {len(answers):,} held-out images:')
+        told += [table_of_classes(counts, images), draw_mistakes(answers, images.classes, folder / 'mistakes.png')]
     told.append(Picture('loss.png', 'Loss in training, and held-out images classified right'))
-    return verdict_of_finetuning(numbers) if found and 'accuracy/top1' in numbers else '', told
+    if not found or not answers or 'accuracy/top1' not in numbers:
+        return '', told
+    told.append(next_after_finetuning(numbers, weights, images.unequal and not balance, again))
+    return verdict_of_finetuning(numbers), told
+
+
+def class_mean(counts: Tensor) -> tuple[float, float]:
+    """Share of right answers in %, averaged over the classes, and its standard error; by a `confusion` (K, K)."""
+    number = counts.sum(dim=1)
+    right, number = counts.diagonal()[number > 0], number[number > 0]
+    likely = (right + 1) / (number + 2)  # one image that is classified right does not prove that all would be
+    variance = (likely * (1 - likely) / number).mean() / len(number)
+    return float(100 * (right / number).mean()), float(100 * variance.sqrt())
+
+
+def table_of_classes(counts: Tensor, images: Images) -> list[list[str]]:
+    """A row for each class, the worst first, at most MOST_CLASSES; by a `confusion` (K, K)."""
+    right, number, learned = counts.diagonal(), counts.sum(dim=1), images.learned
+    recall, precision = 100 * right / number, 100 * right / counts.sum(dim=0)  # nan of none
+    table = [['class', 'images to learn from', 'held-out images', 'of these right, %', 'of its answers right, %']]
+    for label in recall.nan_to_num(101).argsort(stable=True).tolist()[:MOST_CLASSES]:
+        name, shares = images.classes[label], (float(recall[label]), float(precision[label]))
+        said = ['-' if math.isnan(share) else f'{share:.1f}' for share in shares]
+        table.append([name, f'{learned[name]:,}', f'{number[label]:,.0f}', *said])
+    return table
+
+
+def draw_mistakes(answers: Sequence[Mapping[str, Any]], classes: Sequence[str], out: Path) -> Paragraph:
+    """Draws the images that a classifier is wrong about, the surest first; answers of `classify` with their `truth`."""
+    wrong = [answer for answer in answers if answer['label'] != answer['truth']]
+    wrong.sort(key=lambda answer: -answer['scores'][0][1])
+    if not wrong:
+        return f'No mistake on {len(answers):,} held-out images.'
+    tiles = []
+    for answer in wrong[:MISTAKES]:
+        truth, predicted = (shortened(classes[answer[key]], 13) for key in ('truth', 'label'))
+        tiles.append((f'{truth} as {predicted} {answer["scores"][0][1]:.2f}', small(answer['path'], MISTAKES_SIDE)))
+    rows = [tiles[first : first + MISTAKES_COLUMNS] for first in range(0, len(tiles), MISTAKES_COLUMNS)]
+    sheet(rows, MISTAKES_SIDE).savefig(out)
+    which = f'The {len(tiles)} surest of {len(wrong):,} mistakes' if len(tiles) < len(wrong) else 'All mistakes'
+    return Picture(out.name, f'{which} on {len(answers):,} held-out images: the right class as the predicted one')
 
 
 def verdict_of_pretraining(numbers: Mapping[str, float]) -> str:
@@ -232,14 +294,34 @@ def next_after_pretraining(numbers: Mapping[str, float], folder: Path, images: I
 
 
 def verdict_of_finetuning(numbers: Mapping[str, float]) -> str:
-    """One sentence from the figures of a validation and of `compare_classifier`, those of ROWS."""
-    accuracy = numbers['accuracy/top1']
-    error = standard_error(accuracy, numbers['held_out'])
-    gains = {
-        what: (accuracy - numbers[name], math.hypot(error, standard_error(numbers[name], numbers['compared'])))
-        for name, what in (('thumbnails', 'thumbnails'), ('most_frequent', 'the most frequent class'))
-    }
-    return f'Verdict: the classifier is {verdict(gains)}.'
+    """One sentence from the figures of a validation and of `describe_finetuning`, those of ROWS."""
+    of_images, of_classes = map(verdict, gains_of_finetuning(numbers))
+    if of_images == of_classes:
+        return f'Verdict: the classifier is {of_images}.'
+    return f'Verdict: over all images the classifier is {of_images}; averaged over the classes it is {of_classes}.'
+
+
+def gains_of_finetuning(numbers: Mapping[str, float]) -> list[dict[str, tuple[float, float]]]:
+    """How much better a classifier is, for `verdict`: over all images, and averaged over the classes."""
+    right, mean, error = (numbers[name] for name in ('accuracy/top1', 'class_mean', 'class_mean_error'))
+    of_images, of_classes = {}, {}
+    for name, what in dict(thumbnails='thumbnails', most_frequent='the most frequent class').items():
+        errors = standard_error(right, numbers['held_out']), standard_error(numbers[name], numbers['compared'])
+        of_images[what] = right - numbers[name], math.hypot(*errors)
+        other = numbers[f'{name}_class_mean']
+        of_classes[what] = mean - other, math.hypot(error, numbers[f'{name}_class_mean_error'])
+    return [of_images, of_classes]
+
+
+def next_after_finetuning(numbers: Mapping[str, float], weights: Path, unequal: bool, again: str) -> str:
+    """What to run next: the classifier where it is better than its baselines, else `again`, another fine-tuning."""
+    of_images, of_classes = ([outcome(*gain) for gain in gains.values()] for gains in gains_of_finetuning(numbers))
+    if {*of_classes} == {BETTER} and WORSE not in of_images:
+        run = shlex.quote(str(weights.parent))
+        return f'Next: beit-mm classify {run} new_images/ --out classes.csv; beit-mm export {run} model.onnx'
+    balance = 'show images of small classes more often (--balance), ' if unequal else ''
+    others = 'give it more images, more time, or a released model to begin with (--init NAME of beit_mm.list_models())'
+    return f'Next: {balance}{others}: {again}'
 
 
 def rows_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -344,9 +426,9 @@ def draw_neighbours(queries: Mapping[str, Any], bank: Mapping[str, Any], named: 
     return sheet(rows)
 
 
-def small(file: str) -> Tensor:
-    """The middle of an image, which the model sees, float (3, SIDE, SIDE) in [0, 1]."""
-    middle = TwoViewCenterCrop(SIDE, None)(dict(img=read_image(file)))['images']
+def small(file: str, side: int = SIDE) -> Tensor:
+    """The middle of an image, which the model sees, float (3, side, side) in [0, 1]."""
+    middle = TwoViewCenterCrop(side, None)(dict(img=read_image(file)))['images']
     return torch.from_numpy(middle).permute(2, 0, 1) / 255
 
 
@@ -371,9 +453,13 @@ def compare_classifier(images: Images, seconds: float) -> dict[str, float]:
         pixels.append(torch.from_numpy(np.stack([values for values, _ in found])))
         answers.append(torch.tensor([label for _, label in found]))
     (x, held_out), (y, truth) = pixels, answers
-    most, _ = mean_and_error(truth == y.bincount().argmax())
-    accuracy, _ = mean_and_error(truth == ridge(x, y, held_out))
-    return dict(thumbnails=accuracy, most_frequent=most, compared=len(truth), compared_with=len(y))
+    numbers: dict[str, float] = dict(compared=len(truth), compared_with=len(y))
+    for name, given in dict(thumbnails=ridge(x, y, held_out), most_frequent=y.bincount().argmax()).items():
+        counts = evaluation.confusion(given.expand_as(truth), truth, len(images.classes))
+        numbers[name] = float(100 * counts.diagonal().sum() / counts.sum())
+        numbers[f'{name}_class_mean'], numbers[f'{name}_class_mean_error'] = class_mean(counts)
+    numbers['most_frequent_class_mean_error'] = 0.0  # one class is right whatever is drawn
+    return numbers
 
 
 def draw_curves(work_dir: Path, out: Path, lines: Mapping[str, float]) -> None:

@@ -20,6 +20,7 @@ from beit_mm.terminal import UserError, with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like
+FEW, UNEQUAL = 10, 5  # images of a class that are few, and times that the largest class is the smallest
 DATE = re.compile(r'(19|20)\d\d[-_.]?(0[1-9]|1[0-2])([-_.]?[0-3]\d)?')  # such folders are no classes
 IMAGES = ('images', 'imgs', 'JPEGImages')  # names of folders, in the order in which they are looked for
 MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
@@ -52,6 +53,25 @@ class Images:
 
     def class_lines(self) -> list[str]:
         return [*map(quoted, self.classes)]
+
+    @property
+    def learned(self) -> Counter[str]:
+        """Images to learn from of each class."""
+        return Counter(self.train.names.values())
+
+    @property
+    def unequal(self) -> bool:
+        """Whether the largest class has many times the images of the smallest."""
+        return max(self.learned.values()) > UNEQUAL * min(self.learned.values())
+
+    def few(self, balance: bool) -> str:
+        """Which class has few images to learn from, or much fewer than another, and what to do; else ''."""
+        (largest, most), *_, (smallest, least) = self.learned.most_common()
+        if least >= FEW and not self.unequal:
+            return ''
+        advice = ', or show those more often by --balance' if self.unequal and not balance else ''
+        sizes = f'{least} images of {quoted(smallest)} to learn from, {most:,} of {quoted(largest)}'
+        return f'{sizes}; add images of small classes{advice}'
 
     def dataset(self, lists: Path, name: str) -> dict[str, Any]:
         """Arguments of a dataset of the images in the list `name` of `write_lists`."""

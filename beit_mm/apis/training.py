@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import tempfile
 import time
 from dataclasses import replace
@@ -88,6 +89,7 @@ def finetune(
     batch: int | None = None,
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
+    balance: bool = False,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -99,12 +101,13 @@ def finetune(
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
+        balance: show images of small classes more often, by mmengine's ClassBalancedDataset.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
-        options: dict[str, Any] = dict(levels=levels, minutes=minutes, epochs=epochs)
+        options: dict[str, Any] = dict(balance=balance, levels=levels, minutes=minutes, epochs=epochs)
         return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **options).run()
 
 
@@ -122,6 +125,7 @@ class Run:
         batch: int | None = None,
         seed: int | None = None,
         reduce_zero_label: bool | None = None,
+        balance: bool = False,
         levels: dict | None = None,
         **lengths: float | None,
     ) -> None:
@@ -154,6 +158,7 @@ class Run:
             batch=batch,
             seed=seed,
             reduce_zero_label=reduce_zero_label,
+            balance=balance or None,
             levels=given_levels(**(levels or {})) or None,
             seconds=0.0,
             stages={},
@@ -175,13 +180,13 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'levels')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'balance', 'levels')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length']
             fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
             fits &= 0 < float(number) < math.inf
             fits &= 0 <= known['seconds'] < math.inf and known['device'] in ('cpu', 'cuda')
-            fits &= known['reduce_zero_label'] in (None, True, False)
+            fits &= known['reduce_zero_label'] in (None, True, False) and known['balance'] in (None, True)
             # stages are names of folders: only those that `make_plan` gives
             stages = [known['verb']] if known['tokenizer'] or known['verb'] == 'finetune' else ['tokenizer', 'pretrain']
             whole = [known['batch'], *(stage.get('steps', MIN_STEPS) for stage in known['stages'].values())]
@@ -229,6 +234,9 @@ class Run:
             images = find_label_maps(self.record['images'], self.record['reduce_zero_label'])
             if images is None and self.record['reduce_zero_label'] is not None:
                 raise UserError(f'{self.record["images"]} has no label maps; leave --reduce- and --keep-zero-label out')
+        if images and self.record['balance']:
+            advice = 'leave it out; docs/options.md has class_weight for the classes of label maps'
+            raise UserError(f'--balance is for class folders, and {self.record["images"]} has label maps: {advice}')
         images = images or find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
             expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'
@@ -261,7 +269,7 @@ class Run:
         if self.record.get('digest') == digest:
             self.record['workers'] = self.record['workers'] if self.workers is None else self.workers
             planned = {key: self.record[key] for key in ('workers', 'device', 'batch', 'levels')}
-            self.plan = plan_training(images, self.verb, *said, **planned)
+            self.plan = plan_training(images, self.verb, *said, balance=bool(self.record['balance']), **planned)
             if (began := self.record['tokenizer']) and self.plan.tokenizer_name != began:
                 raise UserError(f'{self.folder} began with {began}, now it has {self.plan.tokenizer_name}; put it back')
             write_lists(images, self.lists)
@@ -271,7 +279,7 @@ class Run:
             changed = f'other images, or names of them, than when {self.folder} was planned ({counts}; now {images})'
             raise UserError(f'{self.record["images"]} has {changed}; choose another --out')
         options: dict[str, Any] = dict(workers=self.workers, batch=self.batch, levels=self.record['levels'])
-        plan = self.plan = plan_training(images, self.verb, *said, **options)
+        plan = self.plan = plan_training(images, self.verb, *said, balance=bool(self.record['balance']), **options)
         stages = ['tokenizer', 'pretrain'] if self.verb == 'pretrain' and not plan.tokenizer else [self.verb]
         self.record.update(
             found=str(images),
@@ -381,7 +389,11 @@ class Run:
             elif isinstance(images, LabelMaps):
                 said, told = describe_segmentation(self.folder, self.weights, images, numbers, seconds)
             else:
-                said, told = reports.describe_finetuning(self.folder, images, numbers, seconds / 2)
+                again = ['finetune', str(images.train.root), '--init', self.record['init'], '--out', f'{self.folder}_2']
+                again += [f'--{unit}', f'{2 * number:g}', *['--balance'] * (self.plan.balance or images.unequal)]
+                command = shlex.join(['beit-mm', *again])
+                arguments = self.weights, images, numbers, seconds, self.plan.balance, command
+                said, told = reports.describe_finetuning(*arguments)
         except (OSError, UserError) as error:  # images that are gone since the training began
             advice = f'mend it, delete {REPORT} and repeat the command: the training is kept'
             reports.draw_curves(self.folder / self.verb, self.folder / 'loss.png', {})

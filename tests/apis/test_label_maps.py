@@ -315,3 +315,9 @@ def test_a_segmentor_its_report_and_its_labels_in_one_call(example, tmp_path, ca
         assert f'({name}.png)' in report and Image.open(run / f'{name}.png').width > 100
     command.main([str(word) for word in lines[0]])
     assert 'is finished' in capsys.readouterr().out
+
+
+def test_classes_of_label_maps_are_not_balanced(example, tmp_path):
+    with pytest.raises(UserError, match='--balance is for class folders.*class_weight'):
+        beit_mm.finetune(example, tmp_path / 'run', 'none', epochs=1, balance=True)
+    assert not (tmp_path / 'run').exists()

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from helpers import load_config
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 
 from beit_mm.apis import plans, split
 from beit_mm.apis.commands import merge_options
@@ -17,7 +19,7 @@ from beit_mm.apis.plans import plan_training
 from beit_mm.apis.split import find_images, write_lists
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.datasets.image_folder import ImageFolder, UnlabeledImages
-from beit_mm.registry import MODELS
+from beit_mm.registry import DATASETS, MODELS
 
 
 def make_folder(root: Path, **classes: int) -> Path:
@@ -210,3 +212,49 @@ def test_the_batch_follows_from_memory_width_patches_and_images(images, monkeypa
         assert plans.largest_batch('cuda', width, patches)[0] == pytest.approx(most)
     assert [plans.largest_batch('cpu', width, 196)[0] for width in (192, 768)] == [64, 16]
     assert plan_training(images, 'pretrain', device='cpu').batch == 16  # of 144 images: an epoch has several steps
+
+
+@pytest.mark.parametrize(
+    ('cat', 'dog', 'balance', 'named', 'advised'),  # of these a tenth is held out
+    [
+        (100, 10, False, ('9', 'dog', '90', 'cat'), True),
+        (100, 10, True, ('9', 'dog', '90', 'cat'), False),
+        (20, 120, False, ('18', 'cat', '108', 'dog'), True),  # 6 times as many
+        (100, 25, False, (), False),
+    ],
+)
+def test_few_images_of_a_class_are_said(tmp_path, cat, dog, balance, named, advised):
+    images = find_images(make_folder(tmp_path / 'images', cat=cat, dog=dog, bird=50))
+    lines = plan_training(images, 'finetune', device='cpu', balance=balance).reasons
+    said = ' '.join(line for line in lines if line.startswith('classes'))
+    assert [word for word in re.findall(r'\w+', said) if word.isdigit() or word in ('cat', 'dog')] == [*named]
+    assert ('--balance' in said) == advised
+    assert not any(line.startswith('classes') for line in plan_training(images, 'pretrain', device='cpu').reasons)
+
+
+def test_few_images_of_equal_classes_are_no_reason_to_balance(tmp_path, monkeypatch):
+    monkeypatch.setattr(split, 'MIN_IMAGES', 10)
+    images = find_images(make_folder(tmp_path / 'images', cat=10, dog=8))
+    (line,) = [line for line in plan_training(images, 'finetune', device='cpu').reasons if line.startswith('classes')]
+    assert '7 images of dog' in line and '--balance' not in line
+
+
+def test_balanced_classes_in_a_written_config(tmp_path):
+    """An image is shown as often as the square root of how much rarer its class is, rounded up."""
+    images = find_images(make_folder(tmp_path / 'images', cat=100, dog=40, bird=10))  # of these a tenth is held out
+    write_lists(images, lists := tmp_path / 'lists')
+    for balance, expected in ((False, [90, 36, 9]), (True, [90, 36 * 2, 9 * 4])):
+        plan = plan_training(images, 'finetune', 'none', workers=0, device='cpu', balance=balance)
+        settings = plans.finetuning_settings(own_config(plan.base), images, plan, lists, 100)
+        write_config(tmp_path / 'config.py', 'Text.', plan.base, settings)
+        cfg = Config.fromfile(tmp_path / 'config.py')
+        outer, inner = cfg.train_dataloader.dataset, cfg.train_dataloader.dataset
+        if balance:
+            inner = outer.dataset
+        inner.pipeline = []
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            dataset = DATASETS.build(outer)
+        counts = Counter(dataset[index]['gt_label'] for index in range(len(dataset)))
+        assert [counts[images.classes.index(name)] for name in ('cat', 'dog', 'bird')] == expected
+        assert inner.on_error == 'skip' and cfg.train_dataloader.sampler.type == 'beit_mm.SeededSampler'
+        assert cfg.val_dataloader.dataset.type == 'beit_mm.ImageFolder'

@@ -9,12 +9,24 @@ import pytest
 import torch
 from labelled import make_images, save_backbone
 from mmpretrain.evaluation import Accuracy
+from PIL import Image
 
 from beit_mm import __main__ as command
 from beit_mm.apis import reports
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
 from beit_mm.features.evaluation import mean_and_error
+from beit_mm.pictures import CHARACTER, sheet
+
+
+def figures(
+    top1: float, class_mean: float, number: int = 100, error: float = 5.0, **others: tuple[float, float]
+) -> dict:
+    """Of a classifier and of what needs no network: right over all images, and averaged over the classes, in %."""
+    numbers = {'accuracy/top1': top1, 'class_mean': class_mean, 'class_mean_error': error}
+    for name, (right, mean) in others.items():
+        numbers |= {name: right, f'{name}_class_mean': mean, f'{name}_class_mean_error': 0.0}
+    return numbers | dict(held_out=number, compared=number)
 
 
 def test_colours_are_told_apart_without_training(tmp_path):
@@ -23,7 +35,10 @@ def test_colours_are_told_apart_without_training(tmp_path):
     (tmp_path / 'val/red/0.png').write_bytes(b'nothing')
     images = find_images(tmp_path)
     found = reports.compare_classifier(images, 60)
-    assert found == dict(thumbnails=100, most_frequent=pytest.approx(100 * 40 / 119), compared=119, compared_with=120)
+    expected = dict(thumbnails=100, thumbnails_class_mean=100, compared=119, compared_with=120)
+    assert {name: found[name] for name in expected} == expected
+    assert found['most_frequent'] == pytest.approx(100 * 40 / 119)
+    assert found['most_frequent_class_mean'] == pytest.approx(100 / 3) and found['most_frequent_class_mean_error'] == 0
     numbers, figure = reports.compare_features(Checkpoint.open(save_backbone(tmp_path / 'x.pth')), images, 60)
     assert numbers['knn_accuracy_thumbnails'] == 100 and 30 <= numbers['knn_images'] <= 60
     assert len(figure.axes) == 6 * (1 + 5) and figure.axes[0].get_title('left') == 'blue'
@@ -33,13 +48,7 @@ def test_colours_are_told_apart_without_training(tmp_path):
 def test_a_classifier_without_mistakes_has_a_verdict():
     """45 right of 45, as mmpretrain's Accuracy counts in float32."""
     (percent,) = Accuracy.calculate(torch.eye(45), torch.arange(45))[0]
-    numbers = {
-        'accuracy/top1': float(percent),
-        'held_out': 45,
-        'thumbnails': 50.0,
-        'most_frequent': 10.0,
-        'compared': 45,
-    }
+    numbers = figures(float(percent), 100, thumbnails=(50.0, 50), most_frequent=(10.0, 10), number=45)
     assert numbers['accuracy/top1'] > 100 and 'better than' in reports.verdict_of_finetuning(numbers)
 
 
@@ -91,10 +100,76 @@ def test_what_comes_next_begins_with_the_better_weights(tmp_path, loss, accuracy
 
 def test_the_verdict_of_a_fine_tuning():
     # of 100 images: standard errors of 60 and 50 % are 4.9 and 5.0, together 7.0
-    numbers = {'accuracy/top1': 60.0, 'held_out': 100, 'thumbnails': 50.0, 'most_frequent': 20.0, 'compared': 100}
+    numbers = figures(60, 60, thumbnails=(50, 50), most_frequent=(20, 20))
     said = reports.verdict_of_finetuning(numbers)
     assert said.endswith('better than the most frequent class, too close to tell from thumbnails.')
-    assert ('classified right, %', '60.0 +- 4.9') in reports.rows_of(numbers)
+    rows = reports.rows_of(numbers)
+    assert ('classified right, %', '60.0 +- 4.9') == rows[0] and rows[1][1] == '60.0 +- 5.0'
+
+
+def of_counts(*rows: list[int]) -> tuple[float, float]:
+    return reports.class_mean(torch.tensor(rows, dtype=torch.float64))
+
+
+def test_the_mean_of_the_classes_and_its_error():
+    assert of_counts([15, 0, 0], [1, 0, 0], [1, 0, 0])[0] == pytest.approx(100 / 3)
+    assert of_counts([15, 5, 0], [2, 2, 0], [0, 0, 0])[0] == pytest.approx((75 + 50) / 2)  # nothing of the third
+    # of many images the usual one: variances of shares of 80 and 50 % in 1000 and 500 images
+    mean, error = of_counts([800, 200], [250, 250])
+    assert mean == 65 and error == pytest.approx(100 * (0.8 * 0.2 / 1000 + 0.25 / 500) ** 0.5 / 2, rel=0.01)
+    assert 10 < of_counts([1, 0], [0, 1])[1] < 50  # two images that are right do not prove that all are
+
+
+@pytest.mark.parametrize(
+    ('top1', 'class_mean', 'number', 'beats'),
+    [
+        (88.2, 33.3, 17, False),  # always the largest of three classes
+        (88.2, 33.3, 10_000, False),
+        (92.0, 45.0, 10_000, True),
+        (92.0, 34.0, 10_000, False),  # the largest class alone is better known
+        (80.0, 60.0, 10_000, False),  # and small classes alone
+        (88.2, 60.0, 10_000, True),
+    ],
+)
+def test_a_classifier_that_answers_the_largest_class_is_not_good(top1, class_mean, number, beats):
+    trivial = dict(thumbnails=(88.2, 35), most_frequent=(88.2, 33.3), number=number, error=3.0)
+    numbers = figures(top1, class_mean, **trivial)
+    for unequal in (True, False):
+        said = reports.next_after_finetuning(
+            numbers, Path('a run/finetuned.pth'), unequal, 'beit-mm finetune x --out y'
+        )
+        found = [command.parser().parse_args(shlex.split(words)[1:]) for words in re.findall('beit-mm [^;]*', said)]
+        assert [each.verb for each in found] == (['classify', 'export'] if beats else ['finetune'])
+        assert not beats or {each.checkpoint for each in found} == {'a run'}
+        assert ('--balance' in said) == (unequal and not beats) and ('--init' in said) == (not beats)
+    verdict = reports.verdict_of_finetuning(numbers)
+    assert ('better than' in verdict.split('averaged over the classes')[-1]) == (class_mean > 40)
+
+
+def test_the_worst_classes_are_in_the_table_of_a_classifier(tmp_path, monkeypatch):
+    images = find_images(make_images(tmp_path, per_class=40))  # blue, green, red
+    counts = torch.tensor([[4, 0, 0], [3, 1, 0], [0, 0, 0]], dtype=torch.float64)
+    head, *rows = reports.table_of_classes(counts, images)
+    of = dict(green=['40', '4', '25.0', '100.0'], blue=['40', '4', '100.0', '57.1'], red=['40', '0', '-', '-'])
+    assert rows == [[name, *cells] for name, cells in of.items()] and len(head) == 5
+    monkeypatch.setattr(reports, 'MOST_CLASSES', 1)
+    assert [row[0] for row in reports.table_of_classes(counts, images)[1:]] == ['green']
+
+
+def test_the_surest_mistakes_are_drawn_first(tmp_path, monkeypatch):
+    classes, answers, drawn = ['right', 'a wrong class of a long name'], [], []
+    for index, (label, probability) in enumerate([(1, 0.6), (0, 0.99), (1, 0.9), (1, 0.7)]):
+        Image.new('RGB', (40, 30), (index * 60, 0, 0)).save(path := tmp_path / f'{index}.png')
+        answers.append(dict(path=str(path), truth=0, label=label, scores=[[label, probability]]))
+    monkeypatch.setattr(reports, 'MISTAKES', 2)
+    monkeypatch.setattr(reports, 'sheet', lambda rows, side: drawn.extend(rows) or sheet(rows, side))
+    picture = reports.draw_mistakes(answers, classes, tmp_path / 'mistakes.png')
+    assert '2' in picture.caption and '3 ' in picture.caption and '4 ' in picture.caption
+    ((first, second),) = drawn
+    assert [round(255 * float(image[0].mean())) for _, image in (first, second)] == [120, 180]
+    assert first[0].startswith('right') and first[0].endswith('0.90') and len(first[0]) * CHARACTER <= 240
+    assert Image.open(tmp_path / picture.file).width > 480
+    assert 'No mistake' in reports.draw_mistakes(answers[1:2], classes, tmp_path / 'none.png')
 
 
 def test_a_report_shows_any_name_as_it_is(tmp_path):

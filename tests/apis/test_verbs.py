@@ -148,7 +148,7 @@ def test_a_pretraining_goes_on_with_the_tokens_it_knows(run, images, tmp_path, c
 
 
 RECORD = dict(verb='pretrain', init=None, seconds=0, stages=dict(tokenizer={}, pretrain={}), length=[9, 'steps'])
-RECORD |= dict(batch=4, reduce_zero_label=None, levels=None, workers=0, device='cpu', seed=0)
+RECORD |= dict(batch=4, reduce_zero_label=None, balance=None, levels=None, workers=0, device='cpu', seed=0)
 RECORD |= dict(tokenizer=None, tokenizer_option=None)
 DAMAGES = dict(  # values that no run writes
     stages=[
@@ -163,6 +163,7 @@ DAMAGES = dict(  # values that no run writes
     batch=[0],
     seed=[-1, 0.5, None],
     device=['meta'],
+    balance=[0.5, 'yes'],
 )
 
 
@@ -265,6 +266,36 @@ def test_the_normalisation_of_weights_that_do_not_say_it(run, images, tmp_path, 
     for options, std in (({}, [58.395, 57.12, 57.375]), (dict(levels=dict(std=50)), [50.0] * 3), ({}, [50.0] * 3)):
         folder = tmp_path / ('new' if std[0] == 50 else 'other')
         assert planned(images, folder, **options).plan.preprocessing['std'] == std
+
+
+def test_a_balanced_classifier_and_its_report(run, images, tmp_path, capsys):
+    folder, out = shutil.copytree(images.parent, tmp_path / 'images'), tmp_path / 'run'
+    for index in range(2, 12):
+        (folder / f'train/red/{index}.png').unlink()
+    for index in range(3):  # mistakes
+        shutil.copy(folder / f'val/red/{index}.png', folder / 'val/green')
+    call('finetune', folder, '--init', run, '--out', out, '--epochs', 1, '--balance')
+    assert '2 images of red' in capsys.readouterr().out
+    dataset = Config.fromfile(out / 'config.py').train_dataloader.dataset
+    assert dataset.type == 'ClassBalancedDataset' and dataset.dataset.ann_file == str(out / 'lists/train.txt')
+    (out / 'report.md').unlink()
+    call('finetune', folder, '--init', run, '--out', out)  # it stays balanced
+    assert Config.fromfile(out / 'config.py').train_dataloader.dataset.type == 'ClassBalancedDataset'
+    report, found = (out / 'report.md').read_text(), {name: [] for name in CLASSES}
+    for answer in beit_mm.classify(out, folder / 'val'):
+        found[Path(answer['path']).parent.name].append(answer['name'])
+    answers = [name for names in found.values() for name in names]
+    for name, names in found.items():
+        right, given = names.count(name), answers.count(name)
+        learned, precision = 2 if name == 'red' else 12, f'{100 * right / given:.1f}' if given else '-'
+        assert f'| {name} | {learned} | 12 | {100 * right / 12:.1f} | {precision} |' in report
+    top1 = sum(100 * names.count(name) / 36 for name, names in found.items())
+    assert report.count(f'| {top1:.1f} +-') >= 2  # of all images, and averaged over classes of as many images
+    assert '--balance' in report and 'Next: ' in report.split('(loss.png)')[1]
+    assert '(mistakes.png)' in report and Image.open(out / 'mistakes.png').width > 200
+    assert record_of(out)['balance'] is True
+    call('finetune', folder, '--init', run, '--out', tmp_path / 'other', '--epochs', 0.2)
+    mistake('balance', 'finetune', folder, '--out', tmp_path / 'other', '--balance')
 
 
 @pytest.mark.parametrize(('epochs', 'steps'), [(0.1, 1), (0.2, 2)])
