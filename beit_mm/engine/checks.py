@@ -191,6 +191,11 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 
 
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
+    if 0 <= ignore_index < num_classes:
+        raise UserError(
+            f'ignore_index of a decode head is {ignore_index}, a class that metrics would count all the same; remove it, '
+            'and if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
+        )
     ignored = pixels = 0
     for sample in samples:
         labels, reduced = sample.gt_sem_seg.data, sample.get('reduce_zero_label', False)

@@ -107,6 +107,8 @@ def sample(labels: list[int]) -> SegDataSample:
 def test_a_label_without_a_class_is_named_with_its_file():
     check_labels([sample([0, 1, 2, 255]), sample([2, 2, 2, 2])], 3, 255)
     check_labels([sample([0, 1, 254])], 3, 254)
+    with pytest.raises(UserError, match='ignore_index.* 0.*reduce_zero_label'):  # the loss would leave class 0 out
+        check_labels([sample([0, 1])], 3, 0)
     with pytest.raises(ValueError, match=r'^data/x.png gives label 3, the heads have num_classes=3; set '):
         check_labels([sample([0, 1]), sample([0, 3, 5, 255])], 3, 255)
     with pytest.raises(ValueError, match='every pixel of the first batch is ignored'):
