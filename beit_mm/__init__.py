@@ -4,6 +4,7 @@ Every registered type is found as `type='beit_mm.NAME'` in any config. Where wha
 
     __main__.py     `beit-mm VERB ...`, or `python -m beit_mm VERB ...`: the options of each verb; calls the public
                     function of its name
+    errors.py       The user's mistakes, and lines in the log of a run
     files.py        Files written completely or not at all, their hashes and printable names, and text for configs
     pictures.py     Pictures of what a model makes of images: sheets of titled pictures, reconstructions, attention
                     maps, curves

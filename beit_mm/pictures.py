@@ -24,13 +24,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from beit_mm.engine.steps import unwrap, written_if_possible
+from beit_mm.errors import UserError, log
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers import Tokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.positions import Grid
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, log
 
 SIDE = 160  # pixels of a tile's longer side
 MARGIN = 4  # pixels between tiles

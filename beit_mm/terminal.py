@@ -15,10 +15,12 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
+
+from beit_mm.errors import UserError
 
 SCRIPT = 'beit-mm'  # the command that pyproject.toml names
 NOISE = re.compile(  # warnings of mmengine about itself, and of tensors that our load report names
@@ -31,27 +33,6 @@ SECONDS_TO_BE_ENDED = 3.0
 PORT_IN_USE = 'port {} of this machine is in use; choose another: PORT=...'
 LESS_MEMORY = 'A smaller batch needs less: --cfg-options train_dataloader.batch_size=... (in tests test_dataloader)'
 BUILDERS = ('build_from_cfg', 'build_scheduler_from_cfg')  # mmengine's
-
-
-class UserError(ValueError):
-    """What the user can fix; the message says what was found, what was expected and what to do."""
-
-
-def check_choice(name: str, value: object, choices: Collection) -> None:
-    """Raises UserError for a setting that is none of the choices."""
-    if value not in choices:
-        raise UserError(f'{name} is {value!r}; choose one of {", ".join(map(repr, choices))}')
-
-
-def log(message: str, level: int = logging.INFO) -> None:
-    """A line in the log of the run."""
-    from mmengine.logging import print_log
-
-    print_log(message, logger='current', level=level)
-
-
-def warn(message: str) -> None:
-    log(message, logging.WARNING)
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from mmengine.logging import MMLogger
 
 import beit_mm
 from beit_mm import __main__, terminal
+from beit_mm.errors import UserError
 
 
 def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -64,12 +65,12 @@ def test_help_imports_nothing_heavy():
 def test_a_users_mistake_is_told_from_a_fault():
     """Also behind the error that a library made of it, and from a worker, whose traceback is left out."""
     wrapped = KeyError('broken')
-    wrapped.__cause__ = terminal.UserError('no such thing')
-    worker = 'Caught {0} in DataLoader worker process 0.\nOriginal Traceback:\n  File "x"\nbeit_mm.terminal.{0}: {1}'
+    wrapped.__cause__ = UserError('no such thing')
+    worker = 'Caught {0} in DataLoader worker process 0.\nOriginal Traceback:\n  File "x"\nbeit_mm.errors.{0}: {1}'
     for mistake, said in (
         (wrapped, 'no such thing'),
         (OSError(worker.format('X', 'a.png is empty')), 'a.png is empty'),
-        (terminal.UserError(worker.format('UserError', 'a.png is empty')), 'a.png is empty'),
+        (UserError(worker.format('UserError', 'a.png is empty')), 'a.png is empty'),
         (OSError('a.png: is empty'), 'a.png: is empty'),
         *((fault('x'), None) for fault in (AssertionError, ValueError, KeyError, RuntimeError)),
     ):

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalExce
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from beit_mm import terminal
+from beit_mm.errors import UserError
 
 ELASTIC = 'torch.distributed.elastic'
 NOISE = 'death signal|closing signal'  # follows from what was said
@@ -47,11 +48,11 @@ def check_port() -> None:
             try:
                 probe.bind(('', int(port)))
             except (ValueError, OverflowError):
-                raise terminal.UserError(f'PORT={port}: expected a number from 1 to 65535') from None
+                raise UserError(f'PORT={port}: expected a number from 1 to 65535') from None
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise terminal.UserError(f'PORT={port} cannot be used: {error.strerror}') from None
-                raise terminal.UserError(terminal.PORT_IN_USE.format(port)) from None
+                    raise UserError(f'PORT={port} cannot be used: {error.strerror}') from None
+                raise UserError(terminal.PORT_IN_USE.format(port)) from None
 
 
 def first_failure(error: ChildFailedError) -> tuple[int, ProcessFailure]:

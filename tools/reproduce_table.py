@@ -25,7 +25,8 @@ from pathlib import Path
 import yaml
 
 from beit_mm.apis.commands import number_of_steps
-from beit_mm.terminal import Parser, UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import Parser, run
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = yaml.safe_load((ROOT / 'configs/paper_tables.yml').read_text())

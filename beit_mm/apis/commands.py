@@ -18,7 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beit_mm.terminal import Parser, UserError, quiet, without_output
+from beit_mm.errors import UserError
+from beit_mm.terminal import Parser, quiet, without_output
 
 if TYPE_CHECKING:
     from mmengine.config import Config

@@ -15,9 +15,9 @@ from torch import nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.find import DEMO, HUB_FILES, WHOLE, nearest, released
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, config_folders, inert
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 
 def find_config(name: str) -> Path:

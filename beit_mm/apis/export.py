@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from beit_mm.apis.inferencers import ClassificationInferencer, ConfigInput, SegmentationInferencer
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
+from beit_mm.errors import UserError
 from beit_mm.models.interop import preprocessing_of_model
 from beit_mm.models.vit import Attention, BEiTBackbone, SharedRelativePositionBias
 from beit_mm.positions import NUM_CLS_ROWS, Grid, offset_spline, resize_position_embedding
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, quiet, say
+from beit_mm.terminal import quiet, say
 
 PACKAGES = ('onnx', 'onnxruntime', 'onnxscript')
 TOLERANCES = {False: 1e-4, True: 5e-2}  # of the largest logit; with float16

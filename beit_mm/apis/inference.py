@@ -26,13 +26,14 @@ from beit_mm.checkpoint.find import PHOTOS, SCENES
 from beit_mm.datasets.image_folder import quoted
 from beit_mm.datasets.reading import UnreadableImageError
 from beit_mm.datasets.transforms import as_size
+from beit_mm.errors import UserError
 from beit_mm.features.evaluation import knn_predict, patch_classifier, patch_dataset, pixel_scores
 from beit_mm.features.extractor import FeatureExtractor, ImageInput, iterate_images
 from beit_mm.files import atomic_file
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.pictures import attention_of_image, draw_attention, sheet_of_columns, with_legend
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, quiet, with_bar
+from beit_mm.terminal import quiet, with_bar
 
 Sources = str | Path | Sequence[str | Path]
 SHORT_SIDE = 30  # patches of an image whose attention is drawn, as in the authors' figure

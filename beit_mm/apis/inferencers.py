@@ -25,12 +25,12 @@ from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.reading import LoadBands
 from beit_mm.datasets.segmentation_folder import distinct_colours
 from beit_mm.engine.metrics import TOP, describe
+from beit_mm.errors import UserError
 from beit_mm.features.extractor import Device, ImageInput, ImageReader, usual_preparation
 from beit_mm.models import LinearProbe
 from beit_mm.models.interop import preprocessing_of_model
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import MODELS, TRANSFORMS
-from beit_mm.terminal import UserError
 
 ConfigInput: TypeAlias = str | Path | Config | None
 

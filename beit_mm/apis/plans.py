@@ -23,10 +23,10 @@ from beit_mm.checkpoint.find import DEMO, WEIGHTS_VARIABLE
 from beit_mm.checkpoint.names import IMAGENET, released_out_indices
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.datasets.transforms import as_size
+from beit_mm.errors import UserError
 from beit_mm.models.tokenizers.dalle import DECODER_URL, GET_ENCODER, STRIDE
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 MIN_STEPS = 20
 MANY_IMAGES = 100_000  # from which on a GPU trains BEiT-Base

@@ -15,8 +15,9 @@ from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.image_folder import EXTENSIONS, list_images, quoted
 from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, folder_of_images
-from beit_mm.terminal import UserError, with_bar
+from beit_mm.terminal import with_bar
 
 HELD_OUT = 0.1  # of the images, where no folder `val` lies beside `train`
 MIN_IMAGES = 100  # fewer say nothing about what images look like

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from beit_mm.terminal import UserError
+from beit_mm.errors import UserError
 
 # Of no use to a model that is not trained; taken out, whatever they hold
 TRAINING_KEYS = 'init_cfg loss loss_decode pretrained train_cfg auxiliary_head batch_augments cache_bytes'.split()

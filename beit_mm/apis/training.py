@@ -30,9 +30,10 @@ from beit_mm.checkpoint.read import write_checkpoint
 from beit_mm.engine.checkpoints import RUN_FILE
 from beit_mm.engine.interruption import shield_workers
 from beit_mm.engine.steps import ProgressHook, TerminalRunner, waits_for_images
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file
 from beit_mm.models.tokenizers.discrete_vae import DiscreteVAE
-from beit_mm.terminal import UserError, quiet, say, typed, without_output
+from beit_mm.terminal import quiet, say, typed, without_output
 
 RECORD, REPORT = 'plan.json', 'report.md'
 REPORT_SHARE, REPORT_SECONDS = 0.1, 120.0  # of the time, for report and pictures; where no time is given

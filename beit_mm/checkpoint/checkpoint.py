@@ -17,8 +17,8 @@ from torch import Tensor
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.find import DEMO, HUB_SCHEME, path_of_checkpoint, released
 from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint
+from beit_mm.errors import UserError, warn
 from beit_mm.positions import Grid, resize_bias_table, resize_position_embedding
-from beit_mm.terminal import UserError, warn
 
 ORIGIN = 'beit_mm'  # key of state_dict._metadata under which the file's description travels
 TRANSLATED = ('unilm', 'timm', 'hf')  # formats without a prefix for the backbone

@@ -12,8 +12,8 @@ from torch import Tensor
 from beit_mm.checkpoint import names
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput
 from beit_mm.checkpoint.read import SUFFIXES, CheckpointError, blaming, write_checkpoint
+from beit_mm.errors import check_choice
 from beit_mm.files import file_sha256
-from beit_mm.terminal import check_choice
 
 # Of a run's meta, what belongs to the weights rather than to the run
 KEPT = ('preprocessing', 'architecture', 'tokenizer', 'dataset_meta', 'CLASSES', 'PALETTE', 'config_dict')

@@ -20,8 +20,8 @@ from mmengine import dist
 from mmengine.fileio import load
 
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, config_folders
-from beit_mm.terminal import UserError
 
 WEIGHTS_VARIABLE = 'BEIT_MM_WEIGHTS'  # a folder with weight files, for machines without a network
 HUB_SCHEME = 'hf://'  # a repository of the Hugging Face Hub

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch import _weights_only_unpickler as reader
 
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file, file_sha256
-from beit_mm.terminal import UserError
 
 META_KEY = 'beit_mm'  # in the metadata of safetensors files, which has strings only: `meta` as JSON
 MAX_NAME = 300  # characters of a tensor's name, which messages quote

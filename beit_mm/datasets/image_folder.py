@@ -23,9 +23,9 @@ from beit_mm.datasets.multi_crop import MultiCrop
 from beit_mm.datasets.reading import LoadBands, LoadImage, MemberPath, UnreadableImageError, decoding_scale
 from beit_mm.datasets.samplers import SampleKey, key_of, mixed_seed, seed_generators
 from beit_mm.datasets.transforms import TwoViews
+from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.files import readable
 from beit_mm.registry import DATASETS
-from beit_mm.terminal import UserError, check_choice, warn
 
 EXTENSIONS = tuple('.jpg .jpeg .jfif .mpo .png .apng .webp .gif .bmp .ppm .pgm .tif .tiff'.split())
 HEIF_EXTENSIONS = ('.heic', '.heif')  # which need a package

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from mmcv.transforms import BaseTransform
 
+from beit_mm.errors import UserError, check_choice
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, check_choice
 
 MIN_ASPECT = 0.3  # smallest height / width of a block; the largest is its inverse
 LOG_ASPECT = -math.log(MIN_ASPECT)  # log aspects lie within +- LOG_ASPECT

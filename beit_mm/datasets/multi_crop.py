@@ -7,8 +7,8 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.transforms import CONTRAST, Size, as_size, cut, draw_box, jitter_pixels, resize_bicubic
+from beit_mm.errors import UserError
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError
 
 FLIP_PROB = 0.5
 JITTER_PROB = 0.8

@@ -17,9 +17,9 @@ import torch
 from mmcv.transforms import BaseTransform
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401  (fill Image.OPEN)
 
+from beit_mm.errors import UserError
 from beit_mm.files import readable
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError
 
 try:  # torchvision's is deprecated from 0.29 in favour of this one, which gives the same pixels
     from torchcodec.decoders import ImageReadMode, decode_jpeg

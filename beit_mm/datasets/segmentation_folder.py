@@ -13,8 +13,8 @@ from mmcv.transforms import BaseTransform
 
 from beit_mm.datasets.image_folder import UnlabeledImages, list_images, read_lines, unquoted
 from beit_mm.datasets.reading import SIDEWAYS, open_image, orientation, unreadable
+from beit_mm.errors import UserError, warn
 from beit_mm.registry import DATASETS, TRANSFORMS
-from beit_mm.terminal import UserError, warn
 
 IGNORE_INDEX = 255  # label of pixels that count for nothing, mmseg's too
 NUMBERS, COLOURS = ('1', 'L', 'P', 'I', 'I;16'), ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA')  # modes of images

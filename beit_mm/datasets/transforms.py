@@ -17,8 +17,8 @@ from torch import Tensor
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.reading import decoding_scale
+from beit_mm.errors import UserError, check_choice
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, check_choice
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
 Size = int | tuple[int, int]  # side, or (height, width), in pixels

@@ -18,9 +18,9 @@ from beit_mm.engine.checkpoints import CheckpointHook, at_boundary, checkpoint_h
 from beit_mm.engine.interruption import end_if_told, shield_workers, validate_on
 from beit_mm.engine.optim import MAX_SKIPPED_IN_A_ROW, AutocastOptimWrapper, SkippedSteps
 from beit_mm.engine.steps import fetch_logs, look_due, written_if_possible
+from beit_mm.errors import UserError, log, warn
 from beit_mm.files import readable
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, log, warn
 
 LIST = 'unreadable_images.txt'
 

@@ -26,10 +26,10 @@ from beit_mm.checkpoint.read import CheckpointError, blaming, read_checkpoint, s
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.resuming import batch_units, check_position, follow_config
 from beit_mm.engine.steps import fetch_logs, unwrap
+from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.files import atomic_file, inert, remove_leftovers
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, check_choice, log, warn
 
 PLAIN_TYPES = (str, int, float, bool, type(None))
 RUN_FILE = 'run_id'  # in the work directory: names the last run that wrote there, and its last iteration once it ended

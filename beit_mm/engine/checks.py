@@ -25,12 +25,12 @@ from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.transforms import TwoViews
 from beit_mm.engine.optim import AutocastOptimWrapper, check_state
 from beit_mm.engine.steps import unwrap
+from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer, PixelRegressionHead, TwoViewDataPreprocessor
 from beit_mm.models.interop import backbone_of, preprocessing_of_model, tokenizer_provenance
 from beit_mm.models.tokenizers.base import CodebookTokenizer
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, log, warn
 
 CONSTRUCTOR = "use optim_wrapper.constructor='beit_mm.BEiTOptimWrapperConstructor' with paramwise_cfg="
 
@@ -193,8 +193,8 @@ def check_same_classes(one: tuple[str, ...] | None, name: str, other: tuple[str,
 def check_labels(samples: Sequence[BaseDataElement], num_classes: int, ignore_index: int) -> None:
     if 0 <= ignore_index < num_classes:
         raise UserError(
-            f'ignore_index of a decode head is {ignore_index}, a class that metrics would count all the same; remove it, '
-            'and if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
+            f'ignore_index of a decode head is {ignore_index}, a class that metrics still count; remove it, and '
+            'if 0 marks unlabelled pixels set reduce_zero_label=True of the data'
         )
     ignored = pixels = 0
     for sample in samples:

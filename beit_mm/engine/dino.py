@@ -10,9 +10,9 @@ from mmengine.runner import Runner
 
 from beit_mm.engine.optim import AutocastOptimWrapper
 from beit_mm.engine.steps import unwrap
+from beit_mm.errors import UserError
 from beit_mm.models.dino import DINOPretrainer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError
 
 
 @HOOKS.register_module()

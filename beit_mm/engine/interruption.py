@@ -27,8 +27,9 @@ from torch.utils.data import DataLoader
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.engine.checkpoints import VALIDATED, at_boundary, checkpoint_hook_of, in_main_process
 from beit_mm.engine.checks import check_number_of_images
+from beit_mm.errors import UserError, log, warn
 from beit_mm.registry import HOOKS, LOOPS
-from beit_mm.terminal import UserError, log, typed, warn
+from beit_mm.terminal import typed
 
 EXIT_CODES = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL) | {signal.SIGINT: 130}
 SECONDS_TO_CONNECT = 60.0  # for all processes together

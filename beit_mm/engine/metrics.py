@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.engine.steps import unwrap
+from beit_mm.errors import UserError
 from beit_mm.features.evaluation import check_same_classes, evaluate_images, evaluate_patches, patch_dataset
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.interop import backbone_of, preprocessing_of_model
 from beit_mm.registry import HOOKS, METRICS
-from beit_mm.terminal import UserError
 
 TOP = 5  # classes of a prediction that are kept
 MAX_PATCHES = 20_000  # that may be neighbours, drawn at random, the same at each validation

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.checkpoint import check_finite
 from beit_mm.checkpoint.read import CheckpointError
+from beit_mm.errors import UserError, check_choice, log, warn
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
-from beit_mm.terminal import UserError, check_choice, log, warn
 
 DTYPES = ('bfloat16', 'float16', 'float32')
 KERNEL_OPTIONS = ('amsgrad', 'capturable', 'differentiable', 'foreach', 'fused', 'maximize')  # of torch's optimizers

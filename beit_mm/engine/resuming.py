@@ -10,8 +10,8 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from beit_mm.checkpoint.read import CheckpointError, blaming
 from beit_mm.engine.optim import match_groups
+from beit_mm.errors import UserError, warn
 from beit_mm.files import readable
-from beit_mm.terminal import UserError, warn
 
 # The sections of a config that say what is trained, and how.
 SECTIONS = (

@@ -29,10 +29,11 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from beit_mm.datasets.samplers import mixed_seed
 from beit_mm.engine.optim import STEPS_BETWEEN_LOOKS
+from beit_mm.errors import UserError, log, warn
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.registry import HOOKS
-from beit_mm.terminal import UserError, hush, log, printable, printable_record, warn
+from beit_mm.terminal import hush, printable, printable_record
 
 HISTORY = 10_000  # steps of which the logged numbers are kept
 SECONDS = 10.0  # between two lines of progress

@@ -24,9 +24,9 @@ from beit_mm.datasets.image_folder import ImageFolder
 from beit_mm.datasets.samplers import SeededSampler
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
+from beit_mm.errors import UserError, check_choice
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.positions import Grid
-from beit_mm.terminal import UserError, check_choice
 
 CHUNK = 1024  # rows compared with the whole bank at a time, which bounds the memory
 ROWS = 65536  # rows of which a linear layer's gradient is computed at a time, for the same reason

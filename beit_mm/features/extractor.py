@@ -20,11 +20,12 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, n
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
+from beit_mm.errors import UserError, check_choice
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
 from beit_mm.registry import TRANSFORMS
-from beit_mm.terminal import UserError, check_choice, with_bar
+from beit_mm.terminal import with_bar
 
 ImageInput: TypeAlias = str | Path | np.ndarray | Image.Image
 Device: TypeAlias = str | torch.device | None

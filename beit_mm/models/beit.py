@@ -20,12 +20,12 @@ from torch import Tensor
 
 from beit_mm.datasets.masking import masked_positions
 from beit_mm.datasets.transforms import jitter_images
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.interop import as_pretraining_backbone, as_tokenizer, rename_mmpretrain_weights
 from beit_mm.models.tokenizers.base import Tokenizer
 from beit_mm.models.vit import BEiTBackbone, truncated_normal_
 from beit_mm.positions import take_tokens
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError, check_choice
 
 TOKENIZER_PREFIX = 'target_generator.'
 

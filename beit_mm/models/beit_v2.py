@@ -11,10 +11,10 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from beit_mm.errors import UserError
 from beit_mm.models.beit import BEiTPretrainer
 from beit_mm.models.interop import expect_own_backbone
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 
 @MODELS.register_module()

@@ -11,12 +11,12 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.utils.parametrizations import weight_norm
 
+from beit_mm.errors import UserError
 from beit_mm.models.beit import BEiTPretrainer, TwoViewDataPreprocessor
 from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.tokenizers.base import without_autocast
 from beit_mm.models.vit import INIT_STD, BEiTBackbone
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 CLASS_TOKEN = -1  # its place among the positions of BEiTBackbone
 CROPS = ('second_images', 'local_images')

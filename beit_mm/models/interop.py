@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from beit_mm.checkpoint.find import path_of_checkpoint
 from beit_mm.checkpoint.names import convert_state_dict, detect_format
+from beit_mm.errors import UserError
 from beit_mm.files import file_sha256
 from beit_mm.models.tokenizers.base import Tokenizer, map_pixels, without_autocast
 from beit_mm.models.tokenizers.dalle import STRIDE
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 
 class MMPretrainTokenizer(Tokenizer):

@@ -10,10 +10,10 @@ from mmpretrain.models import ClsDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from beit_mm.errors import check_choice
 from beit_mm.models.interop import expect_own_backbone
 from beit_mm.models.vit import sizes_of
 from beit_mm.registry import MODELS
-from beit_mm.terminal import check_choice
 
 
 @MODELS.register_module()

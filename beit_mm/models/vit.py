@@ -20,9 +20,9 @@ from torchvision.ops import StochasticDepth
 from beit_mm.checkpoint.checkpoint import ORIGIN, Checkpoint, CheckpointInput, LoadReport, drop_task_parts, fit_weights
 from beit_mm.checkpoint.names import ARCHITECTURES, is_part
 from beit_mm.checkpoint.read import CheckpointError, blaming
+from beit_mm.errors import UserError, check_choice, log
 from beit_mm.positions import Grid, bias_from_table, num_relative_positions, resize_position_embedding, take_tokens
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError, check_choice, log
 
 INIT_STD = 0.02
 NORM_EPS = 1e-6

@@ -31,10 +31,10 @@ from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
 from beit_mm.engine.optim import DTYPES
+from beit_mm.errors import UserError, check_choice, warn
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.precision import usable_dtype
 from beit_mm.registry import MODELS, TRANSFORMS
-from beit_mm.terminal import UserError, check_choice, warn
 
 MAX_LOGITS = 2**27  # of an image at its own size, 0.5 GB; of more only labels are made (150 classes: above 0.9 MP)
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of the released protocol

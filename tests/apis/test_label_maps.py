@@ -17,7 +17,7 @@ from beit_mm.apis import segmentation_report, training
 from beit_mm.apis.split import LabelMaps, find_label_maps
 from beit_mm.datasets import segmentation_folder
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
-from beit_mm.terminal import UserError
+from beit_mm.errors import UserError
 
 
 @pytest.fixture(scope='module')

@@ -26,10 +26,10 @@ from beit_mm.apis.commands import add_levels
 from beit_mm.apis.plans import plan_training
 from beit_mm.apis.split import find_images
 from beit_mm.checkpoint.checkpoint import Checkpoint
+from beit_mm.errors import UserError
 from beit_mm.models import BEiTBackbone
 from beit_mm.models.tokenizers.vqkd_training import BEiTTeacher
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 CONFIGS = {f'{name}.{tag}': cfg for name, of_name in beit.default_cfgs.items() for tag, cfg in of_name.cfgs.items()}
 BEIT, BEIT_V2 = 'beit_base_patch16_224.in22k_ft_in22k', 'beitv2_base_patch16_224.in1k_ft_in22k'

@@ -18,7 +18,7 @@ from mmengine.runner import Runner
 
 from beit_mm.apis import commands
 from beit_mm.engine.steps import ProgressHook
-from beit_mm.terminal import UserError
+from beit_mm.errors import UserError
 
 CONFIG = ROOT / 'configs/demo/pretrain.py'
 # The demo's model on twelve images of 48 x 64 pixels: three steps.

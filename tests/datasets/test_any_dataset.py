@@ -10,8 +10,8 @@ from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
 from torch.utils.data import DataLoader, Subset
 
 from beit_mm.datasets import SeededSampler
+from beit_mm.errors import UserError
 from beit_mm.registry import DATASETS
-from beit_mm.terminal import UserError
 
 CROP = dict(type='mmpretrain.RandomResizedCrop', scale=16, backend='pillow')
 TORCHS = [

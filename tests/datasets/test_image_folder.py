@@ -61,7 +61,7 @@ def test_classes_and_order_are_those_of_mmpretrain_and_torchvision(folder):
 
 def test_a_folder_is_searched_at_any_depth_in_sorted_order_and_heic_counted(folder, monkeypatch):
     said = []
-    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
+    monkeypatch.setattr('beit_mm.errors.log', lambda message, _: said.append(message))
     monkeypatch.setattr(image_folder.reading, 'HeifImageFile', None)
     monkeypatch.setattr(image_folder, 'EXTENSIONS', ('.png', '.jpg', '.webp'))
     odd = 'b.PNG', 'c 1/my image.jpg', 'deep/er/a.webp', '.hidden/a.png', 'red/._0.png', 'red/0.txt'

@@ -12,7 +12,7 @@ from mmseg.structures import SegDataSample
 from narrow_segmentors import SEGMENTOR, narrow_segmentor
 
 from beit_mm.engine.checks import FitCheckHook, check_class_weights, check_labels, check_widths
-from beit_mm.terminal import UserError
+from beit_mm.errors import UserError
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_says_so_once(monkeypatch):
         raise RuntimeError('no compiler\nin this test')
 
     said = []
-    monkeypatch.setattr('beit_mm.terminal.log', lambda message, _: said.append(message))
+    monkeypatch.setattr('beit_mm.errors.log', lambda message, _: said.append(message))
     model, batch = MODELS.build(narrow_model()).train(), make_batch()
     compiled = CompiledInTraining(model, model.loss, dict(backend=broken))
     for _ in range(2):

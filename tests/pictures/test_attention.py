@@ -7,10 +7,10 @@ import torch
 from numpy.testing import assert_allclose
 from PIL import Image
 
+from beit_mm.errors import UserError
 from beit_mm.features.extractor import FeatureExtractor
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.pictures import attention_of_image, attention_of_patches, draw_attention, largest_mass_mask, patches_at
-from beit_mm.terminal import UserError
 
 HEADS = 3
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from beit_mm.checkpoint.read import CheckpointError
 from beit_mm.datasets.samplers import SeededSampler
-from beit_mm.terminal import UserError
+from beit_mm.errors import UserError
 
 IMAGES, BATCH = 12, 4  # three steps an epoch
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 SAMPLED = 10_000  # pixels of an image that its statistics are taken from
 

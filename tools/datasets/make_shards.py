@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from beit_mm.terminal import UserError, run, with_bar
+from beit_mm.errors import UserError
+from beit_mm.terminal import run, with_bar
 
 UNITS = dict(KB=10**3, MB=10**6, GB=10**9)
 SHARD = 'shard-{:06}.tar'

@@ -11,7 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 
 def main() -> None:

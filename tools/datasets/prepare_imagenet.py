@@ -22,7 +22,8 @@ from typing import BinaryIO
 
 from make_shards import TarMember
 
-from beit_mm.terminal import UserError, run, with_bar
+from beit_mm.errors import UserError
+from beit_mm.terminal import run, with_bar
 
 TRAIN, VAL, DEVKIT = 'ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar', 'ILSVRC2012_devkit_t12.tar.gz'
 NUM_IMAGES = dict(train=1_281_167, val=50_000)

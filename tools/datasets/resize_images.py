@@ -18,7 +18,8 @@ from pathlib import Path
 
 from make_shards import images_of
 
-from beit_mm.terminal import UserError, run, with_bar
+from beit_mm.errors import UserError
+from beit_mm.terminal import run, with_bar
 
 MAX_SIDE = 65_500  # pixels of a JPEG
 

@@ -12,7 +12,8 @@ import argparse
 import random
 from pathlib import Path
 
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 
 def main() -> None:

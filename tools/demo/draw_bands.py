@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 SHAPES = ('cross', 'disc', 'ring', 'square')
 CLASSES = tuple(f'{shape}_{sign}' for shape in SHAPES for sign in ('bright', 'dark'))  # in band 4

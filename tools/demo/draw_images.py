@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 from scenes import OBJECTS, STUFF, paint_scene
 
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 SPLITS = ('train', 'val')
 

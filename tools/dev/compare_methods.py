@@ -52,8 +52,9 @@ from _methods import (
     rate_of,
 )
 
+from beit_mm.errors import UserError
 from beit_mm.files import atomic_file
-from beit_mm.terminal import Parser, UserError, run
+from beit_mm.terminal import Parser, run
 
 Locks = defaultdict[str, Lock]
 MINUTES, BATCH, HELD_OUT = 8, 64, 5000  # of a core; photos at a time; photos of val

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from beit_mm.errors import UserError
 from beit_mm.models import VQKD
-from beit_mm.terminal import Parser, UserError, run
+from beit_mm.terminal import Parser, run
 
 SIZES = dict(img_size=224, patch_size=16)
 CODES, CODE_DIMS, FEATURES, IMAGES, STEPS = 512, 32, 512, 8, 3

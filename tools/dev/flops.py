@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from beit_mm.apis.commands import argument_parser, load_config
-from beit_mm.terminal import UserError, run
+from beit_mm.errors import UserError
+from beit_mm.terminal import run
 
 if TYPE_CHECKING:
     from mmengine.config import Config

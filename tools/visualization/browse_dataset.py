@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beit_mm.apis.commands import argument_parser, load_config
-from beit_mm.terminal import UserError, quiet, run, without_output
+from beit_mm.errors import UserError
+from beit_mm.terminal import quiet, run, without_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from beit_mm.checkpoint.find import DEMO, locate_weights, path_of_checkpoint
 from beit_mm.checkpoint.names import weights_of
 from beit_mm.checkpoint.read import CheckpointError, read_checkpoint
+from beit_mm.errors import UserError
 from beit_mm.files import file_sha256
 from beit_mm.positions import take_tokens
-from beit_mm.terminal import UserError
 
 PADDING = -1  # position, and token, of a slot that holds nothing
 EPS = 0.1  # pixels in [0, 1] are squeezed into [EPS, 1 - EPS]: the logit-Laplace distribution lives on (0, 1)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from beit_mm.errors import check_choice
 from beit_mm.models.tokenizers import base
 from beit_mm.registry import MODELS
-from beit_mm.terminal import check_choice
 
 ENCODER_URL = 'https://download.openmmlab.com/mmselfsup/1.x/target_generator_ckpt/dalle_encoder.pth'
 DECODER_URL = 'https://cdn.openai.com/dall-e/decoder.pkl'

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from beit_mm.errors import UserError, check_choice
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.dalle import DECODER_ADVICE, STRIDE, DALLEDecoder, DALLEEncoder
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError, check_choice
 
 ADVICE = "Train it with a config of configs/dvae and name the run's checkpoint in the tokenizer's `checkpoint`."
 

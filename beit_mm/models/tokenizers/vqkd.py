@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.names import Weights
+from beit_mm.errors import UserError, check_choice, log
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.discrete_vae import ConvDecoder
 from beit_mm.models.vit import BEiTBackbone
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError, check_choice, log
 
 VQKD_URL = (
     'https://github.com/addf400/files/releases/download/BEiT-v2/vqkd_encoder_base_decoder_3x768x12_clip-d5036aa7.pth'

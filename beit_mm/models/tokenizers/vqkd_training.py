@@ -14,12 +14,12 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels
+from beit_mm.errors import UserError
 from beit_mm.models.tokenizers import base
 from beit_mm.models.tokenizers.vqkd import RENAMED, VQKDTokenizer
 from beit_mm.models.vit import INIT_STD, BEiTBackbone, block_indices, sizes_of
 from beit_mm.positions import Grid
 from beit_mm.registry import MODELS
-from beit_mm.terminal import UserError
 
 KMEANS_STEPS = 10
 

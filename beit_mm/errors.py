@@ -1,0 +1,25 @@
+"""The user's mistakes, and lines in the log of a run."""
+
+import logging
+from collections.abc import Collection
+
+
+class UserError(ValueError):
+    """What the user can fix; the message says what was found, what was expected and what to do."""
+
+
+def check_choice(name: str, value: object, choices: Collection) -> None:
+    """Raises UserError for a setting that is not one of the choices."""
+    if value not in choices:
+        raise UserError(f'{name} is {value!r}; choose one of {", ".join(map(repr, choices))}')
+
+
+def log(message: str, level: int = logging.INFO) -> None:
+    """Writes a line into the log of the run."""
+    from mmengine.logging import print_log
+
+    print_log(message, logger='current', level=level)
+
+
+def warn(message: str) -> None:
+    log(message, logging.WARNING)
