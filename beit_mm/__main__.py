@@ -59,6 +59,8 @@ def parser() -> argparse.ArgumentParser:
     verb = add('finetune', 'train a classifier or segmentor', 'images/ --init run --out run_ft --minutes 5')
     length = add_training(verb, 'folder with one folder a class; or with images/, annotations/ and classes.txt')
     add_zero_label(verb)
+    bands = 'of images with label maps: which, counted from 0, or all (default: all where RGB would lose some)'
+    verb.add_argument('--bands', type=bands_of, metavar='all|B,B,...', help=bands)
     length.add_argument('--epochs', type=float, help='instead of minutes; times through the images')
 
     verb = add('classify', 'name the class of images', 'run_ft new_images/ --out classes.csv')
@@ -113,6 +115,10 @@ def parser() -> argparse.ArgumentParser:
     verb = add('config', 'print a config, to be changed', 'demo/pretrain > mine.py')
     verb.add_argument('name', help='end of the path of a config')
     return top
+
+
+def bands_of(text: str) -> str | list[int]:
+    return text if text == 'all' else [int(band) for band in text.split(',')]
 
 
 def add_zero_label(verb: argparse.ArgumentParser) -> None:

@@ -143,8 +143,7 @@ def segment(
         multi_scale: of a segmentor: at all scales with flip.
 
     Returns:
-        For each image dict(path, labels=file, overlay=file), without overlay where it is of other than RGB images, or
-        dict(path, error).
+        For each image dict(path, labels=file, overlay=file), of many bands on bands 1 to 3, or dict(path, error).
     """
     with quiet():
         part, folder = 'segmentor' if labelled is None else 'pretrained', Path(out).expanduser()

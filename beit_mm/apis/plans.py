@@ -103,12 +103,15 @@ def plan_training(
     number = len(images.train.names)
     base = WIDE_PRETRAINING if device == 'cuda' else NARROW_PRETRAINING
     levels = levels or {}
-    preprocessing, assumed = normalisation_of('the new model', IMAGENET, (), 3, **levels)
+    bands = images.bands if isinstance(images, LabelMaps) else None
+    usual, channels = (bands, len(bands['mean'])) if bands else (IMAGENET, 3)
+    preprocessing, assumed = normalisation_of('the new model', usual, (), channels, **levels)
     init = None if init == NONE else init or (DEMO if device == 'cpu' or verb == 'finetune' else None)
-    checkpoint = Checkpoint.open(init, **levels) if init else None
+    checkpoint = Checkpoint.open(init, **({} if bands else levels)) if init else None
     if checkpoint:
-        backbone = backbone_of(checkpoint)
-        preprocessing, assumed = checkpoint.normalisation
+        backbone = backbone_of(checkpoint, channels)
+        if not bands:
+            preprocessing, assumed = checkpoint.normalisation
         backbone.update(drop_path_rate=0.0 if device == 'cpu' and verb == 'pretrain' else 0.1)
         why = f'as in {init}'
     else:
@@ -117,6 +120,7 @@ def plan_training(
         if device == 'cuda':
             backbone['arch'] = 'base' if number >= MANY_IMAGES else 'small'
             why = f'{"at least" if number >= MANY_IMAGES else "fewer than"} {MANY_IMAGES:,} images'
+    backbone['in_channels'] = channels
     sizes = sizes_of(backbone['arch'])
     segments = isinstance(images, LabelMaps)
     if verb == 'finetune':
@@ -146,6 +150,9 @@ def plan_training(
     ]
     if isinstance(images, LabelMaps):
         reasons[1:1] = [f'labels     {note}' for note in images.notes]
+    if bands:
+        which = bands['load']['bands'] or f'all {channels}'
+        reasons.append(f'bands      {which}: 0 and 255 are the percentiles 1 and 99 of each in these images')
     if device == 'cuda' and (gpus := torch.cuda.device_count()) > 1:
         reasons.append(f'GPUs       1 of {gpus}; all of them: tools/dist_train.sh with the configs in the run folder')
     known, why, keeps_head = None, f'one is trained first, {tokenizer_batch(batch)} images a step', False
@@ -162,11 +169,12 @@ def plan_training(
     return Plan(device, base, backbone, size, preprocessing, assumed, batch, workers, init, known, keeps_head, reasons)
 
 
-def backbone_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Arguments of the backbone in a checkpoint of RGB images."""
+def backbone_of(checkpoint: Checkpoint, channels: int = 3) -> dict[str, Any]:
+    """Arguments of the backbone in a checkpoint of RGB images, or of ones with so many channels."""
     arguments = checkpoint.backbone_arguments()
-    if arguments['in_channels'] != 3:
-        raise CheckpointError(f'{checkpoint}: a model of images with {arguments["in_channels"]} bands; expected RGB')
+    if (found := arguments['in_channels']) not in (3, channels):
+        expected = 'RGB' if channels == 3 else f'RGB, or {channels}'
+        raise CheckpointError(f'{checkpoint}: a model of images with {found} bands; expected {expected}')
     arguments['img_size'] = as_size(arguments['img_size'])
     return arguments
 
@@ -421,7 +429,11 @@ def segmentation_settings(base: Config, images: Images, plan: Plan, lists: Path,
         data_preprocessor=dict(plan.preprocessing, size=plan.size),
         test_cfg=dict(crop_size=plan.size, stride=[side * 2 // 3 for side in plan.size]),
     )
-    settings = loaders(images, lists, plan, [base.train_pipeline, base.test_pipeline])
+    pipelines = [base.train_pipeline, base.test_pipeline, base.tta_pipeline]
+    if images.bands:  # colours are not distorted
+        pipelines = [[images.bands['load'], *steps[1:]] for steps in pipelines]
+        pipelines[0] = [step for step in pipelines[0] if step['type'] != 'PhotoMetricDistortion']
+    settings = dict(loaders(images, lists, plan, pipelines[:2]), tta_pipeline=pipelines[2])
     settings['val_dataloader'].update(batch_size=1)  # images differ in size
     return dict(
         model=model,

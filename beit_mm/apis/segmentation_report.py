@@ -18,7 +18,7 @@ from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.reading import UnreadableImageError
+from beit_mm.datasets.reading import UnreadableImageError, as_rgb
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.evaluation import confusion
@@ -137,10 +137,11 @@ def describe_segmentation(
         following = 'give it more label maps and minutes; or without training: beit-mm segment demo new_images/ '
         following += '--labelled LABEL_MAPS --out maps'
     unseen = [images.classes[label] for label in images.unseen]
+    colours = 'colours' if images.bands is None else 'colours, which bands 1 to 3 give'
     told: list[Paragraph] = [
         f'On {number:,} of {len(images.held_out.names):,} held-out images, in sliding windows at one scale. Standard '
         'errors are those of drawing other images; it is one training with one seed. Naive Bayes knows from '
-        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 colours.',
+        f'{tested.learned:,} images how frequent each class is at each place and with each of 512 {colours}.',
         f'No label map holds {first_names(unseen)}: not counted in the mean.' if unseen else '',
         table,
         confused(tested.counts, images.classes),
@@ -155,7 +156,8 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     """Tests a segmentor, 'mIoU', and the answers of PositionAndColour, on held-out images of a run's lists."""
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
-    pipeline = [dict(type='beit_mm.LoadImage'), dict(type='beit_mm.LoadAnnotation')]
+    load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
+    pipeline = [load, dict(type='beit_mm.LoadAnnotation'), lambda sample: dict(sample, img=as_rgb(sample['img']))]
     options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):

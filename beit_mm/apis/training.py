@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def finetune(
     batch: int | None = None,
     seed: int | None = None,
     reduce_zero_label: bool | None = None,
+    bands: str | Sequence[int] | None = None,
     **levels: Any,
 ) -> Path:
     """Fine-tunes a pretrained BEiT into a classifier of class folders, or into a segmentor of label maps.
@@ -99,13 +101,14 @@ def finetune(
         minutes: of wall clock for all of it, by default 15.
         epochs: instead of minutes; times through the images.
         reduce_zero_label: whether 0 in label maps marks unlabelled pixels; None: as classes.txt shows.
+        bands: of images with label maps, see `find_label_maps`.
 
     Returns:
         The weights, `<out>/finetuned.pth`, for `classify` or `segment`.
     """
     with quiet():
         options: dict[str, Any] = dict(levels=levels, minutes=minutes, epochs=epochs)
-        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, **options).run()
+        return Run('finetune', images, out, init, None, workers, batch, seed, reduce_zero_label, bands, **options).run()
 
 
 class Run:
@@ -122,6 +125,7 @@ class Run:
         batch: int | None = None,
         seed: int | None = None,
         reduce_zero_label: bool | None = None,
+        bands: str | Sequence[int] | None = None,
         levels: dict | None = None,
         **lengths: float | None,
     ) -> None:
@@ -154,6 +158,7 @@ class Run:
             batch=batch,
             seed=seed,
             reduce_zero_label=reduce_zero_label,
+            bands=bands if isinstance(bands, str | None) else [*bands],
             levels=given_levels(**(levels or {})) or None,
             seconds=0.0,
             stages={},
@@ -175,7 +180,7 @@ class Run:
         try:
             known = json.loads(path.read_text())
             differing = [key for key in ('verb', 'images') if known[key] != self.record[key]]
-            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'levels')
+            options = ('init', 'tokenizer_option', 'length', 'batch', 'seed', 'reduce_zero_label', 'bands', 'levels')
             differing += [key for key in options if self.record[key] not in (None, known[key])]
             number, unit = known['length']
             fits = unit in ('minutes', 'steps', 'epochs') and type(number) in (int, float)
@@ -226,9 +231,11 @@ class Run:
             return self.weights
         images: Images | None = None
         if self.verb == 'finetune':
-            images = find_label_maps(self.record['images'], self.record['reduce_zero_label'])
-            if images is None and self.record['reduce_zero_label'] is not None:
-                raise UserError(f'{self.record["images"]} has no label maps; leave --reduce- and --keep-zero-label out')
+            zero, bands = self.record['reduce_zero_label'], self.record['bands']
+            images = find_label_maps(self.record['images'], zero, bands=bands)
+            if images is None and (zero, bands) != (None, None):
+                options = '--reduce-zero-label, --keep-zero-label and --bands'
+                raise UserError(f'{self.record["images"]} has no label maps; leave {options} out')
         images = images or find_images(self.record['images'])
         if self.verb == 'finetune' and not images.classes:
             expected = 'expected <class>/<image>, at least two classes, and in val no others than in train'

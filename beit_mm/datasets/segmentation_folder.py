@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -215,7 +216,7 @@ def check_size(path: str, labels: np.ndarray, image_path: str, size: tuple[int, 
     (height, width), advice = labels.shape, 'expected the same size'
     if (height, width) == size:
         return
-    with open_image(image_path) as image:
+    with suppress(Exception), open_image(image_path) as image:  # which may have bands that Pillow does not read
         if (width, height) == size and orientation(image) in SIDEWAYS:
             advice = "the image's EXIF orientation turns it upright: turn the annotation likewise, or remove the tag"
     raise UserError(f'{path} is {width} x {height} pixels, its image {image_path} is {size[1]} x {size[0]}; {advice}')

@@ -19,7 +19,15 @@ from torch import Tensor
 from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, normalisation_of
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
-from beit_mm.datasets.reading import LoadBands, LoadImage, UnreadableImageError, check_aspect, rgb_array, unreadable
+from beit_mm.datasets.reading import (
+    LoadBands,
+    LoadImage,
+    UnreadableImageError,
+    as_rgb,
+    check_aspect,
+    rgb_array,
+    unreadable,
+)
 from beit_mm.files import atomic_file
 from beit_mm.models.vit import BEiTBackbone, block_indices
 from beit_mm.precision import inference_autocast
@@ -87,7 +95,7 @@ class ImageReader:
             batch_size: samples at a time.
             on_error: what an image that cannot be read does: 'raise' ends the call, 'skip' has dict(path=its file,
                 error=what is wrong) in its place.
-            return_images: also yield `image`, uint8 (H, W, 3), RGB; never of a model of many bands.
+            return_images: also yield `image`, uint8 (H, W, 3), RGB, or bands 1 to 3, see `as_rgb`.
 
         Yields:
             For each image the dict with `path` added, None for an array or PIL image.
@@ -105,7 +113,9 @@ class ImageReader:
                 result: dict[str, Any] = dict(path=str(source) if isinstance(source, (str, Path)) else None)
                 try:
                     sample = self.load(source)
-                    if return_images and not isinstance(self.loader, LoadBands):
+                    if return_images and isinstance(self.loader, LoadBands):
+                        result['image'] = as_rgb(sample['img'])
+                    elif return_images:
                         result['image'] = sample['img'] if self.rgb else sample['img'][..., ::-1]
                     samples.append(self.prepare(sample))
                 except UnreadableImageError as error:
