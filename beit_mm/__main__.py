@@ -76,6 +76,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     add_zero_label(verb)
     verb.add_argument('--multi-scale', action='store_true', help='of a segmentor: at all scales with flip')
+    limit = 'largest width x height of an image or label map (default: 178,956,970)'
+    verb.add_argument('--max-pixels', type=int, metavar='N', help=limit)
     add_out(verb, 'FOLDER', 'segmentation', 'for label maps and overlays')
 
     verb = add('reconstruct', 'draw what is predicted', 'run images/ --out picture.png')
@@ -89,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     points = 'pixels, or shares of width and height (default: 0.5,0.5)'
     verb.add_argument('--points', default='0.5,0.5', metavar='X,Y[;X,Y]', help=points)
     verb.add_argument('--layer', type=int, default=-1, help='block, 0-based, negative from the end (default: -1)')
+    side = "short side of the image (default: the checkpoint's, or 30 patches where it is less)"
+    verb.add_argument('--short-side', '--size', type=int, metavar='PIXELS', help=side)
     commands.add_levels(verb)
     add_out(verb, 'PICTURE', 'attention.png')
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from beit_mm.checkpoint.names import first_names
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, quoted
 from beit_mm.datasets.reading import (
+    MAX_PIXELS,
     SIDEWAYS,
     UnreadableImageError,
     band_statistics,
@@ -184,6 +186,7 @@ def find_label_maps(
     reduce_zero_label: bool | None = None,
     whole: bool = False,
     bands: str | Sequence[int] | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> LabelMaps | None:
     """The images and label maps of a folder, some of them held out; None where there are no label maps.
 
@@ -196,6 +199,7 @@ def find_label_maps(
         reduce_zero_label: whether 0 marks unlabelled pixels; None: as classes.txt shows.
         whole: hold none out of those to learn from, which may be few.
         bands: bands of the images to take, counted from 0, or 'all'; None: all where reading as RGB would lose some.
+        max_pixels: of an image or map, see LoadImage.
 
     Raises:
         UserError: images and maps do not fit, or it cannot be known what 0 means.
@@ -211,8 +215,9 @@ def find_label_maps(
     names, colours = named_classes(str(file)) if (file := root / 'classes.txt').is_file() else (None, None)
     pixels: Counter[int] = Counter()
     examples: dict[int, str] = {}  # a map with each number
-    size_of = upright_size if bands is None else lambda path: read_bands(path).shape[1::-1]
-    found = [find_pairs(*pair, suffix, pixels, examples, notes, colours is not None, size_of) for pair in folders]
+    size_of = partial(upright_size if bands is None else size_of_bands, max_pixels=max_pixels)
+    read = partial(read_labels, by_colour=colours is not None, max_pixels=max_pixels)
+    found = [find_pairs(*pair, suffix, pixels, examples, notes, read, size_of) for pair in folders]
     lists = [ImageList(images, dict.fromkeys(pairs, '')) for (images, _), pairs in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
@@ -328,7 +333,7 @@ def find_pairs(
     pixels: Counter[int],
     examples: dict[int, str],
     notes: list[str],
-    rgb: bool,
+    read: Callable[[str], np.ndarray],
     size_of: Callable[[str], tuple[int, ...]],
 ) -> dict[str, set[int]]:
     """Images with a map of their size, relative to their folder, and the numbers in it.
@@ -336,7 +341,7 @@ def find_pairs(
     Args:
         pixels, examples: get how many pixels have each number, and the first map that holds it.
         notes: get what was left out.
-        rgb: whether the numbers are `colour_numbers`.
+        read: see `read_labels`.
         size_of: width and height of an image file.
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
@@ -346,7 +351,7 @@ def find_pairs(
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
-            labels = read_labels(file, rgb)
+            labels = read(file)
             what = '' if size_of(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
         except UnreadableImageError:
             what = 'unreadable, or their maps'
@@ -428,8 +433,13 @@ def choose_labels(
     return [*names], values, said
 
 
-def upright_size(path: str) -> tuple[int, int]:
+def size_of_bands(path: str, max_pixels: int) -> tuple[int, ...]:
+    """Width and height in pixels."""
+    return read_bands(path, max_pixels).shape[1::-1]
+
+
+def upright_size(path: str, max_pixels: int) -> tuple[int, int]:
     """Width and height in pixels as a viewer shows the image, by its header."""
-    with unreadable(path, Exception), open_image(path) as image:
+    with unreadable(path, Exception), open_image(path, max_pixels) as image:
         width, height = image.size
         return (height, width) if orientation(image) in SIDEWAYS else (width, height)

@@ -84,7 +84,8 @@ class LoadImage(BaseTransform):
     (H, W, 3) that OpenMMLab's own inferencers hand over.
 
     Args:
-        max_pixels: largest width x height of a file that is read; of a larger one only the header is.
+        max_pixels: largest width x height of a file that is read, and of its label map; of a larger one only the
+            header is.
         scaled: decode a JPEG of more than a megapixel at 1/2, 1/4 or 1/8 of its size where the crop or ResizeEdge
             behind it needs no more, see `scale_decoding`.
         cache_bytes: memory for images decoded to at most a megapixel, in each process that reads: the first ones that
@@ -110,6 +111,7 @@ class LoadImage(BaseTransform):
             results['img'] = image = np.ascontiguousarray(results['img'][..., ::-1])
         else:
             results['img'] = image = self.read(results['img_path'], results)
+        results['max_pixels'] = self.max_pixels  # LoadAnnotation's too
         check_aspect(results.get('img_path') or 'an array', image)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
@@ -259,7 +261,8 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
         if image.width * image.height > max_pixels:
-            raise OSError(f'{image.width} x {image.height} pixels, more than max_pixels={max_pixels:,} of LoadImage')
+            limit = f'max_pixels={max_pixels:,} of LoadImage (of segment: --max-pixels)'
+            raise OSError(f'{image.width} x {image.height} pixels, more than {limit}')
         yield image
 
 
@@ -349,7 +352,7 @@ class LoadBands(BaseTransform):
             with unreadable(results['img_path'], ValueError, MemoryError):
                 image = self.scale(values)
         check_aspect(results.get('img_path') or 'an array', image)
-        results['img'] = image
+        results.update(img=image, max_pixels=self.max_pixels)
         results['img_shape'] = results['ori_shape'] = image.shape[:2]
         return results
 

@@ -20,6 +20,7 @@ from beit_mm.checkpoint.checkpoint import Checkpoint, CheckpointInput, Levels, n
 from beit_mm.checkpoint.find import PHOTOS
 from beit_mm.datasets.image_folder import EXTENSIONS, extensions_of, list_images, scale_decoding
 from beit_mm.datasets.reading import (
+    MAX_PIXELS,
     LoadBands,
     LoadImage,
     UnreadableImageError,
@@ -176,6 +177,7 @@ class FeatureExtractor:
             classifiers see it.
         mean, std: of each channel, pixels 0-255; None: see `checkpoint.normalisation_of`.
         bands: settings of LoadBands, for a model of other images than RGB.
+        max_pixels: of an image file, see LoadImage.
 
     Attributes:
         mean, std: float (C, 1, 1), of pixels 0-255.
@@ -191,6 +193,7 @@ class FeatureExtractor:
         mean: Levels = None,
         std: Levels = None,
         bands: dict | None = None,
+        max_pixels: int = MAX_PIXELS,
     ):
         if isinstance(checkpoint, BEiTBackbone):
             self.checkpoint, self.backbone = 'the model', checkpoint
@@ -218,7 +221,7 @@ class FeatureExtractor:
         else:
             prepare = usual_preparation((size, size) if size else trained, 'pillow' if channels == 3 else 'cv2')
         load = dict(type='beit_mm.LoadImage') if channels == 3 else dict(bands or {}, type='beit_mm.LoadBands')
-        self.pipeline: list[dict] = [load, *prepare]
+        self.pipeline: list[dict] = [dict(load, max_pixels=max_pixels), *prepare]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             self.reader = ImageReader([TRANSFORMS.build(step) for step in self.pipeline])
 
