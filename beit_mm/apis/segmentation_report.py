@@ -22,7 +22,7 @@ from beit_mm.datasets.reading import UnreadableImageError, as_rgb
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.evaluation import confusion
-from beit_mm.pictures import pixels_of, sheet, with_legend
+from beit_mm.pictures import SIDE, pixels_of, sheet, with_legend
 
 GRID = (120, 160)  # pixels of the images that the baseline sees
 LEVELS = 8  # of red, green and blue each
@@ -62,8 +62,8 @@ class PositionAndColour:
             size: (H, W).
         """
         most, log_position, log_colour = self.tables
-        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2)
-        return dict(most_frequent=np.full(size, most), position_colour=nearest(by_colour, size))
+        by_colour = (log_position + log_colour[colours_of(image)]).argmax(axis=2).astype(np.uint8)
+        return dict(most_frequent=np.full(size, most, np.uint8), position_colour=nearest(by_colour, size))
 
     @cached_property
     def tables(self) -> tuple[int, np.ndarray, np.ndarray]:
@@ -211,10 +211,13 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
     for place in dict.fromkeys((order[0], order[len(order) // 2], order[-1])):
         sample = tested.dataset[tested.indices[place]]
         (result,) = segmentor(sample['img_path'])
-        truth, predicted = sample['gt_seg_map'].astype(int), result['labels'].astype(int)
+        truth, predicted = sample['gt_seg_map'].astype(np.int16), result['labels']
         truth[truth >= segmentor.num_classes] = -1
         present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
-        tiles = [sample['img'], *(overlay(sample['img'], labels, segmentor.palette) for labels in (truth, predicted))]
+        tiles = [Image.fromarray(sample['img'])]
+        tiles += [overlay(sample['img'], labels, segmentor.palette) for labels in (truth, predicted)]
+        for tile in tiles:  # of 24 megapixels nine would take 2.6 GB as floats
+            tile.thumbnail((2 * SIDE, 2 * SIDE))
         title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'
         pictures = [torch.from_numpy(np.array(tile)).permute(2, 0, 1) / 255 for tile in tiles]
         rows.append([*zip((title, 'label map', 'predicted'), pictures, strict=True)])
