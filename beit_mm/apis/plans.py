@@ -37,6 +37,10 @@ FINETUNING = 'demo/finetune_folder.py'
 NARROW_SEGMENTOR, WIDE_SEGMENTOR = 'demo/segment_upernet.py', 'beit/upernet_512_ade20k_160k.py'
 NONE, NEW = 'none', 'new'  # said for weights: random ones; for a tokenizer: one of these images
 GIB_PER_IMAGE = 0.2  # of a GPU, for BEiT-Base at 224 pixels with the tokenizer
+# Of a GPU, for an UperNet of 768 channels at 1,024 patches: its heads, and the blocks of BEiT-Base. Bytes that autograd
+# keeps, counted for small, base and large, and a tenth more; base took 1.2 of its 1.26 on an H100.
+GIB_OF_HEADS, GIB_OF_BLOCKS = 0.58, 0.68
+HEAD_PARAMETERS = 100_000_000  # each has 16 bytes: weight, gradient and two of the optimizer
 MAX_BATCH = 512  # on a GPU: more would leave a short training few steps
 CPU_BATCH = 64, 16  # of a narrow model, as its recipes have it, and of a wide one, whose steps take seconds
 
@@ -131,10 +135,10 @@ def plan_training(
     size = height, width = as_size(backbone['img_size'])
     limit = 'as given'
     if batch is None:
-        most, limit = largest_batch(device, sizes['embed_dims'], height * width / backbone['patch_size'] ** 2)
+        most, limit = largest_batch(device, sizes, height * width / backbone['patch_size'] ** 2, segments)
         if segments:
             most = min(most, own_config(base).auto_scale_lr.base_batch_size)
-        batch = 2 ** int(math.log2(max(4, min(most, number / 8))))  # an epoch has several steps
+        batch = 2 ** int(math.log2(max(2, min(most, max(4, number / 8)))))  # an epoch has several steps
         if device == 'cpu' and base == WIDE_SEGMENTOR:
             batch = 2  # 512 x 512 pixels each
     elif not 0 < batch <= number:
@@ -279,13 +283,18 @@ def stride_and_vocab(tokenizer: Mapping[str, Any]) -> tuple[int, int]:
     return built.stride, built.vocab_size
 
 
-def largest_batch(device: str, width: int, patches: float) -> tuple[float, str]:
-    """The most images of a step for a model of this width and number of patches, and what limits them."""
+def largest_batch(device: str, sizes: Mapping[str, int], patches: float, segments: bool) -> tuple[float, str]:
+    """The most images of a step for a model of these sizes and this number of patches, and what limits them."""
+    width, depth = sizes['embed_dims'], sizes['num_layers']
     if device == 'cpu':
         return CPU_BATCH[width > NARROW], 'a CPU'
     free = torch.cuda.mem_get_info()[0] / 2**30
     gib_per_image = GIB_PER_IMAGE * (width / 768) * (patches / 196)  # in proportion to BEiT-Base at 224 pixels
-    return min(free / gib_per_image, MAX_BATCH), f'{free:.0f} GiB of GPU memory'
+    limit = f'{free:.0f} GiB of GPU memory'
+    if segments:
+        gib_per_image = (GIB_OF_HEADS + GIB_OF_BLOCKS * (width / 768) * (depth / 12)) * patches / 1024
+        free -= 16 * (12 * width**2 * depth + HEAD_PARAMETERS) / 2**30
+    return min(free / gib_per_image, MAX_BATCH), limit
 
 
 def resized(pipeline: Sequence[Mapping[str, Any]], size: tuple[int, int], **others: Any) -> list[dict[str, Any]]:
