@@ -38,6 +38,7 @@ MAPS = ('annotations', 'masks', 'labels', 'SegmentationClass')
 TRAINING, VALIDATION, TESTING = ('training', 'train'), ('validation', 'val', 'valid'), ('testing', 'test')
 BESIDE = ('_mask.png', '-mask.png', '_label.png')  # ends of maps that lie beside their images
 MIN_PAIRS = 10  # to learn from
+NUM_NAMED = 8  # numbers in a message
 READ = (*EXTENSIONS, '.npy')  # endings of images, some of them with many bands
 MAX_MEASURED = 100  # images that statistics of bands are taken from
 EXPECTED = 'expected images/a.jpg and annotations/a.png, or a.jpg and a_mask.png side by side'
@@ -409,8 +410,8 @@ def choose_labels(
     ask = 'say --reduce-zero-label if it marks unlabelled pixels, --keep-zero-label if it is a class'
     if names is None:
         if reduce_zero_label is None and 0 in numbers and len(numbers) > 1:
-            others = f'{len(numbers) - 1} other numbers'
-            raise UserError(f'the label maps hold 0 and {others}, and no classes.txt tells of 0; {ask}')
+            others = ', '.join(map(str, numbers[1 : NUM_NAMED + 1])) + ', ...' * (len(numbers) > NUM_NAMED + 1)
+            raise UserError(f'the label maps hold 0 and {others}, and there is no classes.txt to say what 0 is; {ask}')
         values = numbers[1:] if reduce_zero_label and 0 in numbers else numbers
         names, said = [*map(str, values)], f'{len(values)} classes, called by their numbers as there is no classes.txt'
     else:
