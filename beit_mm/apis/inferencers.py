@@ -43,14 +43,7 @@ class _Inferencer(ABC):
     multi_scale = False
     views: Mapping[str, Any] = {}  # of a test at all scales with flip, the last step of its pipeline
 
-    def __init__(
-        self,
-        checkpoint: CheckpointInput,
-        device: Device = None,
-        config: ConfigInput = None,
-        max_pixels: int | None = None,
-        **levels: Any,
-    ):
+    def __init__(self, checkpoint: CheckpointInput, device: Device = None, config: ConfigInput = None, **levels: Any):
         self._advice = f'{type(self).__name__}(checkpoint, config=...)'
         checkpoint = Checkpoint.open(checkpoint, self.task, **levels)
         self.meta = checkpoint.meta
@@ -71,8 +64,6 @@ class _Inferencer(ABC):
                 module = self.model.module if isinstance(self.model, BaseTTAModel) else self.model
                 load, *prepare = cfg.pipeline
                 load = TRANSFORMS.build(load)
-                if max_pixels is not None:
-                    load.max_pixels = max_pixels
                 backend = 'cv2' if isinstance(load, LoadBands) else 'pillow'
                 prepare = prepare or usual_preparation(preprocessing_of_model(module)['size'], backend)
                 self.reader = ImageReader([load, *(TRANSFORMS.build(step) for step in prepare)])
@@ -171,7 +162,6 @@ class ClassificationInferencer(_Inferencer):
             model, by its path, address or name in `list_models`. Of other files give the `config`.
         device: such as 'cuda:1' or 'cpu'; None for what there is.
         config: path of a config, or a Config, instead of the checkpoint's own; unlike that one it may name any type.
-        max_pixels: of an image file, see LoadImage, instead of the config's.
         levels: `mean` and `std` of the images, see `Checkpoint.open`, instead of the config's.
 
     Raises:
@@ -228,8 +218,9 @@ class SegmentationInferencer(_Inferencer):
     """A trained segmentor, with the names and colours of its classes and the preparation of its images.
 
     Args:
-        checkpoint, device, config, max_pixels, levels: as of ClassificationInferencer.
+        checkpoint, device, config, levels: as of ClassificationInferencer.
         multi_scale: at all scales with flip, by the config's `tta_model` and `tta_pipeline`.
+        max_pixels: of an image file, see LoadImage, instead of the config's.
 
     Labels are those of tools/test.py. `classes` are the names, `palette` the colours, [red, green, blue] of 0-255.
     """
@@ -247,7 +238,10 @@ class SegmentationInferencer(_Inferencer):
     ):
         self.multi_scale = multi_scale
         checkpoint = Checkpoint.open(checkpoint, self.task, **levels)
-        super().__init__(checkpoint, device, config, max_pixels)
+        super().__init__(checkpoint, device, config)
+        if max_pixels is not None:
+            loader: Any = self.reader.loader
+            loader.max_pixels = max_pixels
         with blaming(checkpoint.path):
             palette = (self.meta.get('dataset_meta') or {}).get('palette') or self.meta.get('PALETTE')
         palette = palette or distinct_colours(self.num_classes)

@@ -18,7 +18,7 @@ from beit_mm.apis.inferencers import SegmentationInferencer
 from beit_mm.apis.reports import BETTER, Described, Paragraph, Picture, draw_curves, outcome, verdict
 from beit_mm.apis.split import LabelMaps
 from beit_mm.checkpoint.names import first_names
-from beit_mm.datasets.reading import UnreadableImageError, as_rgb
+from beit_mm.datasets.reading import LoadBands, UnreadableImageError
 from beit_mm.datasets.segmentation_folder import SegmentationFolder
 from beit_mm.datasets.transforms import resize_bicubic
 from beit_mm.features.evaluation import confusion
@@ -157,7 +157,11 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
-    pipeline = [load, dict(type='beit_mm.LoadAnnotation'), lambda sample: dict(sample, img=as_rgb(sample['img']))]
+    pipeline = [
+        load,
+        dict(type='beit_mm.LoadAnnotation'),
+        lambda sample: dict(sample, img=LoadBands.as_rgb(sample['img'])),
+    ]
     options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):

@@ -14,18 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from beit_mm.checkpoint.names import first_names
+from beit_mm.datasets import reading
 from beit_mm.datasets.image_folder import BAND_EXTENSIONS, EXTENSIONS, list_images, quoted
-from beit_mm.datasets.reading import (
-    MAX_PIXELS,
-    SIDEWAYS,
-    UnreadableImageError,
-    band_statistics,
-    open_image,
-    orientation,
-    read_bands,
-    read_image,
-    unreadable,
-)
+from beit_mm.datasets.reading import SIDEWAYS, UnreadableImageError, open_image, orientation, read_bands, unreadable
 from beit_mm.datasets.segmentation_folder import IGNORE_INDEX, colour_numbers, count_colours, named_classes, read_labels
 from beit_mm.files import atomic_file, folder_of_images
 from beit_mm.terminal import UserError, with_bar
@@ -187,7 +178,7 @@ def find_label_maps(
     reduce_zero_label: bool | None = None,
     whole: bool = False,
     bands: str | Sequence[int] | None = None,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = reading.MAX_PIXELS,
 ) -> LabelMaps | None:
     """The images and label maps of a folder, some of them held out; None where there are no label maps.
 
@@ -216,9 +207,8 @@ def find_label_maps(
     names, colours = named_classes(str(file)) if (file := root / 'classes.txt').is_file() else (None, None)
     pixels: Counter[int] = Counter()
     examples: dict[int, str] = {}  # a map with each number
-    size_of = partial(upright_size if bands is None else size_of_bands, max_pixels=max_pixels)
-    read = partial(read_labels, by_colour=colours is not None, max_pixels=max_pixels)
-    found = [find_pairs(*pair, suffix, pixels, examples, notes, read, size_of) for pair in folders]
+    read = partial(read_pair, by_bands=bands is not None, by_colour=colours is not None, max_pixels=max_pixels)
+    found = [find_pairs(*pair, suffix, read, pixels, examples, notes) for pair in folders]
     lists = [ImageList(images, dict.fromkeys(pairs, '')) for (images, _), pairs in zip(folders, found, strict=True)]
     has_validation = len(lists) == 2 and len(lists[1].names) > 0
     train, held_out = lists if has_validation else (lists[0], lists[0]) if whole else hold_out(lists[0])
@@ -246,28 +236,28 @@ def find_label_maps(
 def find_bands(folder: Path, bands: str | Sequence[int] | None) -> str | Sequence[int] | None:
     """The bands to take, 'all' or a list, of the images in a folder; None where they are read as RGB.
 
-    Without a choice of the user's the first image that could have many bands decides.
+    Without a choice of the user's the first image decides.
     """
-    path = next((str(folder / name) for name in list_images(str(folder), BAND_EXTENSIONS)), None)
-    if bands is not None and path is None:
-        raise UserError(f'--bands: no image in {str(folder)!r} ends in {", ".join(BAND_EXTENSIONS)}; leave it out')
-    if bands is not None or path is None:
+    path, shown = str(folder / next(iter(list_images(str(folder), READ)), '')), 0
+    could_have = path.lower().endswith(BAND_EXTENSIONS)
+    if bands is not None and not could_have:
+        raise UserError(f'--bands: {path} does not end in {", ".join(BAND_EXTENSIONS)}; leave it out')
+    if bands is not None or not could_have:
         return bands
-    shown = 0
     with suppress(UnreadableImageError), unreadable(path, Exception), open_image(path) as image:
         shown = len(image.getbands())
     # a kind of TIFF that only Pillow reads, or a Python without tifffile
     with suppress(UnreadableImageError, *[UserError] * bool(shown)):
         if read_bands(path).shape[2] > shown:
             return 'all'
-        read_image(path)  # says what it lays on white
+        reading.read_image(path)  # says what it lays on white
     return None
 
 
 def measure_bands(paths: Sequence[str], bands: str | Sequence[int]) -> dict[str, Any]:
     """Arguments of LoadBands and of the data preprocessor, by statistics of some of the files."""
     taken = None if bands == 'all' else [*bands]
-    found = band_statistics(evenly(paths, MAX_MEASURED), taken)
+    found = reading.band_statistics(evenly(paths, MAX_MEASURED), taken)
     load = dict(type='beit_mm.LoadBands', bands=taken, low=found['low'], high=found['high'])
     return dict(load=load, mean=found['mean'], std=found['std'])
 
@@ -328,22 +318,14 @@ def find_suffix(images: Path, maps: Path) -> str:
 
 
 def find_pairs(
-    images: Path,
-    maps: Path,
-    suffix: str,
-    pixels: Counter[int],
-    examples: dict[int, str],
-    notes: list[str],
-    read: Callable[[str], np.ndarray],
-    size_of: Callable[[str], tuple[int, ...]],
+    images: Path, maps: Path, suffix: str, read: Callable, pixels: Counter, examples: dict[int, str], notes: list[str]
 ) -> dict[str, set[int]]:
     """Images with a map of their size, relative to their folder, and the numbers in it.
 
     Args:
+        read: `read_pair` with its settings.
         pixels, examples: get how many pixels have each number, and the first map that holds it.
         notes: get what was left out.
-        read: see `read_labels`.
-        size_of: width and height of an image file.
     """
     listed = [path for path in list_images(str(images), READ) if images != maps or not path.endswith(BESIDE)]
     existing = {*list_images(str(maps))}
@@ -352,8 +334,8 @@ def find_pairs(
     for path, name in with_bar(map_of.items(), len(map_of)):
         file = str(maps / name)
         try:
-            labels = read(file)
-            what = '' if size_of(str(images / path)) == labels.shape[::-1] else 'whose map has another size'
+            labels = read(str(images / path), file)
+            what = 'whose map has another size' if labels is None else ''
         except UnreadableImageError:
             what = 'unreadable, or their maps'
         if what:
@@ -434,9 +416,11 @@ def choose_labels(
     return [*names], values, said
 
 
-def size_of_bands(path: str, max_pixels: int) -> tuple[int, ...]:
-    """Width and height in pixels."""
-    return read_bands(path, max_pixels).shape[1::-1]
+def read_pair(image: str, file: str, by_bands: bool, by_colour: bool, max_pixels: int) -> np.ndarray | None:
+    """The numbers in a label map, see `read_labels`; None where its image, with bands or not, has another size."""
+    labels = read_labels(file, by_colour, max_pixels)
+    size = read_bands(image, max_pixels).shape[1::-1] if by_bands else upright_size(image, max_pixels)
+    return labels if size == labels.shape[::-1] else None
 
 
 def upright_size(path: str, max_pixels: int) -> tuple[int, int]:

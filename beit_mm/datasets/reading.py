@@ -261,8 +261,8 @@ def open_image(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[Image.Image]
         file.seek(0)
         image = factory(file, '' if isinstance(path, MemberPath) else path)
         if image.width * image.height > max_pixels:
-            limit = f'max_pixels={max_pixels:,} of LoadImage (of segment: --max-pixels)'
-            raise OSError(f'{image.width} x {image.height} pixels, more than {limit}')
+            size = f'{image.width} x {image.height} pixels'
+            raise OSError(f'{size}, more than max_pixels={max_pixels:,} of LoadImage (segment --max-pixels)')
         yield image
 
 
@@ -381,10 +381,11 @@ class LoadBands(BaseTransform):
         np.fmax(scaled, 0, out=scaled)  # of NaN too
         return np.fmin(scaled, 255, out=scaled).reshape(height, width, count)
 
-
-def as_rgb(image: np.ndarray) -> np.ndarray:
-    """Bands 1 to 3 of an image (H, W, C), 0-255, to look at: uint8 (H, W, 3); of fewer the first, in gray."""
-    return image[..., [0, 1, 2] if image.shape[2] > 2 else [0, 0, 0]].astype(np.uint8)
+    @staticmethod
+    def as_rgb(image: np.ndarray) -> np.ndarray:
+        """Bands 1 to 3 of an image (H, W, C), 0-255, to look at: uint8 (H, W, 3); of fewer the first, in gray."""
+        first = image[..., :3] if image.shape[2] > 2 else image[..., [0, 0, 0]]
+        return first.astype(np.uint8, copy=False)
 
 
 def band_statistics(
