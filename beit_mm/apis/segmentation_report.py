@@ -157,11 +157,7 @@ def compare_segmentor(segmentor: SegmentationInferencer, images: LabelMaps, list
     number = len(images.classes)
     baseline, begin = PositionAndColour(number), time.monotonic()
     load = images.bands['load'] if images.bands else dict(type='beit_mm.LoadImage')
-    pipeline = [
-        load,
-        dict(type='beit_mm.LoadAnnotation'),
-        lambda sample: dict(sample, img=LoadBands.as_rgb(sample['img'])),
-    ]
+    pipeline = [load, dict(type='beit_mm.LoadAnnotation')]
     options: dict[str, Any] = dict(pipeline=pipeline, test_mode=True)
     train, held_out = (SegmentationFolder(**images.dataset(lists, name), **options) for name in ('train', 'held_out'))
     for _, sample in samples(train, begin + seconds / 4):
@@ -194,7 +190,8 @@ def samples(dataset: SegmentationFolder, until: float) -> Iterator[tuple[int, di
         if number >= MIN_TESTED and time.monotonic() > until:
             return
         with suppress(UnreadableImageError):
-            yield index, dataset[index]
+            sample = dataset[index]
+            yield index, dict(sample, img=LoadBands.as_rgb(sample['img']))
 
 
 def confused(counts: Tensor, classes: Sequence[str]) -> str:
@@ -218,8 +215,8 @@ def draw_overlays(segmentor: SegmentationInferencer, tested: Tested, out: Path) 
         truth, predicted = sample['gt_seg_map'].astype(np.int16), result['labels']
         truth[truth >= segmentor.num_classes] = -1
         present |= {*np.unique(truth).tolist(), *np.unique(predicted).tolist()} - {-1}
-        tiles = [Image.fromarray(sample['img'])]
-        tiles += [overlay(sample['img'], labels, segmentor.palette) for labels in (truth, predicted)]
+        image = LoadBands.as_rgb(sample['img'])
+        tiles = [Image.fromarray(image), *(overlay(image, labels, segmentor.palette) for labels in (truth, predicted))]
         for tile in tiles:  # of 24 megapixels nine would take 2.6 GB as floats
             tile.thumbnail((2 * SIDE, 2 * SIDE))
         title = f'{Path(sample["img_path"]).name}: {scores[place]:.0f} %'

@@ -166,6 +166,4 @@ def _value(name: str, value: Any, place: str) -> Any:
         return tuple(_value(name, item, place) for item in value)
     if isinstance(value, str) and NAME.fullmatch(value) and value == FIXED.get(name, value):
         return value
-    raise RefusedError(
-        f'{place}={reprlib.repr(value)} (expected {FIXED.get(name, "a name, a number or a short list")})'
-    )
+    raise RefusedError(f'{place}={reprlib.repr(value)} (expected {FIXED.get(name, "a name, number or short list")})')

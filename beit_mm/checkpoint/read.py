@@ -283,15 +283,14 @@ def _read_torch(path: Path, zipped: bool, mapped: bool) -> Any:
             raise CheckpointError(f'it is cut short, or its {size:,} bytes name storages of more')
         return storage.fill_(0)[:]
 
+    place = 'cpu' if zipped else filled
     # Nothing public takes names off torch's own list. Where a later torch lacks these functions, nothing is read.
     with _reading, path.open('rb') as file:
         before = reader._get_allowed_globals, reader._get_user_allowed_globals
         reader._get_allowed_globals, reader._get_user_allowed_globals = lambda: ALLOWED, dict
         try:
             # Only a name can be mapped, but torch 2.15 believes one that ends with .safetensors, whatever is in it.
-            content = torch.load(
-                path if mapped else file, map_location='cpu' if zipped else filled, weights_only=True, mmap=mapped
-            )
+            content = torch.load(path if mapped else file, map_location=place, weights_only=True, mmap=mapped)
         finally:
             reader._get_allowed_globals, reader._get_user_allowed_globals = before
     return check_content(content)

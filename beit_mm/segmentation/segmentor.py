@@ -77,10 +77,10 @@ class SlidingSegmentor(EncoderDecoder):
     """mmseg's EncoderDecoder; training is its own, inference takes images of any size in little memory.
 
     The windows of all images of a batch go through the network together. A window whose sides are no multiple of a
-    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off.
+    patch, or of the coarsest cell of a pyramid, is padded with zeros, and the logits of the padding are cut off. A
+    `data_preprocessor` with neither one nor three means is a BandsDataPreprocessor.
 
-    Args: as EncoderDecoder. A `data_preprocessor` with neither one nor three means is a BandsDataPreprocessor.
-        `test_cfg` has, beside mmseg's mode='slide',
+    Args: as EncoderDecoder. `test_cfg` has, beside mmseg's mode='slide',
         crop_size, stride: of the windows in pixels (height, width); a window larger than the image is the image.
         precision: 'bfloat16' (the default), 'float16' or 'float32' of the network at inference; logits are summed in
             float32 in any case. What is used without fast bfloat16: see AutocastOptimWrapper.
